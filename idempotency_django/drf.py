@@ -1,0 +1,236 @@
+"""Django REST framework: ``IdempotentViewMixin``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from django.core.files.uploadedfile import UploadedFile as DjangoFile
+from django.http import HttpRequest, QueryDict
+from django.http.response import HttpResponseBase
+from django.utils.datastructures import MultiValueDict
+from rest_framework.exceptions import APIException, UnsupportedMediaType
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from .errors import IdempotencyError, ResponseNotStored
+from .http import (
+    Exchange,
+    body_of,
+    form_of,
+    key_header,
+    operation_name,
+    principal_of,
+    problem_of,
+    problem_response,
+    serve,
+    status_of,
+)
+from .policy import UNSAFE_METHODS, Policy
+from .records import Body, Call, Parsed, Record
+from .transactions import OwnedTransactions, RequestTransactions, request_transactions
+
+
+class IdempotencyAPIException(APIException):
+    """What a custom ``EXCEPTION_HANDLER`` sees of an :exc:`~.errors.IdempotencyError`.
+
+    ``detail`` holds the members of the problem, ``error`` the error itself; DRF's own handler
+    turns ``wait`` into ``Retry-After``.
+    """
+
+    def __init__(self, error: IdempotencyError) -> None:
+        super().__init__(error.detail, error.slug)
+        self.error = error
+        self.status_code = status_of(error)
+        self.detail: Any = problem_of(error)
+        self.wait = error.retry_after
+
+
+class IdempotentViewMixin:
+    """Makes a DRF view safe to retry. It stands before ``APIView`` in the class's bases.
+
+    It works on ``APIView``, generic views, viewsets and their ``@action`` methods. Authentication,
+    permissions and throttles run first, for every request; then the handler runs once per
+    operation, and its answer is finalised and rendered in the transaction that stores it.
+
+    ::
+
+        class ChargeViewSet(IdempotentViewMixin, viewsets.ModelViewSet):
+            idempotency_policy = Policy(required=True)
+            idempotency_policies = {"capture": PAYMENT, "preview": None}
+
+    Attributes:
+        idempotency_policy: the view's policy; ``None``: the view takes no part.
+        idempotency_policies: policies by action (viewsets) or by lower-case method (other views),
+            before ``idempotency_policy``.
+    """
+
+    idempotency_policy: ClassVar[Policy | None] = Policy()
+    idempotency_policies: ClassVar[Mapping[str, Policy | None]] = {}
+
+    idempotency_protected = True
+    # Given by as_view(), which is where Django's ATOMIC_REQUESTS is taken over.
+    idempotency_left_out: OwnedTransactions | None = None
+    _idempotency_transactions: RequestTransactions | None = None
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        owned = OwnedTransactions()
+        view = super().as_view(*args, **initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
+        owned.update(iter(getattr(view, "_non_atomic_requests", ())))
+        view._non_atomic_requests = owned
+        return view
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if self.idempotency_left_out is None:  # not through as_view(): Django's affair
+            return self._dispatch(request, *args, **kwargs)
+        with request_transactions(self.idempotency_left_out) as transactions:
+            self._idempotency_transactions = transactions
+            return self._dispatch(request, *args, **kwargs)
+
+    def _dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        response: HttpResponseBase = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        return response
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)  # type: ignore[misc]
+        name = (request.method or "").lower()
+        handler = getattr(self, name, None)
+        if request.method in UNSAFE_METHODS and handler is not None:
+            # dispatch() looks the handler up next. What it finds on the view itself runs after
+            # everything that initial() checks, in subclasses too.
+            def once(request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
+                return self._serve_once(handler, request, *args, **kwargs)
+
+            setattr(self, name, once)
+
+    def _serve_once(
+        self, handler: Callable[..., Any], request: Request, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        policy = self.get_idempotency_policy()
+        if policy is None:
+            request._request.idempotency = None
+            return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
+        exchange = _MixinExchange(self, request, lambda: handler(request, *args, **kwargs))
+        return _answer(exchange, policy, self._idempotency_transactions)
+
+    # For subclasses to override.
+
+    def get_idempotency_policy(self) -> Policy | None:
+        """The policy of this request; ``None``: it takes no part."""
+        view: Any = self
+        name = getattr(view, "action", None) or view.request.method.lower()
+        return self.idempotency_policies.get(name, self.idempotency_policy)
+
+    def get_idempotency_key(self) -> str | None:
+        """The key as the client sent it, by default in the key header; ``None``: it sent none."""
+        view: Any = self
+        return key_header(view.request._request)
+
+    def get_idempotency_scope(self) -> str | None:
+        """What the key is unique in; ``None``: what the policy says."""
+        return None
+
+    def rebuild_idempotent_response(self, record: Record) -> HttpResponseBase:
+        """The answer of a record whose body was not kept, for example from the model's rows.
+
+        Raises:
+            ResponseNotStored: the default; the client is told that the operation was executed.
+        """
+        raise ResponseNotStored
+
+
+class _DRFExchange(Exchange):
+    """One request within a DRF view."""
+
+    def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
+        super().__init__(request._request)
+        self.view = view
+        self.request = request
+        self._handler = handler
+        self._finished: HttpResponseBase | None = None
+
+    def call(self) -> Call:
+        request = self.http_request
+        return Call(
+            name=operation_name(request),
+            principal=principal_of(self.request.user, self.request.auth),
+            method=request.method or "",
+            path=request.path,
+            query=request.META.get("QUERY_STRING", ""),
+            media_type=(request.content_type or "").lower(),
+            body=self._body(),
+            header=self.header(),
+            request=self.request,
+        )
+
+    def respond(self) -> HttpResponseBase:
+        return self._finish(self._handler())
+
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        return self._finish(self.view.handle_exception(error))
+
+    def _finish(self, response: HttpResponseBase) -> HttpResponseBase:
+        """Finalise and render now, in the transaction, and keep DRF from finalising it again."""
+        finalize = self.view.finalize_response
+
+        def once(request: Request, given: HttpResponseBase, *args: Any, **kwargs: Any) -> Any:
+            return given if given is finished else finalize(request, given, *args, **kwargs)
+
+        finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
+        if hasattr(finished, "render"):
+            finished = finished.render()
+        self.view.finalize_response = once
+        return finished  # type: ignore[no-any-return]
+
+    def _body(self) -> Body:
+        try:
+            data = self.request.data
+        except UnsupportedMediaType:
+            return body_of(self.http_request)  # the view may well read the stream itself
+        if isinstance(data, QueryDict):
+            return form_of(data, self.request.FILES)
+        if any(isinstance(value, DjangoFile) for value in self.request.FILES.values()):
+            return form_of(MultiValueDict(), self.request.FILES)
+        return Parsed(data)
+
+
+class _MixinExchange(_DRFExchange):
+    """One request within a view that has the mixin and so its hooks."""
+
+    def header(self) -> str | None:
+        key: str | None = self.view.get_idempotency_key()
+        return key
+
+    def scope(self) -> str | None:
+        scope: str | None = self.view.get_idempotency_scope()
+        return scope
+
+    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
+        if policy.rebuild is not None:
+            return super().rebuild(record, policy)
+        response: HttpResponseBase = self.view.rebuild_idempotent_response(record)
+        return response
+
+
+def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -> HttpResponseBase:
+    """Serve a request whose DRF view is running already: for ``@idempotent`` on its handlers."""
+    view: APIView = request.parser_context["view"]
+    return _answer(_DRFExchange(view, request, handler), policy, None)
+
+
+def _answer(
+    exchange: _DRFExchange, policy: Policy, transactions: RequestTransactions | None
+) -> HttpResponseBase:
+    try:
+        return serve(exchange, policy.resolved(), transactions)
+    except IdempotencyError as error:
+        return _problem(exchange.view, error)
+
+
+def _problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
+    """The problem as the project's exception handler has it, or in its own media type."""
+    response: HttpResponseBase = view.handle_exception(IdempotencyAPIException(error))
+    if getattr(response, "data", None) == problem_of(error):
+        return problem_response(error)
+    return response

@@ -1,0 +1,142 @@
+"""The errors of idempotency_django, each with its one home, HTTP status and slug.
+
+::
+
+    IdempotencyError
+    ├── KeyRefused                 400  the key itself is the problem
+    │   ├── KeyMissing             400  the operation requires a key and none came
+    │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
+    │   └── KeyGuessable           400  an anonymous caller's key that somebody could guess
+    ├── OperationInProgress        409  somebody else is executing this operation now
+    ├── FingerprintMismatch        422  the key was used before, for a different request
+    ├── ResponseNotStored          409  executed before, but its answer was not kept
+    ├── StoreUnavailable           503  the store cannot be reached; nothing was executed
+    └── ClaimLost                  500  the claim vanished during execution; rolled back
+
+The slug names the page of the documentation that explains the problem; the status is the
+default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
+:exc:`django.core.exceptions.ImproperlyConfigured`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class IdempotencyError(Exception):
+    """The base of all errors that an operation can end in.
+
+    ``str(error)`` is written for the person who reads it: what was wrong and what to do.
+
+    Args:
+        detail: what was wrong with this request; the class's own text when left out.
+        retry_after: seconds after which a retry makes sense; ``None`` when it makes none.
+    """
+
+    status: ClassVar[int] = 500
+    slug: ClassVar[str] = "error"
+    title: ClassVar[str] = "The operation could not be made safe to retry"
+    default_detail: ClassVar[str] = "The operation could not be made safe to retry."
+
+    def __init__(self, detail: str = "", *, retry_after: int | None = None) -> None:
+        self.detail = detail or self.default_detail
+        self.retry_after = retry_after
+        super().__init__(self.detail)
+
+
+class KeyRefused(IdempotencyError):
+    """The key cannot be used; nothing was looked up and nothing was executed."""
+
+    status = 400
+    slug = "key-refused"
+    title = "The idempotency key cannot be used"
+    default_detail = "The idempotency key cannot be used for this operation."
+
+
+class KeyMissing(KeyRefused):
+    """The operation requires a key and the request carries none."""
+
+    slug = "key-missing"
+    title = "An idempotency key is required"
+    default_detail = (
+        "This operation requires an idempotency key. Send a new, unique key with each new "
+        "operation and the same key with each retry of it."
+    )
+
+
+class KeyMalformed(KeyRefused):
+    """The key is not one string of 1-255 visible ASCII characters, or not in the format asked for."""
+
+    slug = "key-malformed"
+    title = "The idempotency key is malformed"
+    default_detail = "The idempotency key must be one string of 1-255 visible ASCII characters."
+
+
+class KeyGuessable(KeyRefused):
+    """Callers who are not told apart share a scope, so their keys must be unguessable."""
+
+    slug = "key-guessable"
+    title = "The idempotency key could be guessed"
+    default_detail = (
+        "Without authentication the idempotency key is all that protects the answer, so it "
+        "must be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
+    )
+
+
+class OperationInProgress(IdempotencyError):
+    """Somebody else is executing the operation at this moment."""
+
+    status = 409
+    slug = "in-progress"
+    title = "The operation is still in progress"
+    default_detail = (
+        "A request with this idempotency key is being processed. Retry later with the same key "
+        "to receive its answer."
+    )
+
+
+class FingerprintMismatch(IdempotencyError):
+    """The key was used before for a request that asked for something else."""
+
+    status = 422
+    slug = "mismatch"
+    title = "The idempotency key was used for a different request"
+    default_detail = (
+        "This idempotency key was already used with a different request. Retry with the "
+        "original request, or send the new request with a new key."
+    )
+
+
+class ResponseNotStored(IdempotencyError):
+    """The operation was executed before, but its answer was not kept (streamed or too large)."""
+
+    status = 409
+    slug = "response-not-stored"
+    title = "The operation was executed, but its answer was not kept"
+    default_detail = (
+        "The operation with this idempotency key was executed and is not executed again. Its "
+        "answer was streamed or too large to keep: look the result up instead of retrying."
+    )
+
+
+class StoreUnavailable(IdempotencyError):
+    """The store cannot be reached; nothing was executed."""
+
+    status = 503
+    slug = "store-unavailable"
+    title = "The operation cannot be made safe to retry right now"
+    default_detail = (
+        "The idempotency store cannot be reached, so nothing was executed. Retry later with "
+        "the same key."
+    )
+
+
+class ClaimLost(IdempotencyError):
+    """The claim vanished while its owner executed; the attempt was rolled back."""
+
+    slug = "claim-lost"
+    title = "The claim on the operation was lost"
+    default_detail = (
+        "The claim on this idempotency key vanished during execution, so the attempt was rolled "
+        "back. Was its record deleted or changed by hand? Retry with the same key."
+    )

@@ -1,0 +1,341 @@
+"""Between HTTP and the engine: requests to calls, answers to payloads and back, problems.
+
+What every HTTP adapter has in common is here, in :func:`serve`; an adapter adds how its framework
+runs a view and what it makes of an exception.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from io import BytesIO
+from typing import Any, Final, cast
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.uploadedfile import UploadedFile as DjangoFile
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http.response import HttpResponseBase
+from django.utils.datastructures import MultiValueDict
+
+from . import engine
+from .conf import conf
+from .engine import Answer, Executed, InProgress, Mismatched, Replayed
+from .errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationInProgress,
+    ResponseNotStored,
+    StoreUnavailable,
+)
+from .fingerprints import digest
+from .policy import Policy
+from .records import Body, Call, Claim, Form, Operation, Payload, Record, UploadedFile
+from .stores import stores
+from .transactions import RequestTransactions
+
+NEVER_KEPT: Final = frozenset(
+    # Of one message or connection (RFC 9110, section 7.6.1) …
+    "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    "transfer-encoding upgrade content-length date server age via "
+    # … or of one request and its session.
+    "set-cookie x-request-id request-id x-correlation-id traceparent tracestate server-timing "
+    "x-runtime".split()
+)
+"""Response headers, in lower case, that are never stored; a replay gets its own."""
+
+
+# From a request to a call.
+
+
+def call_of(request: HttpRequest) -> Call:
+    """What the policy needs to know of a Django request."""
+    return Call(
+        name=operation_name(request),
+        principal=principal_of(getattr(request, "user", None)),
+        method=request.method or "",
+        path=request.path,
+        query=request.META.get("QUERY_STRING", ""),
+        media_type=(request.content_type or "").lower(),
+        body=body_of(request),
+        header=key_header(request),
+        request=request,
+    )
+
+
+def key_header(request: HttpRequest) -> str | None:
+    """The value of the key header, as it was sent."""
+    return request.headers.get(conf.header)
+
+
+def operation_name(request: HttpRequest) -> str:
+    """The method and the route, ``"POST /orders/<int:pk>/pay/"``: stable when code moves."""
+    match = request.resolver_match
+    route = f"/{match.route}" if match and match.route is not None else request.path
+    return f"{request.method} {route}"
+
+
+def principal_of(user: Any, auth: Any = None) -> str:
+    """Who is calling: ``"user:42"``; empty for callers who are not told apart.
+
+    Args:
+        user: the request's user.
+        auth: what authenticated the request where there is no user: an API key, say.
+    """
+    if user is not None and getattr(user, "is_authenticated", False):
+        return _named("user", user, default_model=True)
+    return _named("auth", auth) if auth is not None else ""
+
+
+def _named(kind: str, thing: Any, *, default_model: bool = False) -> str:
+    if isinstance(thing, str | bytes):
+        return f"{kind}:{digest(thing)}"
+    name = getattr(thing, "pk", None)
+    if name is None:
+        raise ImproperlyConfigured(
+            f"The {kind} of this request, {type(thing).__name__}, has no primary key to tell it "
+            "from others. Give the idempotency policy a scope= of your own."
+        )
+    meta = getattr(thing, "_meta", None)
+    # Two models of users have the same primary keys.
+    label = "" if meta is None or (default_model and _is_user_model(meta)) else meta.label_lower
+    return f"{kind}:{label}:{name}" if label else f"{kind}:{name}"
+
+
+def _is_user_model(meta: Any) -> bool:
+    return bool(meta.swappable == "AUTH_USER_MODEL" or meta.label == settings.AUTH_USER_MODEL)
+
+
+def body_of(request: HttpRequest) -> Body:
+    """What was sent: forms by field and file, anything else byte for byte."""
+    if request.content_type == "application/x-www-form-urlencoded":
+        return form_of(QueryDict(request.body, encoding=request.encoding), MultiValueDict())
+    if request.content_type != "multipart/form-data":
+        return request.body
+    if request.method == "POST":  # the only method whose forms Django parses itself
+        return form_of(request.POST, request.FILES)
+    return form_of(*request.parse_file_upload(request.META, BytesIO(request.body)))
+
+
+def form_of(fields: Any, files: MultiValueDict[str, DjangoFile]) -> Form:
+    """A form from Django's own parts of it; the files can be read again afterwards."""
+    texts = {
+        name: [str(value) for value in values if not isinstance(value, DjangoFile)]
+        for name, values in fields.lists()
+    }
+    return Form(
+        {name: values for name, values in texts.items() if values},
+        tuple(_uploaded(name, file) for name, group in files.lists() for file in group),
+    )
+
+
+def _uploaded(field: str, file: DjangoFile) -> UploadedFile:
+    sha256 = hashlib.sha256()
+    for chunk in file.chunks():
+        sha256.update(chunk)
+    file.seek(0)
+    return UploadedFile(
+        field=field,
+        name=file.name or "",
+        media_type=file.content_type or "",
+        size=file.size or 0,
+        sha256=sha256.hexdigest(),
+    )
+
+
+# From an answer to a payload and back.
+
+
+def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
+    """What is kept of an answer; a tombstone of one that was streamed or is too large."""
+    unwanted = NEVER_KEPT | {name.lower() for name in policy.exclude_headers}
+    headers = tuple(pair for pair in response.items() if pair[0].lower() not in unwanted)
+    body = None
+    if isinstance(response, HttpResponse) and policy.store_body:
+        body = response.content if len(response.content) <= policy.max_response_bytes else None
+    return Payload(response.status_code, headers, body)
+
+
+def response_of(payload: Payload, policy: Policy) -> HttpResponse:
+    """The stored answer: the same status, headers and bytes, marked as a replay."""
+    status = policy.replay_status.get(payload.status, payload.status)
+    response = HttpResponse(payload.body, status=status)
+    del response["Content-Type"]  # HttpResponse's own; the stored one follows, if there was one
+    for name, value in payload.headers:
+        response[name] = value
+    return _marked(response)
+
+
+def _marked(response: HttpResponseBase) -> Any:
+    response[conf.replayed_header] = "true"
+    return response
+
+
+def problem_of(error: IdempotencyError) -> dict[str, Any]:
+    """The members of a problem (RFC 9457) that tells the client what was wrong."""
+    return {
+        "type": f"{conf.docs_url}{error.slug}",
+        "title": error.title,
+        "status": status_of(error),
+        "detail": error.detail,
+    }
+
+
+def status_of(error: IdempotencyError) -> int:
+    """The HTTP status of an error: the ``STATUS_CODES`` setting's, or its own."""
+    return conf.status_codes.get(error.slug, error.status)
+
+
+def problem_response(error: IdempotencyError) -> HttpResponse:
+    """The problem as ``application/problem+json``."""
+    response = HttpResponse(
+        json.dumps(problem_of(error)),
+        status=status_of(error),
+        content_type="application/problem+json",
+    )
+    if error.retry_after is not None:
+        response["Retry-After"] = str(error.retry_after)
+    return response
+
+
+# One request, through policy and engine.
+
+
+class Exchange(ABC):
+    """One request and its answer, as an adapter's framework handles them."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.http_request = request
+
+    def header(self) -> str | None:
+        """The key as the client sent it; ``None`` when it sent none."""
+        return key_header(self.http_request)
+
+    def call(self) -> Call:
+        """What the policy needs to know of the request."""
+        return call_of(self.http_request)
+
+    def scope(self) -> str | None:
+        """What the key is unique in, where that is not for the policy to say."""
+        return None
+
+    @abstractmethod
+    def respond(self) -> HttpResponseBase:
+        """Run the view and render its answer."""
+
+    @abstractmethod
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        """The answer to what the view raised, or the error again."""
+
+    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
+        """The answer of a record whose body was not kept.
+
+        Raises:
+            ResponseNotStored: nobody knows how to make it.
+        """
+        if policy.rebuild is None:
+            raise ResponseNotStored
+        response: HttpResponseBase = policy.rebuild(record, self.http_request)
+        return response
+
+
+def serve(
+    exchange: Exchange, policy: Policy, transactions: RequestTransactions | None = None
+) -> HttpResponseBase:
+    """Answer a request: run its view once per operation, replay, or refuse.
+
+    A view that is already being run for a claimed operation is just run.
+
+    Args:
+        exchange: the request, as its adapter handles it.
+        policy: the view's policy, resolved.
+        transactions: what the adapter opened around the request.
+
+    Raises:
+        IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
+    """
+    request = exchange.http_request
+    if isinstance(getattr(request, "idempotency", None), Claim):
+        return exchange.respond()
+    request.idempotency = None  # type: ignore[attr-defined]  # ours, for the view
+    method = request.method or ""
+    if method not in policy.methods:
+        return exchange.respond()
+    key = policy.client_key_of(exchange.header())
+    if key is None and policy.key is None:
+        policy.refuse_missing(method)
+        return exchange.respond()
+    call = exchange.call()
+    derived = key is None
+    if key is None:
+        key = policy.derived_key_of(call)
+    if key is None:
+        policy.refuse_missing(method)
+        return exchange.respond()
+    operation = policy.operation_for(call, key=key, scope=exchange.scope())
+    response = _through_engine(exchange, policy, operation, transactions)
+    if derived:
+        response[conf.header] = f'"{key}"'
+    return response
+
+
+def _through_engine(
+    exchange: Exchange,
+    policy: Policy,
+    operation: Operation,
+    transactions: RequestTransactions | None,
+) -> HttpResponseBase:
+    store = stores[policy.store]
+
+    def execute(claim: Claim) -> Answer:
+        exchange.http_request.idempotency = claim  # type: ignore[attr-defined]
+        return _answer(exchange.respond(), policy)
+
+    def recover(error: Exception) -> Answer:
+        return _answer_to_error(exchange.recover(error, policy), error, policy)
+
+    retry_after = max(1, math.ceil(policy.retry_after.total_seconds()))
+    try:
+        outcome = engine.run(
+            store,
+            policy,
+            operation,
+            execute,
+            recover,
+            after=transactions.around(store) if transactions else None,
+        )
+    except (OperationInProgress, StoreUnavailable) as error:
+        error.retry_after = retry_after
+        raise
+    match outcome:
+        case Executed(response):
+            return cast("HttpResponseBase", response)
+        case Replayed(record):
+            return _replay(exchange, policy, record)
+        case InProgress():
+            raise OperationInProgress(retry_after=retry_after)
+        case Mismatched():
+            raise FingerprintMismatch
+
+
+def _replay(exchange: Exchange, policy: Policy, record: Record) -> HttpResponseBase:
+    payload = record.payload
+    if payload is None or payload.body is None:
+        return _marked(exchange.rebuild(record, policy))
+    return response_of(payload, policy)
+
+
+def _answer(response: HttpResponseBase, policy: Policy) -> Answer:
+    status = response.status_code
+    if policy.keeps(status):
+        return Answer(response, payload_of(response, policy))
+    return Answer(response, None, error=f"The answer was {status}.", failed=status >= 500)
+
+
+def _answer_to_error(response: HttpResponseBase, error: Exception, policy: Policy) -> Answer:
+    status = response.status_code
+    kept = payload_of(response, policy) if policy.keeps_raised(status) else None
+    reason = f"{type(error).__name__}: {error}"
+    return Answer(response, kept, error=reason, failed=kept is None and status >= 500)

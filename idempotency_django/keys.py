@@ -1,0 +1,131 @@
+"""What names an operation: the client's key header, or a key that is derived.
+
+The header's value is a String of RFC 9651 (``"8e03978e"``, quoted) or the same key bare, as
+Stripe's clients send it; both forms name one record.
+
+A key callable takes a :class:`~idempotency_django.records.Call` and returns the key of a request
+whose client sent none, or ``None`` where it cannot say.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from http_sf import StructuredFieldError, parse
+
+from .errors import KeyMalformed
+from .fingerprints import digest, field_value, values
+from .records import Call
+
+MAX_LENGTH: Final = 255
+
+KeyFunction = Callable[[Call], str | None]
+
+_VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
+_FORMATS: Final = {
+    "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
+    "ulid": re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}"),
+    "opaque": re.compile(r"[A-Za-z0-9_.~+/=-]{22,255}"),
+}
+FORMAT_NAMES: Final = frozenset(_FORMATS)
+
+
+def parse_header(value: str) -> str:
+    """The key in the value of the key header.
+
+    Raises:
+        KeyMalformed: it is not one String of RFC 9651 and not one bare key, or not 1-255 visible
+            ASCII characters. A header that was sent twice arrives joined by a comma and is
+            refused too.
+    """
+    value = value.strip(" \t")
+    key = _quoted(value) if value.startswith('"') else _bare(value)
+    return checked(key)
+
+
+def _quoted(value: str) -> str:
+    try:
+        parsed = parse(value.encode("latin-1", "replace"), tltype="item")
+    except StructuredFieldError as error:
+        raise KeyMalformed(
+            f"The idempotency key is not one quoted string (RFC 9651): {error}. Send one header "
+            'line such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'
+        ) from None
+    key = parsed[0] if isinstance(parsed, tuple) else parsed
+    return key if isinstance(key, str) else ""
+
+
+def _bare(value: str) -> str:
+    if "," in value or '"' in value:
+        raise KeyMalformed(
+            "The idempotency key holds a comma or a quotation mark. Was the header sent twice? "
+            'Send one header line, quoted: "8e03978e-40d5-43dd-bc93-6894a57f9324".'
+        )
+    return value
+
+
+def checked(key: str) -> str:
+    """The same key, when it is one.
+
+    Raises:
+        KeyMalformed: it is not 1-255 visible ASCII characters.
+    """
+    if not key:
+        raise KeyMalformed("The idempotency key is empty. Send 1-255 visible ASCII characters.")
+    if len(key) > MAX_LENGTH:
+        raise KeyMalformed(
+            f"The idempotency key is {len(key)} characters long; at most {MAX_LENGTH} are allowed."
+        )
+    if not _VISIBLE_ASCII.fullmatch(key):
+        raise KeyMalformed(
+            "The idempotency key holds a character that is not visible ASCII (a space, a control "
+            "character, an accent). Send 1-255 characters from ! to ~."
+        )
+    return key
+
+
+def has_format(key: str, expected: str) -> bool:
+    """Whether the key has a named format (see ``FORMAT_NAMES``) or matches a regular expression."""
+    return (_FORMATS.get(expected) or re.compile(expected)).fullmatch(key) is not None
+
+
+def is_unguessable(key: str) -> bool:
+    """Whether the key can hold 122 random bits: a UUID, a ULID, or 22 URL-safe characters."""
+    return any(has_format(key, name) for name in _FORMATS)
+
+
+def natural(path: str) -> KeyFunction:
+    """The key is the value of a field of the body, an order number for example.
+
+    Args:
+        path: the field; ``"order.number"`` is a nested JSON field.
+    """
+
+    def natural_key(call: Call) -> str | None:
+        value = field_value(call, path)
+        return str(value) if isinstance(value, str | int) and value != "" else None
+
+    return natural_key
+
+
+def deterministic(*paths: str) -> KeyFunction:
+    """The key is a hash of fields of the body: the same values are the same operation.
+
+    Choose fields that tell two wanted operations apart: with ``("customer", "amount")`` a customer
+    could never pay the same amount twice while the record lives.
+    """
+    if not paths:
+        raise ValueError("keys.deterministic() needs the names of the fields to hash.")
+
+    def deterministic_key(call: Call) -> str:
+        return digest(call.name, *values(call, paths))
+
+    return deterministic_key
+
+
+def generated(call: Call) -> str:  # noqa: ARG001  # a key callable takes the call
+    """A new key for each request that brings none; the answer tells the client which it was."""
+    return str(uuid.uuid4())

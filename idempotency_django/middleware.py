@@ -1,0 +1,172 @@
+"""The middleware: protects the views of a project without touching them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.template.response import SimpleTemplateResponse
+from django.utils.module_loading import import_string
+
+from .conf import WITH_POLICY, conf
+from .http import key_header
+from .policy import UNSAFE_METHODS, Policy
+from .protection import (
+    EXEMPT,
+    PROTECTED,
+    ViewFunction,
+    is_async,
+    is_marked,
+    protect_innermost,
+    view_class_of,
+)
+
+logger = logging.getLogger("idempotency_django")
+
+GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
+
+
+class IdempotencyMiddleware:
+    """Protects every view that is called with an unsafe method, or those that have a policy.
+
+    Which of the two, ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` says. A view's policy is its
+    ``idempotency_policy`` attribute (on the function or on the class), else the project's. Views
+    that are protected already, and those marked ``@idempotency_exempt``, are left alone.
+
+    It must stand behind every middleware that has a ``process_view``, so that their checks (CSRF,
+    a required login) come first; it refuses to start elsewhere.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: GetResponse) -> None:
+        refuse_wrong_order()
+        self.get_response = get_response
+        self._protected: WeakKeyDictionary[ViewFunction, ViewFunction] = WeakKeyDictionary()
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+            # Django calls this one directly, where it would send the sync one to a thread even
+            # for requests that it has nothing to do with.
+            self.process_view = self._aprocess_view  # type: ignore[method-assign]
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        return self.get_response(request)
+
+    def process_view(
+        self,
+        request: HttpRequest,
+        view: ViewFunction,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the view protected, when it takes part; Django runs it as ever otherwise."""
+        policy = self._policy_for(request, view)
+        return self._run(request, view, policy, args, kwargs) if policy else None
+
+    async def _aprocess_view(
+        self,
+        request: HttpRequest,
+        view: ViewFunction,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        policy = self._policy_for(request, view)
+        if policy is None:
+            return None
+        return await sync_to_async(self._run)(request, view, policy, args, kwargs)
+
+    def _policy_for(self, request: HttpRequest, view: ViewFunction) -> Policy | None:
+        """The policy to run the view under; ``None``: it takes no part."""
+        method = request.method or ""
+        if method not in UNSAFE_METHODS:
+            return None
+        if is_marked(view, PROTECTED) or is_marked(view, EXEMPT):
+            return None
+        declared = policy_of(view)
+        if declared is None and conf.middleware_protects == WITH_POLICY:
+            return None
+        policy = (declared or Policy()).resolved()
+        has_key = policy.client_key and key_header(request) is not None
+        if not (has_key or policy.key or policy.requires_key(method)):
+            return None
+        if is_async(view):
+            logger.warning(
+                "%s %s came with an idempotency key, but its view is async and is not protected.",
+                method,
+                request.path,
+            )
+            return None
+        return policy
+
+    def _run(
+        self,
+        request: HttpRequest,
+        view: ViewFunction,
+        policy: Policy,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        protected = self._protected.get(view)
+        if protected is None:
+            protected = protect_innermost(view, policy_of(view) or Policy())
+            self._protected[view] = protected
+        try:
+            return protected(request, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # raised again by Django's call of render()
+            return _Raised(error)
+
+
+class _Raised(SimpleTemplateResponse):
+    """Raises what a view raised where Django offers it to ``process_exception`` of middleware.
+
+    Django does that for what a view raises, not for what ``process_view`` raises.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(template="")
+        self._error = error
+
+    def render(self) -> Any:
+        raise self._error
+
+
+def policy_of(view: ViewFunction) -> Policy | None:
+    """The policy that a view declares in its ``idempotency_policy``."""
+    declared = getattr(view, "idempotency_policy", None)
+    declared = declared or getattr(view_class_of(view), "idempotency_policy", None)
+    if declared is None or isinstance(declared, Policy):
+        return declared
+    raise ImproperlyConfigured(
+        f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy."
+    )
+
+
+def refuse_wrong_order() -> None:
+    """Refuse to stand before a middleware whose ``process_view`` would be skipped.
+
+    Raises:
+        ImproperlyConfigured: with the names of those middleware.
+    """
+    skipped = skipped_middleware()
+    if skipped:
+        raise ImproperlyConfigured(
+            "IdempotencyMiddleware runs views itself, so the process_view of middleware behind it "
+            f"would be skipped: {', '.join(skipped)}. Move IdempotencyMiddleware behind it in "
+            "MIDDLEWARE."
+        )
+
+
+def skipped_middleware() -> list[str]:
+    """The middleware behind this one in ``MIDDLEWARE`` that has a ``process_view``."""
+    ours = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
+    paths = list(settings.MIDDLEWARE)
+    behind = paths[paths.index(ours) + 1 :] if ours in paths else []
+    return [path for path in behind if hasattr(import_string(path), "process_view")]

@@ -1,0 +1,291 @@
+"""What identifies an operation, and what of its answer is kept: one frozen value per view."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from django.core.exceptions import ImproperlyConfigured
+
+from . import keys, scopes
+from .conf import conf
+from .errors import KeyGuessable, KeyMalformed, KeyMissing
+from .fingerprints import FingerprintFunction, digest, whole_request
+from .keys import KeyFunction
+from .policy_fields import UNSAFE_METHODS, validated
+from .records import Call, Operation, Record
+from .scopes import ScopeFunction
+
+NEVER_STORED: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
+"""Answers about the moment, not about the operation: a retry must be free to get another."""
+
+RebuildFunction = Callable[[Record, Any], Any]
+
+
+class _Unset:
+    """The value of a field that a policy does not set: the project's policy does."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final[Any] = _Unset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Policy:
+    """How the operations of a view are identified and what of their answers is kept.
+
+    A field that is left out takes its value from the project's policy, ``IDEMPOTENCY["POLICY"]``,
+    and there from :data:`DEFAULTS`. A policy is immutable and may be shared.
+
+    Attributes:
+        store: the alias of the store in ``IDEMPOTENCY["STORES"]``.
+        required: refuse a POST or PATCH that brings no key (400). A set of methods names others.
+        methods: the methods that take part; safe methods never do.
+        client_key: whether the client's key header counts. Switch it off for derived keys only.
+        key: derives a key when the client sends none; see :mod:`idempotency_django.keys`.
+        key_format: ``"any"``, ``"uuid"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or
+            more) or a regular expression that the whole key must match.
+        scope: what a key is unique in; see :mod:`idempotency_django.scopes`.
+        bind_principal: whether a key only ever answers the principal who used it first. Matters
+            for scopes that several principals share.
+        operation: a name of your own for the operation, instead of its method and route; keeps
+            keys alive when the URL changes.
+        fingerprint: what tells a retry from another request; see
+            :mod:`idempotency_django.fingerprints`.
+        ttl: how long an answer is replayed; ``None``: for ever.
+        ttl_from: ``"creation"`` or ``"last_use"``.
+        retention: how long an expired record is kept for the audit before it may be purged.
+        on_conflict: ``"reject"`` a request whose operation is in progress at once (409), or
+            ``"wait"`` for the first to finish.
+        wait_timeout: the longest such wait; after it the request is rejected.
+        retry_after: what the 409 tells the client in ``Retry-After``.
+        store_errors: keep the answers of raised 4xx errors too, after their rollback.
+        never_store: statuses that roll back and leave the key free, like a 5xx.
+        max_response_bytes: a longer body is not kept; a retry is told so and is not executed.
+        store_body: whether bodies are kept at all; without, give ``rebuild``.
+        exclude_headers: response headers not to keep, besides those that never are.
+        replay_status: the status of a replay by the status of the first answer, ``{201: 200}``.
+        rebuild: called with the record and the request when the body was not kept; returns the
+            response to give.
+        record_replays: whether replays are counted in the record (one more statement each).
+    """
+
+    store: str = UNSET
+    required: bool | frozenset[str] = UNSET
+    methods: frozenset[str] = UNSET
+    client_key: bool = UNSET
+    key: KeyFunction | None = UNSET
+    key_format: str = UNSET
+    scope: ScopeFunction = UNSET
+    bind_principal: bool = UNSET
+    operation: str | None = UNSET
+    fingerprint: FingerprintFunction = UNSET
+    ttl: timedelta | None = UNSET
+    ttl_from: Literal["creation", "last_use"] = UNSET
+    retention: timedelta = UNSET
+    on_conflict: Literal["reject", "wait"] = UNSET
+    wait_timeout: timedelta = UNSET
+    retry_after: timedelta = UNSET
+    store_errors: bool = UNSET
+    never_store: frozenset[int] = UNSET
+    max_response_bytes: int = UNSET
+    store_body: bool = UNSET
+    exclude_headers: frozenset[str] = UNSET
+    replay_status: Mapping[int, int] = UNSET
+    rebuild: RebuildFunction | None = UNSET
+    record_replays: bool = UNSET
+
+    def __post_init__(self) -> None:
+        for name in _FIELDS:
+            value = getattr(self, name)
+            if value is not UNSET:
+                object.__setattr__(self, name, validated(name, value))
+
+    def replace(self, **changes: Any) -> Policy:
+        """The same policy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def over(self, base: Policy) -> Policy:
+        """This policy, with what it leaves out taken from ``base``."""
+        given = {name: getattr(self, name) for name in _FIELDS}
+        return dataclasses.replace(base, **{k: v for k, v in given.items() if v is not UNSET})
+
+    def resolved(self) -> Policy:
+        """This policy, with what it leaves out taken from the project's and the defaults."""
+        return _resolved(self, _project.policy())
+
+    # What identifies an operation.
+
+    def requires_key(self, method: str) -> bool:
+        """Whether a request with this method must bring a key."""
+        if isinstance(self.required, bool):
+            return self.required and method in ("POST", "PATCH")
+        return method in self.required
+
+    def client_key_of(self, header: str | None) -> str | None:
+        """The key in the value of the key header; ``None`` where it does not count.
+
+        Raises:
+            KeyMalformed: it is not a key, or not in this policy's format.
+        """
+        if header is None or not self.client_key:
+            return None
+        return self._in_format(keys.parse_header(header))
+
+    def derived_key_of(self, call: Call) -> str | None:
+        """The key that is derived from the call, if there is one.
+
+        Raises:
+            KeyMalformed: it is not a key, or not in this policy's format.
+        """
+        derived = self.key(call) if self.key else None
+        return None if derived is None else self._in_format(keys.checked(derived))
+
+    def refuse_missing(self, method: str) -> None:
+        """Raise ``KeyMissing`` when a request with this method must bring a key."""
+        if self.requires_key(method):
+            raise KeyMissing(self._how_to_send_a_key())
+
+    def operation_for(self, call: Call, *, key: str, scope: str | None = None) -> Operation:
+        """The operation that a call with this key asks for.
+
+        Args:
+            call: the call.
+            key: its key.
+            scope: overrides the policy's scope.
+
+        Raises:
+            KeyGuessable: the caller is not told apart from others and the key could be guessed.
+        """
+        if self.operation:
+            call = dataclasses.replace(call, name=self.operation)
+        if not call.principal and self.client_key and not keys.is_unguessable(key):
+            raise KeyGuessable
+        asked = self.fingerprint(call)
+        principal = call.principal if self.bind_principal else ""
+        return Operation(
+            key=key,
+            scope=scopes.fit(self.scope(call) if scope is None else scope),
+            name=call.name,
+            fingerprint=digest(principal, asked),
+            ttl=self.ttl,
+            retention=self.retention,
+            extend_on_replay=self.ttl_from == "last_use",
+            principal=call.principal,
+            method=call.method,
+            path=call.path,
+        )
+
+    # What of its answer is kept.
+
+    def keeps(self, status: int) -> bool:
+        """Whether an answer with this status that the handler returned is stored and committed."""
+        return status < 500 and status not in self.never_store
+
+    def keeps_raised(self, status: int) -> bool:
+        """Whether the answer to an error that the handler raised is stored after the rollback."""
+        return self.store_errors and 400 <= status and self.keeps(status)
+
+    def _in_format(self, key: str) -> str:
+        if self.key_format == "any" or keys.has_format(key, self.key_format):
+            return key
+        raise KeyMalformed(
+            f"The idempotency key is not in the format that this operation asks for: "
+            f"{self.key_format}."
+        )
+
+    def _how_to_send_a_key(self) -> str:
+        if not self.client_key:
+            return (
+                "This operation takes its idempotency key from the request's own fields, and one "
+                "of them is missing."
+            )
+        return (
+            f"This operation requires the header {conf.header}. Send a new, unique key with each "
+            "new operation and the same key with each retry of it."
+        )
+
+
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Policy))
+
+
+DEFAULTS: Final = Policy(
+    store="default",
+    required=False,
+    methods=UNSAFE_METHODS,
+    client_key=True,
+    key=None,
+    key_format="any",
+    scope=scopes.per_user,
+    bind_principal=True,
+    operation=None,
+    fingerprint=whole_request,
+    ttl=timedelta(hours=24),
+    ttl_from="creation",
+    retention=timedelta(0),
+    on_conflict="reject",
+    wait_timeout=timedelta(seconds=10),
+    retry_after=timedelta(seconds=1),
+    store_errors=False,
+    never_store=NEVER_STORED,
+    max_response_bytes=1024 * 1024,
+    store_body=True,
+    exclude_headers=frozenset(),
+    replay_status={},
+    rebuild=None,
+    record_replays=True,
+)
+"""What holds where neither the view's policy nor the project's says otherwise."""
+
+API: Final = Policy(ttl=timedelta(hours=24))
+"""For an API: clients retry within a day."""
+
+WEBHOOK: Final = Policy(ttl=timedelta(days=7))
+"""For receiving webhooks: senders deliver again for some days."""
+
+PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
+"""For payments: the key is required and lives as long as settlement takes."""
+
+
+def _project_policy(setting: Any) -> Policy:
+    """The project's policy, from ``IDEMPOTENCY["POLICY"]``."""
+    if isinstance(setting, Policy):
+        return setting
+    if not isinstance(setting, Mapping):
+        raise ImproperlyConfigured(
+            "IDEMPOTENCY['POLICY'] must be a dict of policy fields or a Policy, "
+            f"not {type(setting).__name__}."
+        )
+    unknown = sorted(set(setting) - set(_FIELDS))
+    if unknown:
+        raise ImproperlyConfigured(
+            f"IDEMPOTENCY['POLICY'] has no field {', '.join(map(repr, unknown))}. "
+            f"Its fields are: {', '.join(_FIELDS)}."
+        )
+    return Policy(**setting)
+
+
+class _Project:
+    """The project's policy, made anew when the setting is another object than before."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Any, Policy] | None = None
+
+    def policy(self) -> Policy:
+        setting = conf.policy
+        if self._made is None or self._made[0] is not setting:
+            self._made = (setting, _project_policy(setting))
+        return self._made[1]
+
+
+_project: Final = _Project()
+
+
+@lru_cache(maxsize=1024)
+def _resolved(policy: Policy, project: Policy) -> Policy:
+    return policy.over(project.over(DEFAULTS))

@@ -1,0 +1,150 @@
+"""What the fields of a policy can hold, and what is said of anything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+
+from . import keys
+
+UNSAFE_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+def _whole(name: str, value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise _wrong(name, value, "a number of bytes, 0 or more")
+
+
+def _duration(name: str, value: Any) -> Any:
+    if isinstance(value, timedelta) and value >= timedelta(0):
+        return value
+    raise _wrong(name, value, "a timedelta that is not negative, such as timedelta(hours=24)")
+
+
+def _ttl(name: str, value: Any) -> Any:
+    if value is None or (isinstance(value, timedelta) and value > timedelta(0)):
+        return value
+    raise _wrong(name, value, "a timedelta above zero, or None to replay for ever")
+
+
+def _flag(name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    raise _wrong(name, value, "True or False")
+
+
+def _callable(name: str, value: Any) -> Any:
+    if callable(value):
+        return value
+    raise _wrong(name, value, "a callable")
+
+
+def _optional_callable(name: str, value: Any) -> Any:
+    return value if value is None else _callable(name, value)
+
+
+def _text(name: str, value: Any) -> Any:
+    if isinstance(value, str) and value:
+        return value
+    raise _wrong(name, value, "a text that is not empty")
+
+
+def _optional_text(name: str, value: Any) -> Any:
+    return value if value is None else _text(name, value)
+
+
+def _format(name: str, value: Any) -> Any:
+    try:
+        re.compile(_text(name, value))
+    except re.error as error:
+        raise _wrong(
+            name, value, f"any, {', '.join(sorted(keys.FORMAT_NAMES))} or a regular expression"
+        ) from error
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[str, Any], Any]:
+    def chosen(name: str, value: Any) -> Any:
+        if value in choices:
+            return value
+        raise _wrong(name, value, " or ".join(map(repr, choices)))
+
+    return chosen
+
+
+def _set_of(kind: type) -> Callable[[str, Any], Any]:
+    def frozen(name: str, value: Any) -> Any:
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            items = frozenset(value)
+            if all(isinstance(item, kind) for item in items):
+                return items
+        raise _wrong(name, value, f"a set of {kind.__name__}")
+
+    return frozen
+
+
+def _methods(name: str, value: Any) -> Any:
+    methods = frozenset(method.upper() for method in _set_of(str)(name, value))
+    if methods <= UNSAFE_METHODS:
+        return methods
+    raise _wrong(name, value, f"a set of {', '.join(sorted(UNSAFE_METHODS))}")
+
+
+def _required(name: str, value: Any) -> Any:
+    return value if isinstance(value, bool) else _methods(name, value)
+
+
+def _statuses(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and all(
+        isinstance(status, int) for pair in value.items() for status in pair
+    ):
+        return dict(value)
+    raise _wrong(name, value, "a dict of status codes, such as {201: 200}")
+
+
+def _wrong(name: str, value: Any, expected: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"An idempotency policy has {name}={value!r}; it must be {expected}."
+    )
+
+
+_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "store": _text,
+    "required": _required,
+    "methods": _methods,
+    "client_key": _flag,
+    "key": _optional_callable,
+    "key_format": _format,
+    "scope": _callable,
+    "bind_principal": _flag,
+    "operation": _optional_text,
+    "fingerprint": _callable,
+    "ttl": _ttl,
+    "ttl_from": _one_of("creation", "last_use"),
+    "retention": _duration,
+    "on_conflict": _one_of("reject", "wait"),
+    "wait_timeout": _duration,
+    "retry_after": _duration,
+    "store_errors": _flag,
+    "never_store": _set_of(int),
+    "max_response_bytes": _whole,
+    "store_body": _flag,
+    "exclude_headers": _set_of(str),
+    "replay_status": _statuses,
+    "rebuild": _optional_callable,
+    "record_replays": _flag,
+}
+
+
+def validated(name: str, value: Any) -> Any:
+    """The value of a policy's field, made immutable.
+
+    Raises:
+        ImproperlyConfigured: it is not what the field can hold.
+    """
+    return _CHECKS[name](name, value)

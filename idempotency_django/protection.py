@@ -1,0 +1,208 @@
+"""How a view of any kind is protected: functions, class-based views, DRF's views.
+
+Two places are possible. ``@idempotent`` protects what is below it. The middleware was not placed by
+hand, so it protects a view from the inside: the innermost function is what runs once, and the
+decorators around it (``login_required``, a rate limit) run for every request, before a replay.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from types import CellType, FunctionType
+from typing import Any, Final
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import (
+    BadRequest,
+    ImproperlyConfigured,
+    PermissionDenied,
+    SuspiciousOperation,
+)
+from django.core.handlers.exception import response_for_exception
+from django.http import Http404, HttpRequest
+from django.http.response import HttpResponseBase
+from django.utils.module_loading import import_string
+from django.views.generic import View
+
+from .errors import IdempotencyError
+from .http import Exchange, problem_response, serve
+from .policy import Policy
+from .transactions import own, request_transactions
+
+PROTECTED: Final = "idempotency_protected"
+EXEMPT: Final = "idempotency_exempt"
+
+ViewFunction = Callable[..., Any]
+
+_AS_VIEW_MODULES: Final = frozenset({"django.views.generic.base", "rest_framework.viewsets"})
+_HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
+
+
+def is_marked(view: Any, mark: str) -> bool:
+    """Whether a view, or the class it was made of, carries a mark."""
+    return bool(getattr(view, mark, False) or getattr(view_class_of(view), mark, False))
+
+
+def view_class_of(view: Any) -> type | None:
+    """The class that ``as_view()`` made the view of, if it did."""
+    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+
+
+def is_async(view: Any) -> bool:
+    """Whether the view is a coroutine function, or a class-based view of such."""
+    return iscoroutinefunction(view) or bool(getattr(view_class_of(view), "view_is_async", False))
+
+
+def protect(view: Any, policy: Policy) -> Any:
+    """Protect what ``@idempotent`` was put on: a function, a class, or what ``as_view()`` made."""
+    if inspect.isclass(view):
+        return _protected_class(view, policy)
+    if is_async(view):
+        raise ImproperlyConfigured(
+            f"@idempotent is on {_name(view)}, which is async. The transaction that holds the "
+            "claim cannot span an async view: make the view sync."
+        )
+    if view_class_of(view):
+        return protect_innermost(view, policy)
+    for layer in _layers(view):
+        if _module(layer) == "django.contrib.auth.decorators":
+            raise ImproperlyConfigured(
+                f"@idempotent is above an authentication decorator on {_name(view)}: stored "
+                "answers would be replayed before the caller is checked. Put it below."
+            )
+    return _protected_function(view, policy)
+
+
+def protect_innermost(view: ViewFunction, policy: Policy) -> ViewFunction:
+    """The same view, of which the innermost function is protected and its decorators are not."""
+    if _module(view) in _AS_VIEW_MODULES:
+        return _protected_as_view(view, policy)
+    inner = getattr(view, "__wrapped__", None)
+    if inner is None:
+        return _protected_function(view, policy)
+    return _around(protect_innermost(inner, policy), view, inner)
+
+
+def _around(protected: ViewFunction, decorated: ViewFunction, inner: ViewFunction) -> ViewFunction:
+    """The decorated function again, with ``protected`` where its closure holds ``inner``."""
+    closure = getattr(decorated, "__closure__", None) or ()
+    cells = tuple(CellType(protected) if c.cell_contents is inner else c for c in closure)
+    if not isinstance(decorated, FunctionType) or cells == closure:
+        raise ImproperlyConfigured(
+            f"The idempotency middleware cannot see through the decorator {_name(decorated)!r} of "
+            f"a view to the function inside it. Put @idempotent on {_name(inner)!r} itself."
+        )
+    again = FunctionType(
+        decorated.__code__, decorated.__globals__, decorated.__name__, decorated.__defaults__, cells
+    )
+    again.__kwdefaults__ = decorated.__kwdefaults__
+    return functools.update_wrapper(again, decorated)
+
+
+def _protected_as_view(view: Any, policy: Policy) -> ViewFunction:
+    protected = _protected_class(view_class_of(view), policy)
+    left_out = getattr(view, "_non_atomic_requests", ())
+    if hasattr(view, "cls"):
+        actions = getattr(view, "actions", None)
+        made = protected.as_view(*([actions] if actions else []), **view.initkwargs)
+    else:
+        made = protected.as_view(**view.view_initkwargs)
+    if hasattr(made, "_non_atomic_requests"):
+        made._non_atomic_requests.update(left_out)
+    return made  # type: ignore[no-any-return]  # as_view() of a class made here
+
+
+def _protected_class(view_class: Any, policy: Policy) -> Any:
+    if getattr(view_class, PROTECTED, False):
+        return view_class
+    if any(base.__module__ == "rest_framework.views" for base in view_class.__mro__):
+        # Named by its path, so that Django's views do not need DRF to be installed.
+        mixin = import_string("idempotency_django.drf.IdempotentViewMixin")
+    elif issubclass(view_class, View):
+        mixin = _ProtectedView
+    else:
+        raise ImproperlyConfigured(
+            f"@idempotent is on {view_class.__qualname__}, which is no view."
+        )
+    body = {
+        "__module__": view_class.__module__,
+        "__qualname__": view_class.__qualname__,
+        "__doc__": view_class.__doc__,
+        "idempotency_policy": policy,
+    }
+    return type(view_class.__name__, (mixin, view_class), body)
+
+
+class _ProtectedView:
+    """Put before a class-based view: its handler runs once, behind whatever ``dispatch()`` checks."""
+
+    idempotency_protected = True
+    idempotency_policy: Policy
+
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        super().setup(request, *args, **kwargs)  # type: ignore[misc]  # View's
+        name = (request.method or "").lower()
+        handler = getattr(self, name, None)
+        if handler is not None:
+            setattr(self, name, _protected_function(handler, self.idempotency_policy))
+
+
+def _protected_function(view: ViewFunction, policy: Policy) -> ViewFunction:
+    @functools.wraps(view)
+    def protected(*args: Any, **kwargs: Any) -> Any:
+        request = args[0] if _is_request(args[0]) else args[1]  # args[0] is a method's self
+        if not isinstance(request, HttpRequest):
+            serve_within = import_string("idempotency_django.drf.serve_within")
+            return serve_within(request, policy, functools.partial(view, *args, **kwargs))
+        exchange = _FunctionExchange(request, functools.partial(view, *args, **kwargs))
+        with request_transactions(owned) as transactions:
+            try:
+                return serve(exchange, policy.resolved(), transactions)
+            except IdempotencyError as error:
+                return problem_response(error)
+
+    owned = own(protected)
+    setattr(protected, PROTECTED, True)
+    return protected
+
+
+class _FunctionExchange(Exchange):
+    def __init__(self, request: HttpRequest, view: Callable[[], Any]) -> None:
+        super().__init__(request)
+        self._view = view
+
+    def respond(self) -> HttpResponseBase:
+        response = self._view()
+        if not isinstance(response, HttpResponseBase):
+            raise TypeError(
+                f"The view of {self.http_request.path} returned {type(response).__name__}, "
+                "not an HttpResponse."
+            )
+        # A template is rendered here, inside the transaction, because what it says is stored.
+        return response.render() if hasattr(response, "render") else response
+
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        if policy.store_errors and isinstance(error, _HTTP_ERRORS):
+            return response_for_exception(self.http_request, error)
+        raise error
+
+
+def _is_request(value: Any) -> bool:
+    return isinstance(getattr(value, "_request", value), HttpRequest)
+
+
+def _layers(view: Any) -> Iterator[Any]:
+    while view is not None:
+        yield view
+        view = getattr(view, "__wrapped__", None)
+
+
+def _module(view: Any) -> str:
+    """Where a function's code is from; ``functools.wraps`` cannot change that."""
+    return str(getattr(view, "__globals__", {}).get("__name__", ""))
+
+
+def _name(view: Any) -> str:
+    return f"{_module(view) or type(view).__module__}.{getattr(view, '__qualname__', view)}"

@@ -1,0 +1,169 @@
+"""The frozen values that adapters, policy, engine and stores exchange; none knows HTTP or DRF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """What is known of an operation."""
+
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One logical operation, as an adapter and its policy describe it to the engine.
+
+    Attributes:
+        key: the string that names the operation; 1-255 visible ASCII characters.
+        scope: the namespace the key is unique in; 1-255 visible ASCII characters.
+        name: which operation this is, for people (``"POST /api/charges/"``).
+        fingerprint: SHA-256 hex of what is asked for, 64 characters.
+        ttl: how long a completed record is replayed; ``None``: for ever.
+        retention: how long the expired record is kept for the audit before it may be purged.
+        extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
+        principal: who is calling, for the audit (``"user:42"``).
+        method: the HTTP method, or what stands for it elsewhere; for the audit.
+        path: the HTTP path, or what stands for it elsewhere; for the audit.
+    """
+
+    key: str
+    scope: str
+    name: str
+    fingerprint: str
+    ttl: timedelta | None
+    retention: timedelta = timedelta(0)
+    extend_on_replay: bool = False
+    principal: str = ""
+    method: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to execute ``operation``, held by the one owner of ``token``.
+
+    Attributes:
+        operation: what may be executed.
+        attempt: 1 for the first execution of this key, one more for each that follows.
+        token: the owner's secret; what a store writes for a claim, it writes for its token only.
+        record_id: the store's own name for the record.
+    """
+
+    operation: Operation
+    attempt: int
+    token: str
+    record_id: int | None = None
+
+    @property
+    def key(self) -> str:
+        """The operation's key."""
+        return self.operation.key
+
+    @property
+    def scope(self) -> str:
+        """The operation's scope."""
+        return self.operation.scope
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The answer of a completed operation, in the adapter's terms.
+
+    Attributes:
+        status: the answer's status code.
+        headers: its headers as ``(name, value)`` pairs, in order.
+        body: its exact bytes; ``None`` is a tombstone: executed, but the answer was not kept.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a store holds under ``(key, scope)``.
+
+    Attributes:
+        status: see :class:`Status`; an expired record is reported as it was stored.
+        attempt: which attempt wrote it.
+        fingerprint: what its request asked for; empty while that is not yet visible.
+        payload: the stored answer; ``None`` unless completed.
+        expired: whether its time to live is over, by the store's clock.
+        record_id: the store's own name for it.
+    """
+
+    key: str
+    scope: str
+    status: Status
+    attempt: int = 1
+    fingerprint: str = ""
+    payload: Payload | None = None
+    expired: bool = False
+    record_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadedFile:
+    """What identifies an uploaded file: its field, name, media type, size and SHA-256 (hex)."""
+
+    field: str
+    name: str
+    media_type: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A body that arrived as a form: the values of each field in order, and the files."""
+
+    fields: Mapping[str, Sequence[str]]
+    files: tuple[UploadedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A body that the adapter's own parser has turned into plain Python (JSON, YAML, …)."""
+
+    value: Any
+
+
+Body = bytes | Form | Parsed
+"""What was sent, in the form in which the adapter knows it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What an adapter tells the policy of one request, before anything is decided.
+
+    Attributes:
+        name: which operation is asked for: the method and the route, which stay the same when
+            code moves (``"POST /api/charges/"``).
+        principal: who is calling (``"user:42"``); empty for callers who are not told apart.
+        method: the HTTP method in capitals.
+        path: the whole path, without the query.
+        query: the query string as it was sent.
+        media_type: of the body, lower case, without parameters.
+        body: what was sent.
+        header: the key header's value; ``None`` when there is none.
+        request: the framework's own object, for callables of yours that need more.
+    """
+
+    name: str
+    principal: str
+    method: str
+    path: str
+    query: str = ""
+    media_type: str = ""
+    body: Body = b""
+    header: str | None = None
+    request: Any = None

@@ -1,0 +1,65 @@
+"""The namespace a key is unique in: who is calling, and which operation.
+
+A scope callable takes a :class:`~idempotency_django.records.Call` and returns the scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import quote
+
+from .fingerprints import digest
+from .records import Call
+
+MAX_LENGTH: Final = 255
+ANONYMOUS: Final = "anonymous"
+
+ScopeFunction = Callable[[Call], str]
+
+_KEPT: Final = " !\"#$&'()*+,/:;<=>?@[]^`{|}"
+
+
+def per_user(call: Call) -> str:
+    """The caller and the operation: two users, or two operations, never share a key."""
+    return join(call.principal or ANONYMOUS, call.name)
+
+
+def per_tenant(tenant: Callable[[Any], object]) -> ScopeFunction:
+    """The tenant and the operation: a key belongs to a whole tenant.
+
+    Unless the policy says ``bind_principal=False``, a colleague who sends the key of another is
+    told that it was used for a different request.
+
+    Args:
+        tenant: called with the request; returns what names the tenant, its primary key say.
+    """
+
+    def tenant_scope(call: Call) -> str:
+        return join(f"tenant:{tenant(call.request)}", call.name)
+
+    return tenant_scope
+
+
+def shared(call: Call) -> str:  # noqa: ARG001  # a scope callable takes the call
+    """One namespace for everybody and every operation; answers stay with who received them."""
+    return "global"
+
+
+def join(*parts: str) -> str:
+    """A scope made of parts, such that different parts never make the same scope."""
+    return "|".join(part.replace("%", "%25").replace("|", "%7C") for part in parts)
+
+
+def fit(scope: str) -> str:
+    """The scope as at most 255 ASCII characters, different for different scopes.
+
+    Databases differ in which other texts they take for equal: by case, by Unicode form, by
+    trailing spaces. What is too long ends in its SHA-256 instead.
+    """
+    exact = quote(scope, safe=_KEPT)
+    if exact.endswith(" "):
+        exact = exact[:-1] + "%20"
+    if len(exact) > MAX_LENGTH:
+        exact = f"{exact[: MAX_LENGTH - 65]}#{digest(exact)}"
+    return exact

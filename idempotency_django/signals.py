@@ -1,0 +1,36 @@
+"""The signals of idempotency_django. Each is sent once for what it names.
+
+Every signal has the class :class:`~idempotency_django.records.Operation` as its sender and passes
+the ``operation``; receivers are called with ``send_robust``, so that a receiver's error is logged
+by Django and spoils no answer.
+
+=================  ==========================================  ============================
+signal             sent when                                   further arguments
+=================  ==========================================  ============================
+``claimed``        the right to execute was won; inside the    ``attempt``
+                   transaction of the attempt
+``completed``      the effect and its answer are committed     ``attempt``, ``payload``
+``replayed``       a stored answer was given                   ``record``
+``conflicted``     a request was told "in progress"            (none)
+``mismatched``     a key came with a different request         ``record``
+``failed``         an attempt raised, or answered 5xx, and     ``attempt``, ``error``
+                   was rolled back; the key is free
+``released``       an attempt was rolled back for another      ``attempt``, ``error``
+                   answer that is not kept; the key is free
+=================  ==========================================  ============================
+
+Each claimed attempt ends in exactly one of ``completed``, ``failed`` and ``released``, unless its
+process dies or its COMMIT fails.
+"""
+
+from __future__ import annotations
+
+from django.dispatch import Signal
+
+claimed = Signal()
+completed = Signal()
+replayed = Signal()
+conflicted = Signal()
+mismatched = Signal()
+failed = Signal()
+released = Signal()

@@ -1,0 +1,91 @@
+"""The stores by alias, as in ``CACHES``: ``stores["default"]``."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from ..conf import conf
+from .base import Store
+
+__all__ = ["Store", "stores"]
+
+
+class Stores:
+    """Makes each store once, at its first use, from ``IDEMPOTENCY["STORES"]``.
+
+    A store is shared by all threads.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, Store] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, alias: str) -> Store:
+        store = self._made.get(alias)
+        if store is None:
+            with self._lock:
+                store = self._made.get(alias) or self._make(alias)
+                self._made[alias] = store
+        return store
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(conf.stores)
+
+    def all(self) -> list[Store]:
+        """Every configured store."""
+        return [self[alias] for alias in self]
+
+    def forget(self) -> None:
+        """Make the stores anew at their next use."""
+        self._made.clear()
+
+    def _make(self, alias: str) -> Store:
+        configured = conf.stores
+        if alias not in configured:
+            close = difflib.get_close_matches(alias, configured, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ImproperlyConfigured(
+                f"IDEMPOTENCY['STORES'] has no store {alias!r}.{hint} "
+                f"It has: {', '.join(map(repr, configured)) or 'none'}."
+            )
+        declared = dict(configured[alias])
+        path = declared.pop("BACKEND", None)
+        options = declared.pop("OPTIONS", {})
+        if declared:
+            raise ImproperlyConfigured(
+                f"IDEMPOTENCY['STORES'][{alias!r}] has unknown entries: "
+                f"{', '.join(map(repr, declared))}. It takes 'BACKEND' and 'OPTIONS'."
+            )
+        return self._imported(alias, path)(alias, **options)
+
+    def _imported(self, alias: str, path: Any) -> type[Store]:
+        try:
+            backend = import_string(path)
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ImproperlyConfigured(
+                f"IDEMPOTENCY['STORES'][{alias!r}]['BACKEND'] is {path!r}, which cannot be "
+                f"imported: {error}."
+            ) from error
+        if not (isinstance(backend, type) and issubclass(backend, Store)):
+            raise ImproperlyConfigured(
+                f"IDEMPOTENCY['STORES'][{alias!r}]['BACKEND'] is {path!r}, which is no Store."
+            )
+        return backend
+
+
+stores = Stores()
+
+
+def _forget_stores(*, setting: str, **_: Any) -> None:
+    if setting in ("IDEMPOTENCY", "DATABASES"):
+        stores.forget()
+
+
+setting_changed.connect(_forget_stores, dispatch_uid="idempotency_django.stores")

@@ -1,0 +1,113 @@
+"""A store in the memory of one process, for the tests of projects that use this package."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from ..records import Claim, Operation, Payload, Record, Status
+from .base import Store
+
+
+@dataclass
+class _Entry:
+    operation: Operation
+    token: str
+    attempt: int
+    status: Status = Status.IN_PROGRESS
+    payload: Payload | None = None
+    error: str = ""
+    replays: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def lived_beyond(self, *durations: timedelta | None) -> bool:
+        seconds = [duration.total_seconds() for duration in durations if duration is not None]
+        return len(seconds) == len(durations) and time.monotonic() - self.started >= sum(seconds)
+
+    @property
+    def expired(self) -> bool:
+        return self.status is not Status.IN_PROGRESS and self.lived_beyond(self.operation.ttl)
+
+    def purgeable(self, older_than: timedelta) -> bool:
+        operation = self.operation
+        return self.expired and self.lived_beyond(operation.ttl, operation.retention, older_than)
+
+
+class MemoryStore(Store):
+    """Keeps its records in this object; other processes do not see them.
+
+    Nothing rolls back with it: an attempt that fails is released, while its effects stay. Use the
+    database store wherever an effect matters.
+    """
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._lock = threading.Lock()
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        name = (operation.key, operation.scope)
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry and entry.status is not Status.FAILED and not entry.expired:
+                return self._record(entry)
+            attempt = entry.attempt + 1 if entry else 1
+            token = secrets.token_hex(16)
+            self._entries[name] = _Entry(operation, token, attempt)
+        return Claim(operation, attempt, token)
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        return self._end(claim, Status.COMPLETED, payload=payload)
+
+    def fail(self, claim: Claim, error: str) -> bool:
+        return self._end(claim, Status.FAILED, error=error)
+
+    def get(self, key: str, scope: str) -> Record | None:
+        with self._lock:
+            entry = self._entries.get((key, scope))
+            return self._record(entry) if entry else None
+
+    def record_replay(self, record: Record, operation: Operation) -> None:
+        with self._lock:
+            entry = self._entries.get((record.key, record.scope))
+            if entry:
+                entry.replays += 1
+                if operation.extend_on_replay:
+                    entry.started = time.monotonic()
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        with self._lock:
+            names = [n for n, entry in self._entries.items() if entry.purgeable(older_than)]
+            oldest = sorted(names, key=lambda name: self._entries[name].started)[:limit]
+            for name in oldest:
+                del self._entries[name]
+            return len(oldest)
+
+    def purgeable(self, older_than: timedelta) -> int:
+        with self._lock:
+            return sum(entry.purgeable(older_than) for entry in self._entries.values())
+
+    def _end(
+        self, claim: Claim, status: Status, *, payload: Payload | None = None, error: str = ""
+    ) -> bool:
+        with self._lock:
+            entry = self._entries.get((claim.operation.key, claim.operation.scope))
+            if not entry or entry.token != claim.token or entry.status is not Status.IN_PROGRESS:
+                return False
+            entry.status, entry.payload, entry.error = status, payload, error
+            return True
+
+    @staticmethod
+    def _record(entry: _Entry) -> Record:
+        return Record(
+            key=entry.operation.key,
+            scope=entry.operation.scope,
+            status=entry.status,
+            attempt=entry.attempt,
+            fingerprint=entry.operation.fingerprint,
+            payload=entry.payload,
+            expired=entry.expired,
+        )

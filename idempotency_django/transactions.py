@@ -1,0 +1,61 @@
+"""``ATOMIC_REQUESTS``: the request's transaction, opened by the adapter instead of by Django.
+
+Django opens it around the view, where nobody learns that it has rolled back. An adapter needs to:
+what became of an attempt is written down after the rollback. So it tells Django to leave the view
+alone and opens the same transactions itself, around the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from django.db import connections, transaction
+
+from .stores import Store
+
+
+class OwnedTransactions(set[str]):
+    """The databases that a view's author took out of ``ATOMIC_REQUESTS``.
+
+    As the view's ``_non_atomic_requests`` it answers Django's question whether to leave out a
+    database with yes for every one, while ``transaction.non_atomic_requests`` goes on adding to it.
+    """
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+
+def own(view: Callable[..., Any]) -> OwnedTransactions:
+    """Take over the transactions that Django would open around the view."""
+    owned = OwnedTransactions(getattr(view, "_non_atomic_requests", ()))
+    view._non_atomic_requests = owned  # type: ignore[attr-defined]  # Django's own mark
+    return owned
+
+
+class RequestTransactions:
+    """The transactions that are open around a request, and what waits for their end."""
+
+    def __init__(self, aliases: list[str], after: ExitStack) -> None:
+        self._aliases = aliases
+        self._after = after
+
+    def around(self, store: Store) -> ExitStack | None:
+        """What waits for the end of the store's transaction; ``None`` where none is open."""
+        return self._after if store.using in self._aliases else None
+
+
+@contextmanager
+def request_transactions(excluded: set[str]) -> Iterator[RequestTransactions]:
+    """Open what ``ATOMIC_REQUESTS`` asks for, except for the databases in ``excluded``."""
+    left_out = set(iter(excluded))  # asks an OwnedTransactions for its members, not for `in`
+    aliases = [
+        alias
+        for alias, settings in connections.settings.items()
+        if settings["ATOMIC_REQUESTS"] and alias not in left_out
+    ]
+    with ExitStack() as after, ExitStack() as atomics:
+        for alias in aliases:
+            atomics.enter_context(transaction.atomic(using=alias))
+        yield RequestTransactions(aliases, after)

@@ -1,0 +1,14 @@
+"""What the tests count."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class Effect(models.Model):
+    """One row for each time that a view really did something."""
+
+    reference = models.CharField(max_length=100)
+
+    def __str__(self) -> str:
+        return self.reference
