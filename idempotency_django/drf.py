@@ -26,7 +26,8 @@ from .http import (
     serve,
     status_of,
 )
-from .policy import UNSAFE_METHODS, Policy
+from .policy import Policy
+from .policy_fields import UNSAFE_METHODS
 from .records import Body, Call, Parsed, Record
 from .transactions import OwnedTransactions, RequestTransactions, request_transactions
 
@@ -109,7 +110,7 @@ class IdempotentViewMixin:
     ) -> HttpResponseBase:
         policy = self.get_idempotency_policy()
         if policy is None:
-            request._request.idempotency = None
+            request._request.idempotency = None  # type: ignore[attr-defined]  # ours
             return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
         exchange = _MixinExchange(self, request, lambda: handler(request, *args, **kwargs))
         return _answer(exchange, policy, self._idempotency_transactions)

@@ -95,7 +95,7 @@ Execute = Callable[[Claim], Answer]
 Recover = Callable[[Exception], Answer]
 
 
-class _RolledBack(Exception):  # noqa: N818  # carries an answer out of a transaction; no error
+class _RolledBack(Exception):  # carries an answer out of a transaction; no error
     def __init__(self, claim: Claim, answer: Answer, error: Exception | None = None) -> None:
         super().__init__(answer.error)
         self.claim = claim
@@ -175,7 +175,7 @@ def _execute(store: Store, claim: Claim, execute: Execute) -> Any:
         answer = execute(claim)
         if answer.payload is not None and not store.complete(claim, answer.payload):
             raise ClaimLost
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
         raise _RolledBack(claim, _failure(error), error) from None
     except BaseException as exit_request:
         if not store.supports_transactions:

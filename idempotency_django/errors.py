@@ -65,7 +65,7 @@ class KeyMissing(KeyRefused):
 
 
 class KeyMalformed(KeyRefused):
-    """The key is not one string of 1-255 visible ASCII characters, or not in the format asked for."""
+    """The key is not 1-255 visible ASCII characters, or not in the format that is asked for."""
 
     slug = "key-malformed"
     title = "The idempotency key is malformed"

@@ -119,7 +119,7 @@ def body_of(request: HttpRequest) -> Body:
     return form_of(*request.parse_file_upload(request.META, BytesIO(request.body)))
 
 
-def form_of(fields: Any, files: MultiValueDict[str, DjangoFile]) -> Form:
+def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:
     """A form from Django's own parts of it; the files can be read again afterwards."""
     texts = {
         name: [str(value) for value in values if not isinstance(value, DjangoFile)]
@@ -131,7 +131,7 @@ def form_of(fields: Any, files: MultiValueDict[str, DjangoFile]) -> Form:
     )
 
 
-def _uploaded(field: str, file: DjangoFile) -> UploadedFile:
+def _uploaded(field: str, file: Any) -> UploadedFile:
     sha256 = hashlib.sha256()
     for chunk in file.chunks():
         sha256.update(chunk)
@@ -165,10 +165,6 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
     del response["Content-Type"]  # HttpResponse's own; the stored one follows, if there was one
     for name, value in payload.headers:
         response[name] = value
-    return _marked(response)
-
-
-def _marked(response: HttpResponseBase) -> Any:
     response[conf.replayed_header] = "true"
     return response
 
@@ -323,7 +319,9 @@ def _through_engine(
 def _replay(exchange: Exchange, policy: Policy, record: Record) -> HttpResponseBase:
     payload = record.payload
     if payload is None or payload.body is None:
-        return _marked(exchange.rebuild(record, policy))
+        response = exchange.rebuild(record, policy)
+        response[conf.replayed_header] = "true"
+        return response
     return response_of(payload, policy)
 
 

@@ -10,14 +10,15 @@ from weakref import WeakKeyDictionary
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.template.response import SimpleTemplateResponse
 from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
 from .http import key_header
-from .policy import UNSAFE_METHODS, Policy
+from .policy import Policy
+from .policy_fields import UNSAFE_METHODS
 from .protection import (
     EXEMPT,
     PROTECTED,
@@ -69,7 +70,7 @@ class IdempotencyMiddleware:
     ) -> Any:
         """Run the view protected, when it takes part; Django runs it as ever otherwise."""
         policy = self._policy_for(request, view)
-        return self._run(request, view, policy, args, kwargs) if policy else None
+        return self._run(request, view, args, kwargs) if policy else None
 
     async def _aprocess_view(
         self,
@@ -81,7 +82,7 @@ class IdempotencyMiddleware:
         policy = self._policy_for(request, view)
         if policy is None:
             return None
-        return await sync_to_async(self._run)(request, view, policy, args, kwargs)
+        return await sync_to_async(self._run)(request, view, args, kwargs)
 
     def _policy_for(self, request: HttpRequest, view: ViewFunction) -> Policy | None:
         """The policy to run the view under; ``None``: it takes no part."""
@@ -110,7 +111,6 @@ class IdempotencyMiddleware:
         self,
         request: HttpRequest,
         view: ViewFunction,
-        policy: Policy,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:

@@ -65,7 +65,7 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
             older_than: only what became purgeable longer ago than this.
             batch_size: the most records to delete in this call.
         """
-        using = self._db or router.db_for_write(self.model)
+        using: str = self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
         features = connections[using].features
         batch = (
             self.using(using)

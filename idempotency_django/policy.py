@@ -189,7 +189,7 @@ class Policy:
 
     def keeps_raised(self, status: int) -> bool:
         """Whether the answer to an error that the handler raised is stored after the rollback."""
-        return self.store_errors and 400 <= status and self.keeps(status)
+        return self.store_errors and status >= 400 and self.keeps(status)
 
     def _in_format(self, key: str) -> str:
         if self.key_format == "any" or keys.has_format(key, self.key_format):

@@ -136,7 +136,7 @@ def _protected_class(view_class: Any, policy: Policy) -> Any:
 
 
 class _ProtectedView:
-    """Put before a class-based view: its handler runs once, behind whatever ``dispatch()`` checks."""
+    """Stands before a class-based view; its handler runs once, after what ``dispatch()`` checks."""
 
     idempotency_protected = True
     idempotency_policy: Policy

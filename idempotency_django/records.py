@@ -54,13 +54,13 @@ class Claim:
         operation: what may be executed.
         attempt: 1 for the first execution of this key, one more for each that follows.
         token: the owner's secret; what a store writes for a claim, it writes for its token only.
-        record_id: the store's own name for the record.
+        record_id: the store's own number of the record; 0 where it has none.
     """
 
     operation: Operation
     attempt: int
     token: str
-    record_id: int | None = None
+    record_id: int = 0
 
     @property
     def key(self) -> str:
@@ -98,7 +98,7 @@ class Record:
         fingerprint: what its request asked for; empty while that is not yet visible.
         payload: the stored answer; ``None`` unless completed.
         expired: whether its time to live is over, by the store's clock.
-        record_id: the store's own name for it.
+        record_id: the store's own number of it; 0 where it has none.
     """
 
     key: str
@@ -108,7 +108,7 @@ class Record:
     fingerprint: str = ""
     payload: Payload | None = None
     expired: bool = False
-    record_id: int | None = None
+    record_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,7 +136,8 @@ def _version(url: str) -> str:
         import pymysql
 
         login = {"user": unquote(at.username or "root"), "password": unquote(at.password or "")}
-        with pymysql.connect(host=at.hostname, port=at.port or 3306, **login) as connection:
+        address = {"host": at.hostname, "port": at.port or 3306, "read_timeout": 5}
+        with pymysql.connect(**address, **login) as connection:
             cursor = connection.cursor()
             cursor.execute("SELECT VERSION()")  # the handshake may say 5.5.5, for old clients
             return str(cursor.fetchone()[0]).split("-")[0]
@@ -268,7 +269,7 @@ def _be_guard(folder: str) -> None:
 
 
 def _obey(order: _Order, folder: str) -> None:
-    # The caller's locale may not exist here, and Valkey then refuses to start.
+    # One locale, so that servers and their logs do not depend on the caller's.
     run: dict[str, Any] = {"env": os.environ | {"LC_ALL": "C"}, "cwd": folder, **order.account}
     run |= {"stdin": subprocess.DEVNULL, "stdout": sys.stderr}  # which is the log
     try:

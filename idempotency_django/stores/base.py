@@ -105,3 +105,7 @@ class Store(ABC):
     def check(self) -> Sequence[CheckMessage]:
         """What is wrong with the store's configuration, for the system checks."""
         return []
+
+    def check_live(self) -> Sequence[CheckMessage]:
+        """The same, asking the store itself; only called where that is allowed."""
+        return []

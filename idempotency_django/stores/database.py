@@ -21,6 +21,7 @@ from ..errors import OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ..records import Claim, Operation, Payload, Record, Status
 from .base import Store
+from .database_checks import check_database, check_writable
 from .dialects import DIALECTS, Dialect, plain
 
 logger = logging.getLogger("idempotency_django")
@@ -37,6 +38,7 @@ class DatabaseStore(Store):
     """
 
     supports_transactions: ClassVar[bool] = True
+    using: str
 
     def __init__(self, alias: str, *, using: str = "default") -> None:
         super().__init__(alias)
@@ -148,9 +150,10 @@ class DatabaseStore(Store):
         transaction.on_commit(function, using=self.using, robust=True)
 
     def check(self) -> Sequence[CheckMessage]:
-        from ..checks import check_database_store  # noqa: PLC0415
+        return check_database(self.alias, self.using)
 
-        return check_database_store(self)
+    def check_live(self) -> Sequence[CheckMessage]:
+        return check_writable(self.alias, self.using)
 
     @property
     def _rows(self) -> IdempotencyKeyQuerySet:

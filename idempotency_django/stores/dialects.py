@@ -44,7 +44,7 @@ class Dialect(ABC):
         meta = IdempotencyKey._meta
         names = {
             "table": quote(meta.db_table),
-            **{field.name: quote(field.column) for field in meta.concrete_fields},
+            **{field.name: quote(str(field.column)) for field in meta.concrete_fields},
         }
         self.insert_sql = self.insert.format(
             columns=", ".join(names[name] for name in _INSERTED),

@@ -1,0 +1,197 @@
+"""The system checks (``manage.py check``); their ids are stable and never used twice.
+
+=====================================  =========================================================
+id                                     what is wrong
+=====================================  =========================================================
+``idempotency_django.E001``            ``IDEMPOTENCY`` holds a name that is not a setting
+``idempotency_django.E002``            a setting holds a value that it cannot hold
+``idempotency_django.E003``            a store cannot be made, or a policy names one that is not
+``idempotency_django.E004``            a store uses a database that is not in ``DATABASES``
+``idempotency_django.E005``            a store uses what looks like a replica
+``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
+``idempotency_django.W007``            effects and answers are in two databases
+``idempotency_django.E008``            a store's database is read-only (``check --database``)
+``idempotency_django.E009``            middleware behind ours whose ``process_view`` is skipped
+``idempotency_django.E010``            our middleware stands before the authentication's
+``idempotency_django.E011``            ``IdempotentViewMixin`` behind ``APIView``: no protection
+``idempotency_django.E012``            ``idempotency_policies`` names an action that is not
+=====================================  =========================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.exceptions import ImproperlyConfigured
+from django.urls import get_resolver
+
+from .conf import NAMES, conf
+from .middleware import IdempotencyMiddleware, skipped_middleware
+from .policy import Policy
+from .stores import stores
+
+OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
+AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+
+def register_checks() -> None:
+    """Register the checks; once, when the app is ready."""
+    register(check_settings, Tags.security)
+    register(check_stores, Tags.security)
+    register(check_middleware, Tags.security)
+    register(check_views, Tags.security)
+    register(check_live_stores, Tags.database)
+
+
+def check_settings(**_: Any) -> Sequence[CheckMessage]:
+    """The names and values in ``IDEMPOTENCY``."""
+    try:
+        names = conf.raw
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="idempotency_django.E002")]
+    unknown: list[CheckMessage] = [
+        Error(
+            f"IDEMPOTENCY has no setting {name!r}.",
+            hint=_did_you_mean(str(name), NAMES),
+            id="idempotency_django.E001",
+        )
+        for name in names
+        if name not in NAMES
+    ]
+    return [*unknown, *_wrong_values()]
+
+
+def _wrong_values() -> Iterator[CheckMessage]:
+    for read in (lambda: conf.middleware_protects, lambda: Policy().resolved(), _status_codes):
+        try:
+            read()
+        except ImproperlyConfigured as error:
+            yield Error(str(error), id="idempotency_django.E002")
+
+
+def _status_codes() -> None:
+    for slug, status in conf.status_codes.items():
+        if not (isinstance(status, int) and 400 <= status <= 599):
+            raise ImproperlyConfigured(
+                f"IDEMPOTENCY['STATUS_CODES'][{slug!r}] is {status!r}; it must be an error status, "
+                "400 to 599."
+            )
+
+
+def check_stores(**_: Any) -> Sequence[CheckMessage]:
+    """Whether every store can be made, and what each says of its own configuration."""
+    messages: list[CheckMessage] = []
+    for alias in stores:
+        try:
+            messages += stores[alias].check()
+        except (ImproperlyConfigured, TypeError) as error:
+            messages.append(Error(str(error), id="idempotency_django.E003"))
+    try:
+        wanted = Policy().resolved().store
+    except ImproperlyConfigured:
+        return messages  # said by check_settings
+    return [*messages, *_unknown_store(wanted, "IDEMPOTENCY['POLICY']")]
+
+
+def _unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
+    if alias not in conf.stores:
+        yield Error(
+            f"{where} names the store {alias!r}, which is not in IDEMPOTENCY['STORES'].",
+            hint=_did_you_mean(alias, conf.stores),
+            id="idempotency_django.E003",
+        )
+
+
+def check_live_stores(
+    *, databases: Sequence[str] | None = None, **_: Any
+) -> Sequence[CheckMessage]:
+    """Ask the stores themselves, where their database may be asked (``check --database``)."""
+    return [
+        message
+        for store in stores.all()
+        if store.using in (databases or ())
+        for message in store.check_live()
+    ]
+
+
+def check_middleware(**_: Any) -> Iterator[CheckMessage]:
+    """The place of :class:`~idempotency_django.middleware.IdempotencyMiddleware`."""
+    paths = list(settings.MIDDLEWARE)
+    if OURS not in paths:
+        return
+    for path in skipped_middleware():
+        yield Error(
+            f"{path} stands behind {OURS}, which runs views itself and skips its process_view.",
+            hint="Move IdempotencyMiddleware behind it in MIDDLEWARE.",
+            id="idempotency_django.E009",
+        )
+    if AUTHENTICATION in paths[paths.index(OURS) :]:
+        yield Error(
+            f"{OURS} stands before {AUTHENTICATION}: every caller would count as anonymous.",
+            hint="Move IdempotencyMiddleware behind it in MIDDLEWARE.",
+            id="idempotency_django.E010",
+        )
+
+
+def check_views(**_: Any) -> Iterator[CheckMessage]:
+    """The views that have the mixin."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        _views = get_resolver().url_patterns  # imports them
+    drf = sys.modules.get("idempotency_django.drf")  # there if a view has the mixin
+    if drf is None:
+        return
+    for view in _subclasses(drf.IdempotentViewMixin):
+        yield from _check_view(view, drf.IdempotentViewMixin)
+
+
+def _check_view(view: Any, mixin: type) -> Iterator[CheckMessage]:
+    name = f"{view.__module__}.{view.__qualname__}"
+    before = view.__mro__[: view.__mro__.index(mixin)]
+    if any(base.__module__ == "rest_framework.views" for base in before):
+        yield Error(
+            f"{name} has IdempotentViewMixin behind APIView and is not protected.",
+            hint=f"Write class {view.__name__}(IdempotentViewMixin, …).",
+            id="idempotency_django.E011",
+        )
+    for action, policy in view.idempotency_policies.items():
+        if not hasattr(view, action):
+            handlers = [found for found in dir(view) if not found.startswith("_")]
+            yield Error(
+                f"{name}.idempotency_policies names {action!r}, which is no action of it.",
+                hint=_did_you_mean(action, handlers),
+                id="idempotency_django.E012",
+            )
+        yield from _check_policy(policy, f"{name}.idempotency_policies[{action!r}]")
+    yield from _check_policy(view.idempotency_policy, f"{name}.idempotency_policy")
+
+
+def _check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
+    if policy is None:
+        return
+    if not isinstance(policy, Policy):
+        yield Error(
+            f"{where} is a {type(policy).__name__}; it must be a Policy or None.",
+            id="idempotency_django.E002",
+        )
+        return
+    try:
+        alias = policy.resolved().store
+    except ImproperlyConfigured:
+        return  # the project's policy; said by check_settings
+    yield from _unknown_store(alias, where)
+
+
+def _subclasses(of: type[Any]) -> Iterator[type[Any]]:
+    for subclass in of.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(sorted(known))}."

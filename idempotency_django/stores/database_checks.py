@@ -1,0 +1,92 @@
+"""What can be wrong with the database that a store is to use, for the system checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
+from django.db import connections, router
+
+from ..models import IdempotencyKey
+
+
+def check_database(alias: str, using: str) -> Sequence[CheckMessage]:
+    """What is wrong with keeping the records of store ``alias`` in the database ``using``."""
+    if using not in connections.settings:
+        return [
+            Error(
+                f"The store {alias!r} uses the database {using!r}, which is not in DATABASES.",
+                hint=f"DATABASES has: {', '.join(map(repr, connections.settings))}.",
+                id="idempotency_django.E004",
+            )
+        ]
+    return [*_replica(alias, using), *_sqlite(alias, using), *_atomic_requests(alias, using)]
+
+
+def _replica(alias: str, using: str) -> Iterator[CheckMessage]:
+    writes = router.db_for_write(IdempotencyKey)
+    if connections.settings[using].get("TEST", {}).get("MIRROR") or (
+        writes != using and router.db_for_read(IdempotencyKey) == using
+    ):
+        yield Error(
+            f"The store {alias!r} uses the database {using!r}, which looks like a replica.",
+            hint=(
+                "A replica lags behind, so a retry would be executed a second time. Set the "
+                f"store's using to the database that is written to ({writes!r})."
+            ),
+            id="idempotency_django.E005",
+        )
+
+
+def _sqlite(alias: str, using: str) -> Iterator[CheckMessage]:
+    connection = connections[using]
+    mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode") or "")
+    if connection.vendor == "sqlite" and mode.upper() not in ("IMMEDIATE", "EXCLUSIVE"):
+        yield Warning(
+            f"The store {alias!r} uses the SQLite database {using!r} without "
+            "transaction_mode IMMEDIATE.",
+            hint=(
+                "A transaction that reads before it writes then fails at once with 'database is "
+                "locked' when another one writes. Set DATABASES"
+                f"[{using!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'."
+            ),
+            id="idempotency_django.W006",
+        )
+
+
+def _atomic_requests(alias: str, using: str) -> Iterator[CheckMessage]:
+    atomic = [name for name, each in connections.settings.items() if each["ATOMIC_REQUESTS"]]
+    if atomic and using not in atomic:
+        yield Warning(
+            f"ATOMIC_REQUESTS is on for {', '.join(map(repr, atomic))}, but the store {alias!r} "
+            f"uses the database {using!r}.",
+            hint=(
+                "Effects in one database and their answer in another do not commit together: a "
+                "crash between the two commits leaves an effect that a retry repeats. Keep the "
+                "store in the database that the effects are written to."
+            ),
+            id="idempotency_django.W007",
+        )
+
+
+def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
+    """Ask the database itself whether it can be written to."""
+    connection = connections[using]
+    question = {
+        "postgresql": "SELECT pg_is_in_recovery()",
+        "mysql": "SELECT @@global.read_only",
+    }.get(connection.vendor)
+    if question is None:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(question)
+        row = cursor.fetchone()
+    if not (row and row[0]):
+        return []
+    return [
+        Error(
+            f"The store {alias!r} uses the database {using!r}, which is read-only: a replica?",
+            hint="Set the store's using to the database that is written to.",
+            id="idempotency_django.E008",
+        )
+    ]

@@ -1,0 +1,52 @@
+"""The store contract, over every store and database."""
+
+from __future__ import annotations
+
+import pytest
+from django.conf import settings
+
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.testing import StoreContract
+
+ALL_DATABASES = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+class TestMemoryStore(StoreContract):
+    """The store in memory."""
+
+    @pytest.fixture(autouse=True)
+    def _store(self) -> None:
+        self.store = MemoryStore("memory")
+
+
+class _DatabaseStore(StoreContract):
+    name: str
+
+    @pytest.fixture(autouse=True)
+    def _store(self) -> None:
+        if self.name not in settings.ALIASES:
+            pytest.skip(f"NO {self.name} HERE")
+        self.store = DatabaseStore("default", using=settings.ALIASES[self.name])
+
+
+@ALL_DATABASES
+class TestPostgreSQL(_DatabaseStore):
+    """The database store on PostgreSQL."""
+
+    name = "postgres"
+
+
+@ALL_DATABASES
+class TestMariaDB(_DatabaseStore):
+    """The database store on MariaDB."""
+
+    name = "mariadb"
+
+
+@ALL_DATABASES
+class TestSQLite(_DatabaseStore):
+    """The database store on SQLite, whose one write lock makes duplicates wait."""
+
+    name = "sqlite"
+    tells_at_once = False
