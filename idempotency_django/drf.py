@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.http import HttpRequest, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
@@ -95,6 +94,7 @@ class IdempotentViewMixin:
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
+        request._request.idempotency = None  # type: ignore[attr-defined]  # ours
         name = (request.method or "").lower()
         handler = getattr(self, name, None)
         if request.method in UNSAFE_METHODS and handler is not None:
@@ -110,7 +110,6 @@ class IdempotentViewMixin:
     ) -> HttpResponseBase:
         policy = self.get_idempotency_policy()
         if policy is None:
-            request._request.idempotency = None  # type: ignore[attr-defined]  # ours
             return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
         exchange = _MixinExchange(self, request, lambda: handler(request, *args, **kwargs))
         return _answer(exchange, policy, self._idempotency_transactions)
@@ -189,11 +188,12 @@ class _DRFExchange(Exchange):
             data = self.request.data
         except UnsupportedMediaType:
             return body_of(self.http_request)  # the view may well read the stream itself
+        files = self.request.FILES
+        if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
+            files = MultiValueDict({name: [file] for name, file in files.items()})
         if isinstance(data, QueryDict):
-            return form_of(data, self.request.FILES)
-        if any(isinstance(value, DjangoFile) for value in self.request.FILES.values()):
-            return form_of(MultiValueDict(), self.request.FILES)
-        return Parsed(data)
+            return form_of(data, files)
+        return form_of(MultiValueDict(), files) if files else Parsed(data)
 
 
 class _MixinExchange(_DRFExchange):

@@ -56,7 +56,12 @@ def is_async(view: Any) -> bool:
 
 
 def protect(view: Any, policy: Policy) -> Any:
-    """Protect what ``@idempotent`` was put on: a function, a class, or what ``as_view()`` made."""
+    """Protect what ``@idempotent`` was put on: a function, a class, or what ``as_view()`` made.
+
+    What is protected already stays as it is.
+    """
+    if is_marked(view, PROTECTED):
+        return view
     if inspect.isclass(view):
         return _protected_class(view, policy)
     if is_async(view):
@@ -115,8 +120,6 @@ def _protected_as_view(view: Any, policy: Policy) -> ViewFunction:
 
 
 def _protected_class(view_class: Any, policy: Policy) -> Any:
-    if getattr(view_class, PROTECTED, False):
-        return view_class
     if any(base.__module__ == "rest_framework.views" for base in view_class.__mro__):
         # Named by its path, so that Django's views do not need DRF to be installed.
         mixin = import_string("idempotency_django.drf.IdempotentViewMixin")

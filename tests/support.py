@@ -1,0 +1,75 @@
+"""What the tests of the adapters share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import uuid4
+
+from django.http import HttpResponse
+from django.test import Client
+
+from idempotency_django.models import IdempotencyKey
+from tests.models import Effect
+
+
+def new_key() -> str:
+    """A key that nobody used."""
+    return str(uuid4())
+
+
+def post(
+    client: Client, path: str, key: str | None = None, reference: str = "a", **options: Any
+) -> HttpResponse:
+    """POST a reference as JSON."""
+    headers = options.pop("headers", {})
+    if key is not None:
+        headers = {"Idempotency-Key": f'"{key}"', **headers}
+    method = getattr(client, options.pop("method", "post"))
+    return method(
+        path,
+        json.dumps({"reference": reference}),
+        content_type="application/json",
+        headers=headers,
+        **options,
+    )
+
+
+def effects(reference: str = "a") -> int:
+    """How often something was really done."""
+    return Effect.objects.filter(reference=reference).count()
+
+
+def record(key: str) -> IdempotencyKey:
+    """The row of a key."""
+    return IdempotencyKey.objects.get(key=key)
+
+
+def is_replay(response: HttpResponse) -> bool:
+    """Whether the response says that it is one."""
+    return response.headers.get("Idempotent-Replayed") == "true"
+
+
+def assert_replays(first: HttpResponse, second: HttpResponse) -> None:
+    """The second response is the first one again: status, bytes and headers."""
+    assert not is_replay(first)
+    assert is_replay(second)
+    assert second.status_code == first.status_code
+    assert second.content == first.content
+    # Vary grows by what the session middleware adds to each response on its way out.
+    ignored = {"Idempotent-Replayed", "Vary"}
+    assert {k: v for k, v in second.headers.items() if k not in ignored} == {
+        k: v for k, v in first.headers.items() if k not in ignored
+    }
+
+
+def assert_problem(response: HttpResponse, status: int, slug: str) -> dict[str, Any]:
+    """The response is a problem (RFC 9457) of a type that has a page in the documentation."""
+    assert response.status_code == status
+    assert response["Content-Type"] == "application/problem+json"
+    problem: dict[str, Any] = json.loads(response.content)
+    assert problem["type"] == f"https://idempotency-django.readthedocs.io/problems/{slug}"
+    assert problem["status"] == status
+    assert problem["title"]
+    assert problem["detail"]
+    return problem

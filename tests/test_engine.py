@@ -1,0 +1,499 @@
+"""The engine: outcomes, rollback, signals, waiting; on the memory store and on real databases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+
+from idempotency_django import engine, signals
+from idempotency_django.engine import Answer, Executed, InProgress, Mismatched, Outcome, Replayed
+from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.stores import Store
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.testing import PATIENCE, an_operation, in_threads
+from tests.models import Effect
+from tests.support import effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+STORED = Payload(201, (), b"done")
+SIGNALS = "claimed completed replayed conflicted mismatched failed released".split()
+
+
+@pytest.fixture(params=[MemoryStore, DatabaseStore])
+def store(request: pytest.FixtureRequest) -> Store:
+    """A store without and one with transactions."""
+    return request.param("default")
+
+
+@pytest.fixture
+def sent() -> Iterator[list[str]]:
+    """The names of the signals that were sent, in order."""
+    names: list[str] = []
+    receivers = []
+    for name in SIGNALS:
+
+        def receive(name: str = name, **_: Any) -> None:
+            names.append(name)
+
+        receivers.append((getattr(signals, name), receive))
+        getattr(signals, name).connect(receive)
+    yield names
+    for signal, receive in receivers:
+        signal.disconnect(receive)
+
+
+def effect(claim: Claim) -> Answer:
+    """Do it and answer."""
+    Effect.objects.create(reference="a")
+    return Answer("response", STORED)
+
+
+def reraise(error: Exception) -> Answer:
+    raise error
+
+
+def run(
+    store: Store,
+    operation: Operation,
+    execute: Callable[[Claim], Answer] = effect,
+    recover: Callable[[Exception], Answer] = reraise,
+    *,
+    after: ExitStack | None = None,
+    **fields: Any,
+) -> Outcome:
+    policy = Policy(**fields).resolved()
+    return engine.run(store, policy, operation, execute, recover, after=after)
+
+
+@contextmanager
+def held(store: Store, operation: Operation) -> Iterator[Callable[[], Outcome]]:
+    """The operation is being executed by somebody else, until the block ends; gives their outcome."""
+    started, finish = threading.Event(), threading.Event()
+    outcomes: list[Outcome] = []
+
+    def execute(claim: Claim) -> Answer:
+        started.set()
+        assert finish.wait(PATIENCE)
+        return effect(claim)
+
+    def work() -> None:
+        outcomes.extend(in_threads([lambda: run(store, operation, execute)]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert started.wait(PATIENCE)
+
+    def ended() -> Outcome:
+        finish.set()
+        thread.join(PATIENCE)
+        return outcomes[0]
+
+    try:
+        yield ended
+    finally:
+        ended()
+
+
+class TestDecide:
+    """What follows from what a store said."""
+
+    def decided(self, **fields: Any) -> object:
+        operation = an_operation()
+        found = Record(**({"key": operation.key, "scope": operation.scope} | fields))
+        return engine.decide(found, operation)
+
+    def test_claim(self) -> None:
+        """A claim is executed."""
+        claim = Claim(an_operation(), 1, "t")
+        assert engine.decide(claim, claim.operation) is claim
+
+    @pytest.mark.parametrize("fingerprint", ["", "f" * 64])
+    def test_in_progress(self, fingerprint: str) -> None:
+        """An operation in progress conflicts, whether its request can be seen yet or not."""
+        decided = self.decided(status=Status.IN_PROGRESS, fingerprint=fingerprint)
+        assert isinstance(decided, InProgress)
+
+    @pytest.mark.parametrize("status", [Status.IN_PROGRESS, Status.COMPLETED])
+    def test_mismatch(self, status: Status) -> None:
+        """Another request under the same key is a mismatch, in progress or completed."""
+        assert isinstance(self.decided(status=status, fingerprint="0" * 64), Mismatched)
+
+    def test_replay(self) -> None:
+        """The same request is a replay once it is completed."""
+        decided = self.decided(status=Status.COMPLETED, fingerprint="f" * 64, payload=STORED)
+        assert isinstance(decided, Replayed)
+        assert decided.record.payload == STORED
+
+
+class TestRun:
+    """One operation from claim to answer."""
+
+    def test_executes_once(self, store: Store, sent: list[str]) -> None:
+        """The first call executes, the second is a replay of its answer."""
+        operation = an_operation()
+        assert run(store, operation) == Executed("response")
+        replay = run(store, operation)
+        assert isinstance(replay, Replayed)
+        assert replay.record.payload == STORED
+        assert effects() == 1
+        assert sent == ["claimed", "completed", "replayed"]
+
+    def test_mismatch(self, store: Store, sent: list[str]) -> None:
+        """Another request under the same key is not executed."""
+        operation = an_operation()
+        run(store, operation)
+        other = an_operation(key=operation.key, fingerprint="0" * 64)
+        assert isinstance(run(store, other), Mismatched)
+        assert effects() == 1
+        assert sent == ["claimed", "completed", "mismatched"]
+
+    def test_attempt_is_told(self, store: Store) -> None:
+        """The handler learns its key, its scope and which attempt it is."""
+        operation = an_operation()
+        claims: list[Claim] = []
+
+        def fail(claim: Claim) -> Answer:
+            claims.append(claim)
+            return Answer("no", None, error="no")
+
+        run(store, operation, fail)
+        run(store, operation, fail)
+        assert [claim.attempt for claim in claims] == [1, 2]
+        assert (claims[0].key, claims[0].scope) == (operation.key, operation.scope)
+
+    def test_returned_failure(self, store: Store, sent: list[str]) -> None:
+        """An answer without payload is given, but nothing of it stays; a retry executes."""
+
+        def refuse(claim: Claim) -> Answer:
+            effect(claim)
+            return Answer("busy", None, error="The answer was 503.", failed=True)
+
+        operation = an_operation()
+        assert run(store, operation, refuse) == Executed("busy")
+        found = store.get(operation.key, operation.scope)
+        assert found is not None
+        assert found.status is Status.FAILED
+        assert run(store, operation) == Executed("response")
+        assert effects() == (1 if store.supports_transactions else 2)
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+
+    def test_released(self, store: Store, sent: list[str]) -> None:
+        """An answer that is not kept and is no failure releases the key."""
+        operation = an_operation()
+        run(store, operation, lambda claim: Answer("later", None, error="The answer was 429."))
+        assert sent == ["claimed", "released"]
+
+    def test_raised_error(self, store: Store, sent: list[str]) -> None:
+        """What the handler raises rolls back and goes on to the caller, as itself."""
+
+        def explode(claim: Claim) -> Answer:
+            effect(claim)
+            raise LookupError("boom")
+
+        operation = an_operation()
+        with pytest.raises(LookupError, match="boom") as raised:
+            run(store, operation, explode)
+        assert raised.value.__cause__ is None
+        assert raised.value.__context__ is None
+        found = store.get(operation.key, operation.scope)
+        assert found is not None
+        assert found.status is Status.FAILED
+        assert run(store, operation) == Executed("response")
+        assert effects() == (1 if store.supports_transactions else 2)
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+
+    def test_recovered_error(self, store: Store, sent: list[str]) -> None:
+        """The answer that an adapter makes of an error is given, and kept if it has a payload."""
+
+        def explode(claim: Claim) -> Answer:
+            effect(claim)
+            raise LookupError("boom")
+
+        kept = Payload(404, (), b"none")
+        operation = an_operation()
+        outcome = run(store, operation, explode, lambda error: Answer("none", kept))
+        assert outcome == Executed("none")
+        replay = run(store, operation)
+        assert isinstance(replay, Replayed)
+        assert replay.record.payload == kept
+        assert effects() == (0 if store.supports_transactions else 1)
+        assert sent == ["claimed", "completed", "replayed"]
+
+    def test_exit_frees_the_key(self, store: Store) -> None:
+        """A request to exit, which is no error, goes through and leaves the key free."""
+
+        def leave(claim: Claim) -> Answer:
+            effect(claim)
+            raise SystemExit
+
+        operation = an_operation()
+        with pytest.raises(SystemExit):
+            run(store, operation, leave)
+        assert run(store, operation) == Executed("response")
+        assert effects() == (1 if store.supports_transactions else 2)
+
+    def test_receiver_error_spoils_nothing(self, store: Store) -> None:
+        """A signal's receiver that raises changes nothing for the client."""
+
+        def broken(**_: Any) -> None:
+            raise LookupError("receiver")
+
+        for name in SIGNALS:
+            getattr(signals, name).connect(broken)
+        try:
+            operation = an_operation()
+            assert run(store, operation) == Executed("response")
+            assert isinstance(run(store, operation), Replayed)
+        finally:
+            for name in SIGNALS:
+                getattr(signals, name).disconnect(broken)
+
+
+class TestConflict:
+    """A duplicate while the first is being executed."""
+
+    def test_reject(self, store: Store, sent: list[str]) -> None:
+        """It is told at once, and frees nothing: a third one is told as well."""
+        if connection.vendor == "sqlite" and store.supports_transactions:
+            pytest.skip("SQLite makes it wait")
+        operation = an_operation()
+        with held(store, operation) as ended:
+            assert isinstance(run(store, operation), InProgress)
+            assert isinstance(run(store, operation), InProgress)
+            assert ended() == Executed("response")
+        assert effects() == 1
+        assert sent == ["claimed", "conflicted", "conflicted", "completed"]
+
+    def test_wait(self, store: Store, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """With ``on_conflict="wait"`` it waits for the first to finish and replays its answer."""
+        operation = an_operation()
+        with held(store, operation) as ended:
+            monkeypatch.setattr(engine.time, "sleep", lambda seconds: ended())
+            outcome = run(store, operation, on_conflict="wait")
+        assert isinstance(outcome, Replayed)
+        assert effects() == 1
+        assert sent == ["claimed", "completed", "replayed"]
+
+    def test_wait_for_a_failure(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """When the first fails, who waited executes."""
+        operation = an_operation()
+        first = an_operation(key=operation.key)
+        started, finish = threading.Event(), threading.Event()
+
+        def fail(claim: Claim) -> Answer:
+            started.set()
+            assert finish.wait(PATIENCE)
+            return Answer("no", None, error="no", failed=True)
+
+        thread = threading.Thread(target=lambda: in_threads([lambda: run(store, first, fail)]))
+        thread.start()
+        assert started.wait(PATIENCE)
+
+        def pause(seconds: float) -> None:
+            finish.set()
+            thread.join(PATIENCE)
+
+        monkeypatch.setattr(engine.time, "sleep", pause)
+        assert run(store, operation, on_conflict="wait") == Executed("response")
+        thread.join(PATIENCE)
+        assert effects() == 1
+
+    def test_wait_is_bounded(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After ``wait_timeout`` it is told "in progress" after all; the pauses fit into it."""
+        if connection.vendor == "sqlite" and store.supports_transactions:
+            pytest.skip("SQLite makes it wait")
+        clock = [100.0]
+        pauses: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            clock[0] += seconds
+
+        operation = an_operation()
+        with held(store, operation):
+            monkeypatch.setattr(engine, "time", type("Clock", (), {}))
+            monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0], raising=False)
+            monkeypatch.setattr(engine.time, "sleep", sleep, raising=False)
+            outcome = run(store, operation, on_conflict="wait", wait_timeout=timedelta(seconds=3))
+            assert isinstance(outcome, InProgress)
+        assert sum(pauses) == pytest.approx(3)
+        assert max(pauses) <= engine.LONGEST_PAUSE
+        assert len(pauses) > 10
+
+
+class TestTransaction:
+    """The effect and its answer commit together."""
+
+    def test_lost_claim_rolls_back(self) -> None:
+        """When the claim's record vanishes during execution, the effect is rolled back."""
+
+        def sabotage(claim: Claim) -> Answer:
+            IdempotencyKey.objects.all().delete()
+            return effect(claim)
+
+        with pytest.raises(ClaimLost, match="deleted or changed by hand"):
+            run(DatabaseStore("default"), an_operation(), sabotage)
+        assert effects() == 0
+
+    def test_swallowed_database_error(self) -> None:
+        """A database error that the handler swallowed does not end in a commit of half the work."""
+
+        def swallow(claim: Claim) -> Answer:
+            effect(claim)
+            with pytest.raises(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("SELECT * FROM nowhere")
+            return Answer("response", STORED)
+
+        store, operation = DatabaseStore("default"), an_operation()
+        if connection.vendor == "postgresql":
+            with pytest.raises(DatabaseError):
+                run(store, operation, swallow)
+            assert effects() == 0
+        else:
+            assert run(store, operation, swallow) == Executed("response")
+            assert effects() == 1
+
+    def test_on_commit_hooks_run_after_the_answer_is_stored(self) -> None:
+        """The handler's ``on_commit`` hooks run once, when its answer can be replayed already."""
+        store, operation = DatabaseStore("default"), an_operation()
+        seen: list[Status] = []
+
+        def look() -> None:
+            found = store.get(operation.key, operation.scope)
+            assert found is not None
+            seen.append(found.status)
+
+        def execute(claim: Claim) -> Answer:
+            transaction.on_commit(look)
+            return effect(claim)
+
+        run(store, operation, execute)
+        run(store, operation, execute)
+        assert seen == [Status.COMPLETED]
+
+    def test_on_commit_hooks_of_a_failure_do_not_run(self) -> None:
+        """The hooks of an attempt that is rolled back never run."""
+        seen: list[str] = []
+
+        def execute(claim: Claim) -> Answer:
+            transaction.on_commit(lambda: seen.append("ran"))
+            return Answer("no", None, error="no")
+
+        run(DatabaseStore("default"), an_operation(), execute)
+        assert seen == []
+
+    def test_within_a_transaction_of_the_caller(self) -> None:
+        """Inside somebody's transaction the answer lives and dies with that transaction."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(InterruptedError), transaction.atomic():
+            assert run(store, operation) == Executed("response")
+            raise InterruptedError
+        assert effects() == 0
+        assert store.get(operation.key, operation.scope) is None
+        with transaction.atomic():
+            run(store, operation)
+        assert isinstance(run(store, operation), Replayed)
+        assert effects() == 1
+
+    def test_failure_within_a_transaction_of_the_caller(self) -> None:
+        """A failed attempt rolls back its own part only, and the caller's transaction goes on."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def refuse(claim: Claim) -> Answer:
+            effect(claim)
+            return Answer("no", None, error="no")
+
+        with transaction.atomic():
+            Effect.objects.create(reference="before")
+            run(store, operation, refuse)
+        assert (effects("before"), effects()) == (1, 0)
+
+    def test_joined(self) -> None:
+        """With ``after``, a failed attempt rolls back the caller's transaction and is recorded after it."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def refuse(claim: Claim) -> Answer:
+            effect(claim)
+            return Answer("no", None, error="refused")
+
+        with ExitStack() as after:
+            with transaction.atomic():
+                Effect.objects.create(reference="before")
+                assert run(store, operation, refuse, after=after) == Executed("no")
+            assert (effects("before"), effects()) == (0, 0)
+            assert store.get(operation.key, operation.scope) is None
+        row = IdempotencyKey.objects.get(key=operation.key)
+        assert (row.status, row.error) == (Status.FAILED, "refused")
+
+    def test_joined_and_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A busy store that spoils the caller's transaction is told as an error."""
+        store = DatabaseStore("default")
+
+        def busy(operation: Operation) -> Claim:
+            raise OperationInProgress
+
+        monkeypatch.setattr(store, "acquire", busy)
+        assert isinstance(run(store, an_operation()), InProgress)
+        with ExitStack() as after, pytest.raises(OperationInProgress):
+            run(store, an_operation(), after=after)
+
+
+class TestAudit:
+    """How a failed attempt is written down."""
+
+    def test_error_is_kept(self) -> None:
+        """The record says what went wrong."""
+
+        def explode(claim: Claim) -> Answer:
+            raise LookupError("no\0such thing")
+
+        operation = an_operation()
+        with pytest.raises(LookupError):
+            run(DatabaseStore("default"), operation, explode)
+        row = IdempotencyKey.objects.get(key=operation.key)
+        assert (row.status, row.attempt) == (Status.FAILED, 1)
+        assert row.error == "LookupError: no\N{REPLACEMENT CHARACTER}such thing"
+        assert row.completed_at is not None
+
+    def test_successor_is_not_overwritten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """When another attempt completes between rollback and audit, its answer stays."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def recover(error: Exception) -> Answer:
+            in_threads([lambda: run(store, operation)])
+            raise error
+
+        def explode(claim: Claim) -> Answer:
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            run(store, operation, explode, recover)
+        replay = run(store, operation)
+        assert isinstance(replay, Replayed)
+        assert effects() == 1
+
+    def test_unreachable_store_does_not_hide_the_error(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: list[str]
+    ) -> None:
+        """When the failure cannot be recorded, it is logged and the client gets its answer."""
+        store = DatabaseStore("default")
+
+        def unreachable(claim: Claim, error: str) -> bool:
+            raise StoreUnavailable
+
+        monkeypatch.setattr(store, "fail", unreachable)
+        outcome = run(store, an_operation(), lambda claim: Answer("no", None, error="refused"))
+        assert outcome == Executed("no")
+        assert "refused" in caplog.text
+        assert sent == ["claimed", "released"]
