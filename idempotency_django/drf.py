@@ -24,6 +24,7 @@ from .http import (
     problem_response,
     serve,
     status_of,
+    unclaimed,
 )
 from .policy import Policy
 from .policy_fields import UNSAFE_METHODS
@@ -94,7 +95,7 @@ class IdempotentViewMixin:
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
-        request._request.idempotency = None  # type: ignore[attr-defined]  # ours
+        unclaimed(request._request)
         name = (request.method or "").lower()
         handler = getattr(self, name, None)
         if request.method in UNSAFE_METHODS and handler is not None:

@@ -237,6 +237,13 @@ class Exchange(ABC):
         return response
 
 
+def unclaimed(request: HttpRequest) -> bool:
+    """Give the request its ``idempotency``, ``None`` so far; ``False``: it holds a claim already."""
+    claim = getattr(request, "idempotency", None)
+    request.idempotency = claim  # type: ignore[attr-defined]  # ours, for the view
+    return claim is None
+
+
 def serve(
     exchange: Exchange, policy: Policy, transactions: RequestTransactions | None = None
 ) -> HttpResponseBase:
@@ -252,12 +259,8 @@ def serve(
     Raises:
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
-    request = exchange.http_request
-    if isinstance(getattr(request, "idempotency", None), Claim):
-        return exchange.respond()
-    request.idempotency = None  # type: ignore[attr-defined]  # ours, for the view
-    method = request.method or ""
-    if method not in policy.methods:
+    method = exchange.http_request.method or ""
+    if not unclaimed(exchange.http_request) or method not in policy.methods:
         return exchange.respond()
     key = policy.client_key_of(exchange.header())
     if key is None and policy.key is None:

@@ -186,11 +186,12 @@ class Upload(IdempotentViewMixin, APIView):
         content = b"".join(file.read() for file in request.FILES.values())
         return Response({"size": len(content), "name": request.data.get("name", "")}, status=201)
 
-    put = post
-
 
 class RawUpload(Upload):
     parser_classes = [FileUploadParser]
+
+    def put(self, request: Request, filename: str) -> Response:
+        return self.post(request)
 
 
 class JSONOnly(Plain):

@@ -53,6 +53,12 @@ def sent() -> Iterator[list[str]]:
         signal.disconnect(receive)
 
 
+def skip_where_duplicates_queue(store: Store) -> None:
+    """SQLite's one write lock makes a duplicate wait inside the database."""
+    if connection.vendor == "sqlite" and store.supports_transactions:
+        pytest.skip("SQLite makes a duplicate wait by itself")
+
+
 def effect(claim: Claim) -> Answer:
     """Do it and answer."""
     Effect.objects.create(reference="a")
@@ -265,8 +271,7 @@ class TestConflict:
 
     def test_reject(self, store: Store, sent: list[str]) -> None:
         """It is told at once, and frees nothing: a third one is told as well."""
-        if connection.vendor == "sqlite" and store.supports_transactions:
-            pytest.skip("SQLite makes it wait")
+        skip_where_duplicates_queue(store)
         operation = an_operation()
         with held(store, operation) as ended:
             assert isinstance(run(store, operation), InProgress)
@@ -277,6 +282,7 @@ class TestConflict:
 
     def test_wait(self, store: Store, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """With ``on_conflict="wait"`` it waits for the first to finish and replays its answer."""
+        skip_where_duplicates_queue(store)
         operation = an_operation()
         with held(store, operation) as ended:
             monkeypatch.setattr(engine.time, "sleep", lambda seconds: ended())
@@ -287,6 +293,7 @@ class TestConflict:
 
     def test_wait_for_a_failure(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         """When the first fails, who waited executes."""
+        skip_where_duplicates_queue(store)
         operation = an_operation()
         first = an_operation(key=operation.key)
         started, finish = threading.Event(), threading.Event()
@@ -311,8 +318,7 @@ class TestConflict:
 
     def test_wait_is_bounded(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         """After ``wait_timeout`` it is told "in progress" after all; the pauses fit into it."""
-        if connection.vendor == "sqlite" and store.supports_transactions:
-            pytest.skip("SQLite makes it wait")
+        skip_where_duplicates_queue(store)
         clock = [100.0]
         pauses: list[float] = []
 
