@@ -52,7 +52,8 @@ def view_class_of(view: Any) -> type | None:
 
 def is_async(view: Any) -> bool:
     """Whether the view is a coroutine function, or a class-based view of such."""
-    return iscoroutinefunction(view) or bool(getattr(view_class_of(view), "view_is_async", False))
+    view_class = view if inspect.isclass(view) else view_class_of(view)
+    return iscoroutinefunction(view) or bool(getattr(view_class, "view_is_async", False))
 
 
 def protect(view: Any, policy: Policy) -> Any:
@@ -62,13 +63,13 @@ def protect(view: Any, policy: Policy) -> Any:
     """
     if is_marked(view, PROTECTED):
         return view
-    if inspect.isclass(view):
-        return _protected_class(view, policy)
     if is_async(view):
         raise ImproperlyConfigured(
             f"@idempotent is on {_name(view)}, which is async. The transaction that holds the "
             "claim cannot span an async view: make the view sync."
         )
+    if inspect.isclass(view):
+        return _protected_class(view, policy)
     if view_class_of(view):
         return protect_innermost(view, policy)
     for layer in _layers(view):

@@ -1,0 +1,378 @@
+"""``@idempotent`` and ``@idempotency_exempt`` on Django's own views."""
+
+from __future__ import annotations
+
+import json
+from functools import partial, wraps
+from typing import Any
+
+import pytest
+from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin
+from django.contrib.auth.models import Permission, User
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import Client, RequestFactory
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from django.views.generic import TemplateView, View
+
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import PAYMENT, Policy
+from idempotency_django.protection import EXEMPT, is_marked
+from tests.models import Effect
+from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    match reference:
+        case "404":
+            raise Http404("no such thing")
+        case "403":
+            raise PermissionDenied
+        case "error":
+            raise LookupError("boom")
+        case "503":
+            return HttpResponse(status=503)
+        case "nothing":
+            return None  # type: ignore[return-value]
+    return JsonResponse({"reference": reference}, status=201, headers={"Location": "/e/1"})
+
+
+@idempotent
+def plain(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+@idempotent(policy=PAYMENT, store_errors=True)
+def payment(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+@idempotent
+def template(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="template")
+    return TemplateResponse(request, engines["django"].from_string("n={{ n }}"), {"n": 1})
+
+
+@permission_required("tests.add_effect", raise_exception=True)
+@idempotent
+def permitted(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+@idempotent
+class OnClass(LoginRequiredMixin, PermissionRequiredMixin, View):
+    permission_required = "tests.add_effect"
+    raise_exception = True
+    answer = "class"
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+class OnHandler(View):
+    @method_decorator(idempotent)
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+class OnHandlerDirectly(View):
+    @idempotent(required=True)
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+@method_decorator(idempotent, name="dispatch")
+class OnDispatch(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+class Simple(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+@idempotent
+def outer(request: HttpRequest) -> HttpResponse:
+    assert request.idempotency is not None
+    return OnHandlerDirectly.as_view()(request)
+
+
+def logged(view: Any) -> Any:
+    @wraps(view)
+    def inner(request: HttpRequest) -> HttpResponse:
+        Effect.objects.create(reference="logged")
+        return view(request)
+
+    return inner
+
+
+urlpatterns = [
+    path("plain/", plain),
+    path("payment/", payment),
+    path("template/", template),
+    path("permitted/", permitted),
+    path("class/", OnClass.as_view()),
+    path("handler/", OnHandler.as_view()),
+    path("handler-directly/", OnHandlerDirectly.as_view()),
+    path("dispatch/", OnDispatch.as_view()),
+    path("as-view/", idempotent(Simple.as_view())),
+    path("as-view-below/", idempotent(never_cache(Simple.as_view()))),
+    path("outer/", outer),
+    path("logged/", idempotent(logged(create))),
+    path("partial/", idempotent(partial(create))),
+]
+
+
+@pytest.fixture
+def alice(client: Client) -> Client:
+    """A client that is Alice, who may add effects."""
+    user = User.objects.create_user("alice", password="alice")
+    user.user_permissions.add(Permission.objects.get(codename="add_effect"))
+    client.force_login(user)
+    return client
+
+
+class TestKinds:
+    """Every kind of view."""
+
+    @pytest.mark.parametrize(
+        "url",
+        "/plain/ /payment/ /permitted/ /class/ /handler/ /handler-directly/ /dispatch/ /as-view/ "
+        "/as-view-below/ /outer/ /partial/".split(),
+    )
+    def test_replay(self, alice: Client, url: str) -> None:
+        """One effect; each retry is the first answer again; one record, whatever is nested."""
+        key = new_key()
+        first = post(alice, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(alice, url, key))
+        assert_problem(post(alice, url, key, "b"), 422, "mismatch")
+        assert (effects(), effects("b")) == (1, 0)
+        assert IdempotencyKey.objects.count() == 1
+
+    def test_what_is_below_runs_once(self, client: Client) -> None:
+        """What is below ``@idempotent`` runs once, decorators with effects included."""
+        key = new_key()
+        post(client, "/logged/", key)
+        post(client, "/logged/", key)
+        assert (effects(), effects("logged")) == (1, 1)
+
+    def test_template_is_rendered_inside(self, client: Client) -> None:
+        """A template's answer is rendered before it is stored."""
+        key = new_key()
+        first = post(client, "/template/", key)
+        assert first.content == b"n=1"
+        assert_replays(first, post(client, "/template/", key))
+
+    def test_method_that_a_class_has_not(self, alice: Client) -> None:
+        """A class-based view answers a method that it does not have as ever."""
+        assert post(alice, "/class/", new_key(), method="put").status_code == 405
+
+    def test_required(self, client: Client) -> None:
+        """A required key that is missing is refused; a safe method needs none."""
+        assert_problem(post(client, "/payment/"), 400, "key-missing")
+        assert_problem(post(client, "/handler-directly/"), 400, "key-missing")
+        assert effects() == 0
+
+    def test_safe_method(self, client: Client) -> None:
+        """A safe method is just run, and learns that there is no claim."""
+        key = new_key()
+        with pytest.raises(json.JSONDecodeError):
+            client.get("/plain/", headers={"Idempotency-Key": key})
+        assert not IdempotencyKey.objects.exists()
+
+    def test_attributes_stay(self) -> None:
+        """The decorated view keeps its name and documentation."""
+        assert plain.__name__ == "plain"
+        assert OnClass.__name__ == "OnClass"
+        assert OnClass.__module__ == __name__
+        assert OnClass.as_view().view_class is OnClass
+
+
+class TestPermissions:
+    """A withdrawn permission withdraws the replay."""
+
+    @pytest.mark.parametrize("url", ["/permitted/", "/class/"])
+    def test_withdrawn(self, alice: Client, url: str) -> None:
+        """Alice gets 403 instead of her stored answer."""
+        key = new_key()
+        post(alice, url, key)
+        User.objects.get().user_permissions.clear()
+        assert post(alice, url, key).status_code == 403
+
+    @pytest.mark.parametrize(
+        "check", [login_required, permission_required("tests.add_effect", raise_exception=True)]
+    )
+    def test_above_a_check(self, check: Any) -> None:
+        """Above an authentication decorator it is refused when the view is defined."""
+        with pytest.raises(ImproperlyConfigured, match="Put it below"):
+            idempotent(never_cache(check(create)))
+
+
+class TestFailure:
+    """What is rolled back."""
+
+    def test_returned_5xx(self, client: Client) -> None:
+        """A returned 5xx rolls back; a retry executes."""
+        key = new_key()
+        for _ in range(2):
+            assert post(client, "/plain/", key, "503").status_code == 503
+        assert effects("503") == 0
+
+    @pytest.mark.parametrize(("url", "reference"), [("/plain/", "error"), ("/payment/", "error")])
+    def test_raised_error(self, client: Client, url: str, reference: str) -> None:
+        """A raised error rolls back and goes on as itself."""
+        key = new_key()
+        for _ in range(2):
+            with pytest.raises(LookupError, match="boom"):
+                post(client, url, key, reference)
+        assert effects(reference) == 0
+
+    @pytest.mark.parametrize("status", [404])
+    def test_raised_4xx(self, client: Client, status: int) -> None:
+        """A raised 404 rolls back and is answered by Django; a retry executes."""
+        key = new_key()
+        for _ in range(2):
+            response = post(client, "/plain/", key, str(status))
+            assert response.status_code == status
+            assert not is_replay(response)
+        assert effects(str(status)) == 0
+
+    def test_stored_4xx(self, client: Client) -> None:
+        """With ``store_errors`` a raised 404 is stored after the rollback, a 403 never."""
+        key = new_key()
+        first = post(client, "/payment/", key, "404")
+        assert first.status_code == 404
+        assert_replays(first, post(client, "/payment/", key, "404"))
+        key = new_key()
+        for _ in range(2):
+            assert not is_replay(post(client, "/payment/", key, "403"))
+        assert (effects("404"), effects("403")) == (0, 0)
+
+    def test_no_response(self, client: Client) -> None:
+        """A view that returns no response is told so, and nothing stays."""
+        with pytest.raises(TypeError, match="returned NoneType, not an HttpResponse"):
+            post(client, "/plain/", new_key(), "nothing")
+        assert effects("nothing") == 0
+
+
+class TestForms:
+    """Django's own requests: forms and what is no form."""
+
+    @pytest.fixture(autouse=True)
+    def _urls(self, settings: Any) -> None:
+        @idempotent
+        def form(request: HttpRequest) -> HttpResponse:
+            Effect.objects.create(reference="form")
+            fields = {
+                **request.POST.dict(),
+                **{n: f.read().decode() for n, f in request.FILES.items()},
+            }
+            return JsonResponse(fields)
+
+        self.view = form
+
+    def send(self, request: HttpRequest, key: str) -> HttpResponse:
+        request.META["HTTP_IDEMPOTENCY_KEY"] = key
+        return self.view(request)  # type: ignore[no-any-return]
+
+    @pytest.mark.parametrize("method", ["post", "put"])
+    def test_urlencoded(self, method: str) -> None:
+        """A form counts by its fields; their order among one another does not matter."""
+        key = new_key()
+        make = partial(
+            getattr(RequestFactory(), method),
+            "/f/",
+            content_type="application/x-www-form-urlencoded",
+        )
+        self.send(make(data="a=1&b=2"), key)
+        assert is_replay(self.send(make(data="b=2&a=1"), key))
+        assert self.send(make(data="a=2&b=1"), key).status_code == 422
+        assert effects("form") == 1
+
+    @pytest.mark.parametrize("method", ["post", "put"])
+    def test_multipart(self, method: str) -> None:
+        """A multipart form counts by fields and files, for every method; the view can read them."""
+        from django.core.files.uploadedfile import SimpleUploadedFile
+        from django.test.client import encode_multipart
+
+        def make(boundary: str, content: bytes) -> HttpRequest:
+            file = SimpleUploadedFile("f.txt", content, "text/plain")
+            return getattr(RequestFactory(), method)(
+                "/f/",
+                encode_multipart(boundary, {"a": "1", "file": file}),
+                content_type=f"multipart/form-data; boundary={boundary}",
+            )
+
+        key = new_key()
+        first = self.send(make("one", b"data"), key)
+        if method == "post":
+            assert json.loads(first.content) == {"a": "1", "file": "data"}
+        assert is_replay(self.send(make("two", b"data"), key))
+        assert self.send(make("one", b"other"), key).status_code == 422
+
+
+class TestMisuse:
+    """What cannot be protected is refused when it is defined, and says what to do."""
+
+    def test_async_view(self) -> None:
+        """An async view cannot hold a transaction."""
+        with pytest.raises(ImproperlyConfigured, match="make the view sync"):
+
+            @idempotent
+            async def view(request: HttpRequest) -> HttpResponse:
+                return HttpResponse()
+
+    def test_async_class(self) -> None:
+        """Nor can an async class-based view."""
+
+        class Async(View):
+            async def post(self, request: HttpRequest) -> HttpResponse:
+                return HttpResponse()
+
+        with pytest.raises(ImproperlyConfigured, match="make the view sync"):
+            idempotent(Async.as_view())
+        with pytest.raises(ImproperlyConfigured, match="make the view sync"):
+            idempotent(Async)
+
+    def test_no_view(self) -> None:
+        """A class that is no view."""
+        with pytest.raises(ImproperlyConfigured, match="which is no view"):
+            idempotent(dict)
+
+    def test_positional_policy(self) -> None:
+        """A policy goes by its name."""
+        with pytest.raises(ImproperlyConfigured, match="policy="):
+            idempotent(Policy())  # type: ignore[call-overload]
+
+    def test_twice(self) -> None:
+        """A protected view stays as it is."""
+        assert idempotent(plain) is plain
+
+
+def test_exempt() -> None:
+    """``@idempotency_exempt`` marks functions and classes, and what is made of them."""
+
+    @never_cache
+    @idempotency_exempt
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @idempotency_exempt
+    class Exempt(TemplateView):
+        pass
+
+    assert is_marked(view, EXEMPT)
+    assert is_marked(Exempt.as_view(), EXEMPT)
+    assert not is_marked(Simple.as_view(), EXEMPT)

@@ -1,0 +1,421 @@
+"""``IdempotencyMiddleware``: every view of a project, without touching it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from functools import wraps
+from typing import Any, ClassVar
+
+import pytest
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.conf import settings as django_settings
+from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.mixins import PermissionRequiredMixin
+from django.contrib.auth.models import Permission, User
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client
+from django.urls import include, path
+from django.views.decorators.csrf import csrf_exempt
+from django.views.generic import View
+from rest_framework import permissions, routers, serializers, viewsets
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.decorators import api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.middleware import IdempotencyMiddleware
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from tests.models import Effect
+from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+PATH = "idempotency_django.middleware.IdempotencyMiddleware"
+MIDDLEWARE = [*django_settings.MIDDLEWARE, PATH]
+
+
+@pytest.fixture(autouse=True)
+def _middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = MIDDLEWARE
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    if reference == "error":
+        raise LookupError("boom")
+    return JsonResponse({"reference": reference}, status=201)
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+@permission_required("tests.add_effect", raise_exception=True)
+def permitted(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+def api_key_required(view: Any) -> Any:
+    @wraps(view)
+    def inner(request: HttpRequest, *args: Any) -> HttpResponse:
+        if request.headers.get("X-Api-Key") != "good":
+            return HttpResponse(status=401)
+        return view(request, *args)
+
+    return inner
+
+
+class CallableDecorator:
+    """A decorator that is an object: nobody sees through it."""
+
+    def __init__(self, view: Any) -> None:
+        self.inner = view
+        self.__wrapped__ = view
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.inner(request)
+
+
+class Handled(PermissionRequiredMixin, View):
+    permission_required = "tests.add_effect"
+    raise_exception = True
+
+    def post(self, request: HttpRequest, word: str = "") -> HttpResponse:
+        return create(request)
+
+
+class API(APIView):
+    authentication_classes = [SessionAuthentication]
+    permission_classes = [permissions.DjangoModelPermissions]
+    queryset = Effect.objects.all()
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference=request.data["reference"])
+        return Response(request.data, status=201)
+
+
+class Serializer(serializers.ModelSerializer[Effect]):
+    class Meta:
+        model = Effect
+        fields = ("id", "reference")
+
+
+class Effects(viewsets.ModelViewSet[Effect]):
+    queryset = Effect.objects.all()
+    serializer_class = Serializer
+    authentication_classes: ClassVar[list[Any]] = []
+
+
+@api_view(["POST"])
+def function(request: Request) -> Response:
+    Effect.objects.create(reference=request.data["reference"])
+    return Response(request.data, status=201)
+
+
+class Mixed(IdempotentViewMixin, API):
+    pass
+
+
+@idempotency_exempt
+def exempt(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+def with_policy(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+with_policy.idempotency_policy = Policy(required=True)
+
+
+class WithPolicy(View):
+    idempotency_policy = Policy(required=True)
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+def wrong_policy(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+wrong_policy.idempotency_policy = {"required": True}
+
+
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    await Effect.objects.acreate(reference="async")
+    return HttpResponse()
+
+
+class AsyncView(View):
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        await Effect.objects.acreate(reference="async")
+        return HttpResponse()
+
+
+router = routers.SimpleRouter()
+router.register("effects", Effects)
+urlpatterns = [
+    path("plain/", plain),
+    path("permitted/", permitted),
+    path("api-key/", csrf_exempt(api_key_required(create))),
+    path("opaque/", CallableDecorator(create)),
+    path("handled/", Handled.as_view()),
+    path("handled/<str:word>/", Handled.as_view()),
+    path("api/", API.as_view()),
+    path("api-decorated/", login_required(API.as_view())),
+    path("function/", function),
+    path("mixed/", Mixed.as_view()),
+    path("decorated/", idempotent(create)),
+    path("exempt/", exempt),
+    path("with-policy/", with_policy),
+    path("class-with-policy/", WithPolicy.as_view()),
+    path("wrong-policy/", wrong_policy),
+    path("async/", asynchronous),
+    path("async-class/", AsyncView.as_view()),
+    path("", include(router.urls)),
+]
+
+
+@pytest.fixture
+def alice(client: Client) -> Client:
+    """A client that is Alice, who may add effects."""
+    user = User.objects.create_user("alice", password="alice")
+    user.user_permissions.add(Permission.objects.get(codename="add_effect"))
+    client.force_login(user)
+    return client
+
+
+class TestProtection:
+    """What takes part, and how."""
+
+    @pytest.mark.parametrize(
+        "url",
+        "/plain/ /permitted/ /handled/ /handled/x/ /api/ /api-decorated/ /function/ /effects/ "
+        "/mixed/ /decorated/ /with-policy/ /class-with-policy/".split(),
+    )
+    def test_replay(self, alice: Client, url: str) -> None:
+        """Every kind of view: one effect, one claim, and the first answer again."""
+        key = new_key()
+        first = post(alice, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(alice, url, key))
+        assert_problem(post(alice, url, key, "b"), 422, "mismatch")
+        assert (effects(), effects("b")) == (1, 0)
+        assert IdempotencyKey.objects.get().replay_count == 1
+
+    def test_exempt(self, client: Client) -> None:
+        """An exempt view runs each time."""
+        key = new_key()
+        for _ in range(2):
+            assert not is_replay(post(client, "/exempt/", key))
+        assert effects() == 2
+
+    def test_without_a_key(self, client: Client) -> None:
+        """Without a key views run as ever."""
+        post(client, "/plain/")
+        post(client, "/plain/")
+        assert effects() == 2
+
+    @pytest.mark.parametrize("url", ["/with-policy/", "/class-with-policy/"])
+    def test_policy_of_a_view(self, client: Client, url: str) -> None:
+        """A view declares its policy in an attribute."""
+        assert_problem(post(client, url), 400, "key-missing")
+
+    def test_wrong_policy(self, client: Client) -> None:
+        """A policy that is none is refused, by name."""
+        with pytest.raises(ImproperlyConfigured, match="is a dict; it must be a Policy"):
+            post(client, "/wrong-policy/", new_key())
+
+    def test_opt_in(self, client: Client, settings: Any) -> None:
+        """With ``MIDDLEWARE_PROTECTS`` set to ``with-policy`` only such views take part."""
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "with-policy"}
+        key = new_key()
+        for _ in range(2):
+            assert not is_replay(post(client, "/plain/", key))
+        first = post(client, "/with-policy/", key)
+        assert_replays(first, post(client, "/with-policy/", key))
+
+    def test_unknown_choice(self, client: Client, settings: Any) -> None:
+        """Another value of the setting is refused with the values that there are."""
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "everything"}
+        with pytest.raises(ImproperlyConfigured, match="'unsafe'"):
+            post(client, "/plain/", new_key())
+
+    def test_safe_method(self, client: Client) -> None:
+        """A key on a GET breaks nothing."""
+        with pytest.raises(json.JSONDecodeError):  # the view runs, and finds no body
+            client.get("/plain/", headers={"Idempotency-Key": "not,a,key"})
+        assert not IdempotencyKey.objects.exists()
+
+    def test_unknown_path(self, client: Client) -> None:
+        """A key on a path that leads nowhere is a 404 as ever."""
+        assert post(client, "/nowhere/", new_key()).status_code == 404
+
+
+class TestChecksComeFirst:
+    """Authentication, permissions, CSRF: before a replay."""
+
+    @pytest.mark.parametrize("url", ["/permitted/", "/handled/", "/api/", "/api-decorated/"])
+    def test_withdrawn_permission(self, alice: Client, url: str) -> None:
+        """Alice gets 403 instead of her stored answer, wherever the view checks it."""
+        key = new_key()
+        post(alice, url, key)
+        User.objects.get().user_permissions.clear()
+        assert post(alice, url, key).status_code == 403
+
+    def test_logged_out(self, alice: Client) -> None:
+        """After the session's end a decorated DRF view redirects to the login."""
+        key = new_key()
+        post(alice, "/api-decorated/", key)
+        alice.logout()
+        assert post(alice, "/api-decorated/", key).status_code == 302
+
+    def test_own_decorator(self, client: Client) -> None:
+        """A decorator of the project's own is asked for each request."""
+        key = new_key()
+        first = post(client, "/api-key/", key, headers={"X-Api-Key": "good"})
+        assert first.status_code == 201
+        assert post(client, "/api-key/", key, headers={"X-Api-Key": "bad"}).status_code == 401
+        assert_replays(first, post(client, "/api-key/", key, headers={"X-Api-Key": "good"}))
+
+    def test_opaque_decorator(self, client: Client) -> None:
+        """What cannot be seen through is refused, and says where to put ``@idempotent``."""
+        with pytest.raises(ImproperlyConfigured, match="Put @idempotent on"):
+            post(client, "/opaque/", new_key())
+        assert effects() == 0
+
+    def test_csrf(self) -> None:
+        """A request without a CSRF token is refused before it is looked up."""
+        client = Client(enforce_csrf_checks=True)
+        key = new_key()
+        assert post(client, "/plain/", key).status_code == 403
+        assert not IdempotencyKey.objects.exists()
+
+
+class HandlesErrors:
+    """A middleware that turns an exception of the domain into an answer."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        return HttpResponse(f"handled {error}", status=418)
+
+
+class ChangesTemplates:
+    """A middleware that looks at template responses."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.get_response(request)
+
+    def process_template_response(self, request: HttpRequest, response: Any) -> Any:
+        response.context_data = {**(response.context_data or {}), "seen": True}
+        return response
+
+
+class HasProcessView(HandlesErrors):
+    def process_view(self, *args: Any) -> None:
+        return None
+
+
+class TestNeighbours:
+    """Other middleware."""
+
+    def test_process_exception(self, client: Client, settings: Any) -> None:
+        """Others see what the view raised, after it was rolled back."""
+        here = [f"{__name__}.HandlesErrors", f"{__name__}.ChangesTemplates"]
+        settings.MIDDLEWARE = [*MIDDLEWARE[:-1], *here, PATH]
+        key = new_key()
+        for _ in range(2):
+            response = post(client, "/plain/", key, "error")
+            assert (response.status_code, response.content) == (418, b"handled boom")
+        assert effects("error") == 0
+        assert IdempotencyKey.objects.get().attempt == 2
+
+    def test_unhandled_exception(self, client: Client) -> None:
+        """What nobody handles arrives as itself."""
+        with pytest.raises(LookupError, match="boom"):
+            post(client, "/plain/", new_key(), "error")
+
+    def test_order(self, client: Client, settings: Any) -> None:
+        """It refuses to start before a middleware whose ``process_view`` it would skip."""
+        settings.MIDDLEWARE = [PATH, f"{__name__}.HasProcessView"]
+        with pytest.raises(ImproperlyConfigured, match="HasProcessView"):
+            post(client, "/plain/", new_key())
+
+    def test_used_without_the_setting(self, settings: Any) -> None:
+        """Made by hand, it has no neighbours to check."""
+        settings.MIDDLEWARE = [f"{__name__}.HasProcessView"]
+        assert IdempotencyMiddleware(lambda request: HttpResponse())
+
+
+class TestAsync:
+    """Under ASGI sync views keep their transaction; async views are not protected."""
+
+    @pytest.fixture
+    def async_client(self) -> Iterator[AsyncClient]:
+        """A client that goes through the ASGI handler."""
+        yield AsyncClient()
+
+    def send(self, client: AsyncClient, url: str, key: str | None) -> HttpResponse:
+        headers = {"Idempotency-Key": key} if key else {}
+
+        async def go() -> HttpResponse:
+            response = await client.post(
+                url, '{"reference": "a"}', content_type="application/json", headers=headers
+            )
+            await sync_to_async(connections.close_all)()  # the one of the thread for sync code
+            return response
+
+        return asyncio.run(go())
+
+    @pytest.mark.parametrize("url", ["/plain/", "/function/", "/decorated/"])
+    def test_sync_view(self, async_client: AsyncClient, url: str) -> None:
+        """A sync view under ASGI: one effect, then replays."""
+        key = new_key()
+        first = self.send(async_client, url, key)
+        assert first.status_code == 201
+        again = self.send(async_client, url, key)
+        assert is_replay(again)
+        assert again.content == first.content
+        assert effects() == 1
+
+    def test_without_a_key(self, async_client: AsyncClient) -> None:
+        """Without a key it is run as ever."""
+        assert self.send(async_client, "/plain/", None).status_code == 201
+
+    @pytest.mark.parametrize("url", ["/async/", "/async-class/"])
+    def test_async_view(
+        self, async_client: AsyncClient, url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """An async view runs unprotected, and the log says so."""
+        key = new_key()
+        for _ in range(2):
+            assert self.send(async_client, url, key).status_code == 200
+        assert "its view is async and is not protected" in caplog.text
+        assert effects("async") == 2
+
+    def test_is_a_coroutine_under_asgi(self) -> None:
+        """Django sees which kind it is."""
+
+        async def get_response(request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+        assert iscoroutinefunction(IdempotencyMiddleware(get_response))
+        assert not iscoroutinefunction(IdempotencyMiddleware(lambda request: HttpResponse()))
