@@ -147,7 +147,9 @@ class StoreContract:
         """Empty and binary bodies, repeated headers, and tombstones come back as they were."""
         answers = [
             Payload(204, (), b""),
-            Payload(200, (("Link", "<a>"), ("Link", "<b>"), ("X-Text", 'é, "q"')), bytes(range(256))),
+            Payload(
+                200, (("Link", "<a>"), ("Link", "<b>"), ("X-Text", 'é, "q"')), bytes(range(256))
+            ),
             Payload(200, (("Content-Type", "text/csv"),), None),
         ]
         for answer in answers:
@@ -337,7 +339,10 @@ class StoreContract:
     def test_purge_takes_the_oldest(self) -> None:
         """Purge deletes what is expired, the oldest first, at most as many as it is told."""
         first, second = (an_operation(ttl=timedelta(milliseconds=1)) for _ in range(2))
-        alive, kept = an_operation(), an_operation(ttl=timedelta(milliseconds=1), retention=SECOND * 99)
+        alive, kept = (
+            an_operation(),
+            an_operation(ttl=timedelta(milliseconds=1), retention=SECOND * 99),
+        )
         for operation in (first, second, alive, kept):
             self.completed(operation)
             if operation is not alive:

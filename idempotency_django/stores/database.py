@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
@@ -45,10 +45,8 @@ class DatabaseStore(Store):
         self.using = using
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        try:
+        with self._reachable():
             return self._acquire(operation)
-        except (OperationalError, InterfaceError) as error:
-            self._unavailable(error)
 
     def _acquire(self, operation: Operation) -> Claim | Record:
         token = secrets.token_hex(16)
@@ -83,18 +81,19 @@ class DatabaseStore(Store):
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         headers = json.dumps(payload.headers) if payload.headers else "[]"
-        return self._dialect.complete(claim, payload, headers)
+        with self._reachable():
+            return self._dialect.complete(claim, payload, headers)
 
     def fail(self, claim: Claim, error: str) -> bool:
-        mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
-        return bool(
-            mine.filter(status=Status.IN_PROGRESS).update(
+        with self._reachable():
+            mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
+            failed = mine.filter(status=Status.IN_PROGRESS).update(
                 status=Status.FAILED,
                 error=plain(error, 4096),
                 completed_at=DatabaseNow(),
                 lease_expires_at=None,
             )
-        )
+        return bool(failed)
 
     def get(self, key: str, scope: str) -> Record | None:
         row = self._dialect.select(key, scope)
@@ -140,10 +139,8 @@ class DatabaseStore(Store):
         with ExitStack() as stack:
             # A transaction that is to roll back accepts no statement before its end.
             (after or stack).callback(self._dialect.release)
-            try:
+            with self._reachable():
                 stack.enter_context(transaction.atomic(using=self.using, savepoint=after is None))
-            except (OperationalError, InterfaceError) as error:
-                self._unavailable(error)
             yield
 
     def on_commit(self, function: Callable[[], object]) -> None:
@@ -169,10 +166,15 @@ class DatabaseStore(Store):
             )
         return DIALECTS[vendor](self.using)
 
-    def _unavailable(self, error: DatabaseFault) -> NoReturn:
-        if self._dialect.is_busy(error):
-            raise OperationInProgress from error
-        raise StoreUnavailable from error
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Say in the store's own terms what the database says of contention and of its absence."""
+        try:
+            yield
+        except (OperationalError, InterfaceError) as error:
+            if self._dialect.is_busy(error):
+                raise OperationInProgress from error
+            raise StoreUnavailable from error
 
 
 def _in_progress(operation: Operation) -> Record:

@@ -195,10 +195,18 @@ class PostgreSQL(Dialect):
 
 
 class MySQL(Dialect):
-    """The lock is a named one of the session, taken before the INSERT and released after COMMIT."""
+    """The lock is a named one of the session, taken before the INSERT and released after COMMIT.
+
+    The INSERT looks before it touches the unique index: a row that somebody has locked, a purge or
+    the count of a replay, would make it wait.
+    """
 
     now = "UTC_TIMESTAMP(6)"
     later = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
+    insert = (
+        "INSERT INTO {table} ({columns}) SELECT {values} FROM DUAL WHERE NOT EXISTS "
+        "(SELECT 1 FROM {table} WHERE {key} = %s AND {scope} = %s)"
+    )
     # lock wait timeout, deadlock, NOWAIT failed
     busy = frozenset({1205, 1213, 3572})
     duplicate = 1062
@@ -212,7 +220,10 @@ class MySQL(Dialect):
             return None
         with connections[self.using].cursor() as cursor:
             try:
-                cursor.execute(self.insert_sql, self.values(operation, token))
+                cursor.execute(
+                    self.insert_sql,
+                    [*self.values(operation, token), operation.key, operation.scope],
+                )
             except IntegrityError as error:
                 if self.code(error.__cause__) != self.duplicate:
                     raise
@@ -222,7 +233,7 @@ class MySQL(Dialect):
                 if not self.is_busy(error):
                     raise
                 return None
-            return int(cursor.lastrowid)
+            return int(cursor.lastrowid) if cursor.rowcount == 1 else None
 
     def lockable(
         self, rows: QuerySet[IdempotencyKey], operation: Operation
@@ -242,7 +253,7 @@ class MySQL(Dialect):
         return error.args[0] if error and error.args else None
 
     def _lock(self, operation: Operation) -> bool:
-        name = f"idempotency:{_lock_digest(operation, 16).hex()}"
+        name = self._lock_name(operation)
         with connections[self.using].cursor() as cursor:
             cursor.execute("SELECT GET_LOCK(%s, 0)", [name])
             row = cursor.fetchone()
@@ -251,6 +262,10 @@ class MySQL(Dialect):
         # A session may hold a lock several times and must release it as often.
         self._held.names = [*getattr(self._held, "names", []), name]
         return True
+
+    @staticmethod
+    def _lock_name(operation: Operation) -> str:
+        return f"idempotency:{_lock_digest(operation, 16).hex()}"
 
 
 class SQLite(Dialect):

@@ -1,0 +1,299 @@
+"""``ATOMIC_REQUESTS``, ``non_atomic_requests`` and other transactions around a view."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connection, connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils.decorators import method_decorator
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django import signals
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from tests.models import Effect
+from tests.support import assert_replays, effects, new_key, post, record
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+
+def seen_in_transaction() -> bool:
+    return bool(connection.in_atomic_block)
+
+
+class DRF(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+    in_transaction: ClassVar[list[tuple[str, bool]]] = []
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        Effect.objects.create(reference="initial")
+        DRF.in_transaction.append(("initial", seen_in_transaction()))
+
+    def post(self, request: Request) -> Response:
+        reference = request.data["reference"]
+        DRF.in_transaction.append(("handler", seen_in_transaction()))
+        Effect.objects.create(reference=reference)
+        if reference == "error":
+            raise LookupError("boom")
+        if reference == "invalid":
+            from rest_framework.exceptions import ValidationError
+
+            raise ValidationError({"reference": ["wrong"]})
+        return Response({"reference": reference}, status=503 if reference == "503" else 201)
+
+
+class KeepsErrors(DRF):
+    idempotency_policy = Policy(store_errors=True)
+
+
+@method_decorator(transaction.non_atomic_requests, name="dispatch")
+class NonAtomic(DRF):
+    pass
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    DRF.in_transaction.append(("handler", seen_in_transaction()))
+    Effect.objects.create(reference=reference)
+    if reference == "error":
+        raise LookupError("boom")
+    return JsonResponse({"reference": reference}, status=503 if reference == "503" else 201)
+
+
+decorated = idempotent(create)
+
+
+@transaction.non_atomic_requests
+@idempotent
+def non_atomic_decorated(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+@transaction.non_atomic_requests
+def non_atomic_plain(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+def hides_marks(request: HttpRequest) -> HttpResponse:
+    """Django opens its transaction around this one, because no mark says otherwise."""
+    return DRF.as_view()(request)
+
+
+urlpatterns = [
+    path("drf/", DRF.as_view()),
+    path("keeps-errors/", KeepsErrors.as_view()),
+    path("non-atomic/", NonAtomic.as_view()),
+    path("non-atomic-outside/", transaction.non_atomic_requests(DRF.as_view())),
+    path("decorated/", decorated),
+    path("non-atomic-decorated/", non_atomic_decorated),
+    path("middleware/", plain),
+    path("non-atomic-middleware/", non_atomic_plain),
+    path("hidden/", hides_marks),
+]
+
+VIEWS = ["/drf/", "/decorated/", "/middleware/", "/hidden/"]
+PLAIN_VIEWS = ["/decorated/", "/middleware/"]
+
+
+@pytest.fixture(autouse=True)
+def _setup(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    settings.MIDDLEWARE = [
+        *django_settings.MIDDLEWARE,
+        "idempotency_django.middleware.IdempotencyMiddleware",
+    ]
+    DRF.in_transaction = []
+    yield
+
+
+@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"])
+def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With and without ``ATOMIC_REQUESTS``."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
+    return bool(request.param)
+
+
+@pytest.fixture
+def always_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``ATOMIC_REQUESTS``."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+
+
+class TestBothWays:
+    """What holds with and without ``ATOMIC_REQUESTS``."""
+
+    @pytest.mark.parametrize("url", VIEWS)
+    def test_replay(self, client: Client, url: str, atomic: bool) -> None:
+        """One effect, one claim, the same answer again."""
+        key = new_key()
+        first = post(client, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", VIEWS)
+    def test_returned_5xx(self, client: Client, url: str, atomic: bool) -> None:
+        """A returned 5xx rolls back; the attempt is recorded; the retry runs as attempt 2."""
+        key = new_key()
+        for attempt in (1, 2):
+            assert post(client, url, key, "503").status_code == 503
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects("503") == 0
+
+    @pytest.mark.parametrize("url", ["/drf/", *PLAIN_VIEWS])
+    def test_raised_error(self, client: Client, url: str, atomic: bool) -> None:
+        """A raised error rolls back; the attempt is recorded."""
+        key = new_key()
+        for attempt in (1, 2):
+            with pytest.raises(LookupError, match="boom"):
+                post(client, url, key, "error")
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects("error") == 0
+
+    def test_handled_error(self, client: Client, atomic: bool) -> None:
+        """An error that DRF answers rolls back; the attempt is recorded."""
+        key = new_key()
+        assert post(client, "/drf/", key, "invalid").status_code == 400
+        assert record(key).status == "failed"
+        assert effects("invalid") == 0
+
+    def test_stored_error(self, client: Client, atomic: bool) -> None:
+        """With ``store_errors`` its answer is stored, after the rollback."""
+        key = new_key()
+        first = post(client, "/keeps-errors/", key, "invalid")
+        assert first.status_code == 400
+        assert_replays(first, post(client, "/keeps-errors/", key, "invalid"))
+        assert effects("invalid") == 0
+
+    @pytest.mark.parametrize("url", VIEWS)
+    def test_on_commit(self, client: Client, url: str, atomic: bool) -> None:
+        """Hooks run once, after the commit that stores the answer, and not for a replay."""
+        seen: list[str] = []
+
+        def claimed(operation: Any, **_: Any) -> None:
+            transaction.on_commit(lambda: seen.append(record(operation.key).status))
+
+        signals.claimed.connect(claimed)
+        try:
+            key = new_key()
+            post(client, url, key)
+            post(client, url, key)
+        finally:
+            signals.claimed.disconnect(claimed)
+        assert seen == ["completed"]
+
+
+class TestSameTransactionsAsDjango:
+    """What a view without a key sees is what Django would have opened."""
+
+    @pytest.mark.parametrize("url", VIEWS)
+    @pytest.mark.parametrize("key", [None, new_key()])
+    def test_atomic(self, client: Client, url: str, key: str | None, always_atomic: None) -> None:
+        """With ``ATOMIC_REQUESTS`` all of the view is in one transaction, key or not."""
+        post(client, url, key)
+        assert {inside for _, inside in DRF.in_transaction} == {True}
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "/non-atomic/",
+            "/non-atomic-outside/",
+            "/non-atomic-decorated/",
+            "/non-atomic-middleware/",
+        ],
+    )
+    def test_non_atomic_requests(self, client: Client, url: str, always_atomic: None) -> None:
+        """A view that was taken out stays out; only a claimed handler has its transaction."""
+        post(client, url)
+        assert {inside for _, inside in DRF.in_transaction} == {False}
+        DRF.in_transaction = []
+        key = new_key()
+        first = post(client, url, key)
+        assert dict(DRF.in_transaction)["handler"] is True
+        assert dict(DRF.in_transaction).get("initial", False) is False
+        assert_replays(first, post(client, url, key))
+        assert post(client, url, new_key(), "503").status_code == 503
+        assert effects("503") == 0
+
+    def test_unprotected_error_rolls_back(self, client: Client, always_atomic: None) -> None:
+        """Without a key an error rolls back what ``initial()`` wrote too, as Django would."""
+        with pytest.raises(LookupError):
+            post(client, "/drf/", None, "error")
+        assert (effects("initial"), effects("error")) == (0, 0)
+
+    def test_failed_attempt_rolls_back_all(self, client: Client, always_atomic: None) -> None:
+        """With a key it is the same transaction: what ``initial()`` wrote goes too."""
+        post(client, "/drf/", new_key(), "503")
+        assert (effects("initial"), effects("503")) == (0, 0)
+
+    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
+    def test_other_database(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """``ATOMIC_REQUESTS`` of another database is opened as Django would."""
+        other = next(alias for alias in connections.settings if alias != "default")
+        monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", True)
+        monkeypatch.setattr(transaction, "atomic", _Noted(transaction.atomic))
+        key = new_key()
+        post(client, "/drf/", key)
+        assert _Noted.aliases[0] == other
+        assert record(key).status == "completed"
+
+    def test_no_savepoints(self, client: Client, always_atomic: None) -> None:
+        """Inside the request's transaction there is no savepoint more than without the mixin."""
+        with CaptureQueriesContext(connection) as queries:
+            post(client, "/drf/", new_key())
+        assert not [q for q in queries.captured_queries if "SAVEPOINT" in q["sql"].upper()]
+
+    def test_not_through_as_view(self, always_atomic: None) -> None:
+        """A view that is dispatched by hand has no transactions but its own."""
+        request = RequestFactory().post(
+            "/",
+            {"reference": "a"},
+            content_type="application/json",
+            headers={"Idempotency-Key": new_key()},
+        )
+        view = DRF()
+        view.setup(request)
+        assert view.dispatch(request).status_code == 201
+        assert IdempotencyKey.objects.get().status == "completed"
+
+
+class _Noted:
+    """``transaction.atomic`` that notes the aliases and opens the default one only."""
+
+    aliases: ClassVar[list[str]] = []
+
+    def __init__(self, atomic: Any) -> None:
+        self._atomic = atomic
+        _Noted.aliases = []
+
+    def __call__(self, using: str, **options: Any) -> Any:
+        _Noted.aliases.append(using)
+        return self._atomic(using="default", **options)
+
+
+@pytest.mark.django_db(transaction=False)
+def test_inside_a_test_case(client: Client, django_capture_on_commit_callbacks: Any) -> None:
+    """In a test that is one transaction the app works; what waits for the commit can be captured."""
+    key = new_key()
+    first = post(client, "/drf/", key)
+    assert post(client, "/drf/", new_key(), "503").status_code == 503
+    assert effects("503") == 0
+    with django_capture_on_commit_callbacks(execute=True):
+        assert_replays(first, post(client, "/drf/", key))
+    assert record(key).replay_count == 1

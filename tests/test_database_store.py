@@ -1,0 +1,391 @@
+"""What only the database store can show: budgets, the lock, faults, replicas."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
+from django.db.utils import ConnectionHandler
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.errors import OperationInProgress, StoreUnavailable
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.records import Claim, Record, Status
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.dialects import DIALECTS, PostgreSQL
+from idempotency_django.testing import ANSWER, an_operation, in_threads
+from tests.models import Effect
+from tests.support import assert_problem, assert_replays, effects, new_key, post, record
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+postgres_only = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="the budgets are PostgreSQL's"
+)
+
+
+class Bare(APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference=request.data["reference"])
+        return Response({"reference": request.data["reference"]}, status=201)
+
+
+class Protected(IdempotentViewMixin, Bare):
+    pass
+
+
+class Uncounted(IdempotentViewMixin, Bare):
+    idempotency_policy = Policy(record_replays=False)
+
+
+urlpatterns = [
+    path("bare/", Bare.as_view()),
+    path("protected/", Protected.as_view()),
+    path("uncounted/", Uncounted.as_view()),
+]
+
+
+@contextmanager
+def counted() -> Any:
+    """The statements and commits within the block, by kind."""
+    with CaptureQueriesContext(connection) as queries:
+        count: dict[str, int] = {}
+        yield count
+    for query in queries.captured_queries:
+        word = query["sql"].split()[0].upper()
+        kind = word if word in ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT") else "statements"
+        count[kind] = count.get(kind, 0) + 1
+
+
+class TestBudget:
+    """The statements that protection costs; on PostgreSQL."""
+
+    pytestmark: ClassVar[Any] = postgres_only
+
+    @pytest.fixture(params=[False, True], ids=["", "atomic requests"])
+    def _atomic(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
+
+    def test_first_request(self, client: Client, _atomic: None) -> None:
+        """2 statements more than the bare view, and not one commit more."""
+        with counted() as bare:
+            post(client, "/bare/")
+        with counted() as protected:
+            post(client, "/protected/", new_key())
+        assert protected["statements"] == bare["statements"] + 2
+        assert protected["COMMIT"] == 1  # the bare view's INSERT commits by itself, or its request
+        assert "SAVEPOINT" not in protected
+
+    def test_replay(self, client: Client, _atomic: None) -> None:
+        """2 statements, 3 with the audit record."""
+        for url, budget in [("/protected/", 3), ("/uncounted/", 2)]:
+            key = new_key()
+            post(client, url, key)
+            with counted() as replay:
+                post(client, url, key)
+            assert replay["statements"] == budget
+            assert "SAVEPOINT" not in replay
+
+    def test_mismatch(self, client: Client) -> None:
+        """2 statements."""
+        key = new_key()
+        post(client, "/protected/", key)
+        with counted() as mismatch:
+            post(client, "/protected/", key, "b")
+        assert mismatch["statements"] == 2
+
+    def test_refused_key(self, client: Client, django_assert_num_queries: Any) -> None:
+        """Refused for its format: none."""
+        with django_assert_num_queries(0):
+            post(client, "/protected/", headers={"Idempotency-Key": "a,b"})
+
+    def test_without_a_key(self, client: Client) -> None:
+        """A request that takes no part costs nothing."""
+        with counted() as bare:
+            post(client, "/bare/")
+        with counted() as protected:
+            post(client, "/protected/")
+        assert protected == bare
+
+    def test_completion_is_in_place(self) -> None:
+        """Completing a row touches no indexed column: PostgreSQL updates it in place (HOT)."""
+        store, operation = DatabaseStore("default"), an_operation()
+        indexed = {
+            name
+            for constraint in connection.introspection.get_constraints(
+                connection.cursor(), IdempotencyKey._meta.db_table
+            ).values()
+            if constraint["index"] or constraint["unique"]
+            for name in constraint["columns"]
+        }
+        with transaction.atomic():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            before = IdempotencyKey.objects.values(*indexed).get()
+            store.complete(claim, ANSWER)
+            after = IdempotencyKey.objects.values(*indexed).get()
+        assert before == after
+
+
+class TestReplayAudit:
+    """The count of replays never spoils an answer."""
+
+    def test_not_counted(self, client: Client) -> None:
+        """It can be switched off."""
+        key = new_key()
+        first = post(client, "/uncounted/", key)
+        assert_replays(first, post(client, "/uncounted/", key))
+        assert record(key).replay_count == 0
+
+    def test_counted(self, client: Client) -> None:
+        """Replays one after another are counted exactly, and dated."""
+        key = new_key()
+        post(client, "/protected/", key)
+        for _ in range(3):
+            post(client, "/protected/", key)
+        row = record(key)
+        assert row.replay_count == 3
+        assert row.completed_at is not None
+        assert row.last_replayed_at is not None
+        assert row.created_at <= row.completed_at <= row.last_replayed_at
+
+    def test_locked_row_is_skipped(self, client: Client) -> None:
+        """A replay does not wait for whoever holds the row; it goes uncounted."""
+        if connection.vendor == "sqlite":
+            pytest.skip("SQLite has no row locks")
+        key = new_key()
+        first = post(client, "/protected/", key)
+        with transaction.atomic():
+            IdempotencyKey.objects.select_for_update().get(key=key)
+            [again] = in_threads([lambda: post(Client(), "/protected/", key)])
+        assert_replays(first, again)
+        assert record(key).replay_count == 0
+
+    def test_error_is_logged(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """When counting fails, the client gets its answer and the log says so."""
+
+        def fail(*_: Any) -> None:
+            raise DatabaseError("disk full")
+
+        monkeypatch.setattr(DatabaseStore, "_count_replay", fail)
+        key = new_key()
+        first = post(client, "/protected/", key)
+        assert_replays(first, post(client, "/protected/", key))
+        assert "was not counted" in caplog.text
+
+
+class TestFaults:
+    """A store that cannot be reached, or is too busy."""
+
+    @pytest.fixture
+    def unreachable(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The store's own database, ``gone``, answers no connection."""
+        handler = ConnectionHandler(
+            {
+                "default": {},
+                "gone": {
+                    "ENGINE": "django.db.backends.postgresql",
+                    "NAME": "none",
+                    "HOST": "127.0.0.1",
+                    "PORT": "1",
+                    "TEST": {},
+                },
+            }
+        )
+        real = connections.__class__.__getitem__
+        monkeypatch.setattr(
+            connections.__class__,
+            "__getitem__",
+            lambda self, alias: real(handler if alias == "gone" else self, alias),
+        )
+        settings.IDEMPOTENCY = {
+            "STORES": {
+                "default": {
+                    "BACKEND": "idempotency_django.stores.database.DatabaseStore",
+                    "OPTIONS": {"using": "gone"},
+                }
+            }
+        }
+
+    def test_unreachable(self, client: Client, unreachable: None) -> None:
+        """503 with ``Retry-After``, and nothing is executed."""
+        response = post(client, "/protected/", new_key())
+        assert_problem(response, 503, "store-unavailable")
+        assert response["Retry-After"] == "1"
+        assert effects() == 0
+
+    def test_no_key_needs_no_store(self, client: Client, unreachable: None) -> None:
+        """Without a key the store is not asked."""
+        assert post(client, "/protected/").status_code == 201
+
+    @pytest.mark.parametrize("method", ["acquire", "complete", "fail"])
+    def test_operational_error(self, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each step translates the loss of its connection."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def lost(*_: Any, **__: Any) -> None:
+            raise OperationalError("server closed the connection unexpectedly")
+
+        with transaction.atomic():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            monkeypatch.setattr(type(store._dialect), "claim", lost)
+            monkeypatch.setattr(type(store._dialect), "complete", lost)
+            monkeypatch.setattr(DatabaseStore, "_rows", property(lost))
+            steps = {
+                "acquire": lambda: store.acquire(operation),
+                "complete": lambda: store.complete(claim, ANSWER),
+                "fail": lambda: store.fail(claim, "no"),
+            }
+            with pytest.raises(StoreUnavailable):
+                steps[method]()
+
+    def test_deadlock_is_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a database says of contention is "in progress", not a fault."""
+        store = DatabaseStore("default")
+        codes = {"postgresql": ("sqlstate", "40P01"), "sqlite": ("sqlite_errorname", "SQLITE_BUSY")}
+
+        def contend(*_: Any) -> None:
+            cause = Exception(1213)
+            if connection.vendor in codes:
+                setattr(cause, *codes[connection.vendor])
+            raise OperationalError from cause
+
+        monkeypatch.setattr(type(store._dialect), "claim", contend)
+        with pytest.raises(OperationInProgress), store.transaction():
+            store.acquire(an_operation())
+
+    def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A database that the store does not know is refused by name."""
+        monkeypatch.setattr("idempotency_django.stores.database.DIALECTS", {})
+        with pytest.raises(ImproperlyConfigured, match=repr(connection.vendor)):
+            DatabaseStore("default").acquire(an_operation())
+
+    def test_every_dialect_composes(self) -> None:
+        """The SQL of every dialect names the model's own table."""
+        for dialect in DIALECTS.values():
+            assert IdempotencyKey._meta.db_table in dialect("default").insert_sql
+
+
+class TestLock:
+    """Who holds a key, and what others see."""
+
+    @postgres_only
+    def test_take_over_needs_the_lock(self) -> None:
+        """A FAILED row is not taken over by who does not have the key's lock."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with store.transaction():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            store.fail(claim, "no")
+
+        def contend() -> Status | None:
+            with store.transaction():
+                found = store.acquire(operation)
+                return found.status if isinstance(found, Record) else None
+
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [PostgreSQL._lock_number(operation)])
+            assert in_threads([contend]) == [Status.IN_PROGRESS]
+        assert in_threads([contend]) == [None]
+
+    @postgres_only
+    def test_lock_ends_with_the_transaction(self) -> None:
+        """No lock outlives its transaction, committed or rolled back."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with store.transaction():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            store.complete(claim, ANSWER)
+        with pytest.raises(InterruptedError), store.transaction():
+            store.acquire(an_operation())
+            raise InterruptedError
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+            )
+            assert cursor.fetchone() == (0,)
+
+    def test_named_locks_are_released(self) -> None:
+        """On MariaDB the session's locks are released after commit and rollback alike."""
+        if connection.vendor != "mysql":
+            pytest.skip("MariaDB's locks are named")
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(InterruptedError), store.transaction():
+            store.acquire(operation)
+            raise InterruptedError
+        with store.transaction():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            store.fail(claim, "no")
+        with store.transaction():
+            again = store.acquire(operation)
+            assert isinstance(again, Claim)
+            store.complete(again, ANSWER)
+
+        def contend() -> bool:
+            with store.transaction():
+                return isinstance(store.acquire(operation), Record)
+
+        assert in_threads([contend]) == [True]
+        with connection.cursor() as cursor:
+            name = store._dialect._lock_name(operation)  # type: ignore[attr-defined]
+            cursor.execute("SELECT IS_FREE_LOCK(%s)", [name])
+            assert cursor.fetchone() == (1,)
+
+
+class ReadsElsewhere:
+    """A router that sends reads to a replica, which lags behind for ever."""
+
+    def db_for_read(self, model: Any, **_: Any) -> str:
+        return "replica"
+
+    def db_for_write(self, model: Any, **_: Any) -> str:
+        return "default"
+
+
+def test_reads_do_not_go_to_a_replica(client: Client, settings: Any) -> None:
+    """Every statement of the store, and a purge, goes to the database that is written to."""
+    key = new_key()
+    first = post(client, "/protected/", key)
+    settings.DATABASE_ROUTERS = [f"{__name__}.ReadsElsewhere"]
+    store = DatabaseStore("default")
+    operation = an_operation()
+    with store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        store.fail(claim, "no")
+    with store.transaction():
+        assert isinstance(store.acquire(operation), Claim)
+    assert store.purge(timedelta(0), 10) == 0
+    assert IdempotencyKey.objects.purge() == 0
+    assert_replays(first, post(client, "/protected/", key))
+
+
+def test_odd_texts_are_storable(client: Client) -> None:
+    """A path with NUL, broken UTF-8 and any length is protected as any other."""
+    operation = an_operation(
+        name="POST /\0" + "é" * 300, principal="user:\0", path="/\udcff\0" + "x" * 5000
+    )
+    store = DatabaseStore("default")
+    with store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        assert store.complete(claim, ANSWER)
+    row = record(operation.key)
+    assert "\0" not in row.path + row.operation + row.principal
