@@ -238,7 +238,7 @@ class Exchange(ABC):
 
 
 def unclaimed(request: HttpRequest) -> bool:
-    """Give the request its ``idempotency``, ``None`` so far; ``False``: it holds a claim already."""
+    """Give the request its ``idempotency``, ``None`` so far; ``False``: it has a claim already."""
     claim = getattr(request, "idempotency", None)
     request.idempotency = claim  # type: ignore[attr-defined]  # ours, for the view
     return claim is None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction
@@ -83,6 +83,8 @@ def protect(view: Any, policy: Policy) -> Any:
 
 def protect_innermost(view: ViewFunction, policy: Policy) -> ViewFunction:
     """The same view, of which the innermost function is protected and its decorators are not."""
+    if inspect.ismethod(view):
+        return MethodType(protect_innermost(view.__func__, policy), view.__self__)
     if _module(view) in _AS_VIEW_MODULES:
         return _protected_as_view(view, policy)
     inner = getattr(view, "__wrapped__", None)

@@ -50,7 +50,7 @@ def an_operation(**changes: object) -> Operation:
 
 
 def in_threads(functions: Iterable[Callable[[], T]]) -> list[T]:
-    """Call the functions at the same moment, each in a thread of its own; their results in order."""
+    """Call the functions at the same moment, each in its own thread; their results in order."""
     functions = list(functions)
     barrier = threading.Barrier(len(functions), timeout=PATIENCE)
 

@@ -19,6 +19,7 @@ from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import include, path
+from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from rest_framework import permissions, routers, serializers, viewsets
@@ -83,6 +84,17 @@ class CallableDecorator:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         return self.inner(request)
+
+
+class Site:
+    """Views that are methods of an object, as the admin site's are."""
+
+    @method_decorator(permission_required("tests.add_effect", raise_exception=True))
+    def decorated(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+    def plain(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
 
 
 class Handled(PermissionRequiredMixin, View):
@@ -162,11 +174,14 @@ class AsyncView(View):
         return HttpResponse()
 
 
+site = Site()
 router = routers.SimpleRouter()
 router.register("effects", Effects)
 urlpatterns = [
     path("plain/", plain),
     path("permitted/", permitted),
+    path("method/", site.plain),
+    path("decorated-method/", site.decorated),
     path("api-key/", csrf_exempt(api_key_required(create))),
     path("opaque/", CallableDecorator(create)),
     path("handled/", Handled.as_view()),
@@ -201,7 +216,7 @@ class TestProtection:
     @pytest.mark.parametrize(
         "url",
         "/plain/ /permitted/ /handled/ /handled/x/ /api/ /api-decorated/ /function/ /effects/ "
-        "/mixed/ /decorated/ /with-policy/ /class-with-policy/".split(),
+        "/mixed/ /decorated/ /with-policy/ /class-with-policy/ /method/ /decorated-method/".split(),
     )
     def test_replay(self, alice: Client, url: str) -> None:
         """Every kind of view: one effect, one claim, and the first answer again."""
@@ -265,7 +280,9 @@ class TestProtection:
 class TestChecksComeFirst:
     """Authentication, permissions, CSRF: before a replay."""
 
-    @pytest.mark.parametrize("url", ["/permitted/", "/handled/", "/api/", "/api-decorated/"])
+    @pytest.mark.parametrize(
+        "url", ["/permitted/", "/handled/", "/api/", "/api-decorated/", "/decorated-method/"]
+    )
     def test_withdrawn_permission(self, alice: Client, url: str) -> None:
         """Alice gets 403 instead of her stored answer, wherever the view checks it."""
         key = new_key()
