@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -32,7 +33,7 @@ from django.urls import get_resolver
 
 from .conf import NAMES, conf
 from .middleware import IdempotencyMiddleware, skipped_middleware
-from .policy import Policy
+from .policy import UNSET, Policy
 from .stores import stores
 
 OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
@@ -67,42 +68,44 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
 
 
 def _wrong_values() -> Iterator[CheckMessage]:
-    for read in (lambda: conf.middleware_protects, lambda: Policy().resolved(), _status_codes):
+    readers: list[Callable[[], object]] = [
+        partial(getattr, conf, name.lower()) for name in sorted(NAMES)
+    ]
+    for read in [*readers, Policy().resolved]:
         try:
             read()
         except ImproperlyConfigured as error:
             yield Error(str(error), id="idempotency_django.E002")
 
 
-def _status_codes() -> None:
-    for slug, status in conf.status_codes.items():
-        if not (isinstance(status, int) and 400 <= status <= 599):
-            raise ImproperlyConfigured(
-                f"IDEMPOTENCY['STATUS_CODES'][{slug!r}] is {status!r}; it must be an error status, "
-                "400 to 599."
-            )
-
-
 def check_stores(**_: Any) -> Sequence[CheckMessage]:
     """Whether every store can be made, and what each says of its own configuration."""
     messages: list[CheckMessage] = []
-    for alias in stores:
+    for alias in _aliases():
         try:
             messages += stores[alias].check()
-        except (ImproperlyConfigured, TypeError) as error:
+        except ImproperlyConfigured as error:
             messages.append(Error(str(error), id="idempotency_django.E003"))
     try:
-        wanted = Policy().resolved().store
+        alias = Policy().resolved().store
     except ImproperlyConfigured:
         return messages  # said by check_settings
-    return [*messages, *_unknown_store(wanted, "IDEMPOTENCY['POLICY']")]
+    return [*messages, *_unknown_store(alias, "IDEMPOTENCY['POLICY']")]
+
+
+def _aliases() -> list[str]:
+    """The aliases of the stores; none where ``check_settings`` says what is wrong with them."""
+    try:
+        return list(stores)
+    except ImproperlyConfigured:
+        return []
 
 
 def _unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
-    if alias not in conf.stores:
+    if _aliases() and alias not in _aliases():
         yield Error(
             f"{where} names the store {alias!r}, which is not in IDEMPOTENCY['STORES'].",
-            hint=_did_you_mean(alias, conf.stores),
+            hint=_did_you_mean(alias, _aliases()),
             id="idempotency_django.E003",
         )
 
@@ -111,12 +114,15 @@ def check_live_stores(
     *, databases: Sequence[str] | None = None, **_: Any
 ) -> Sequence[CheckMessage]:
     """Ask the stores themselves, where their database may be asked (``check --database``)."""
-    return [
-        message
-        for store in stores.all()
-        if store.using in (databases or ())
-        for message in store.check_live()
-    ]
+    messages: list[CheckMessage] = []
+    for alias in _aliases():
+        try:
+            store = stores[alias]
+        except ImproperlyConfigured:
+            continue  # said by check_stores
+        if store.using in (databases or ()):
+            messages += store.check_live()
+    return messages
 
 
 def check_middleware(**_: Any) -> Iterator[CheckMessage]:
@@ -145,29 +151,43 @@ def check_views(**_: Any) -> Iterator[CheckMessage]:
     drf = sys.modules.get("idempotency_django.drf")  # there if a view has the mixin
     if drf is None:
         return
-    for view in _subclasses(drf.IdempotentViewMixin):
+    for view in set(_subclasses(drf.IdempotentViewMixin)):
         yield from _check_view(view, drf.IdempotentViewMixin)
 
 
 def _check_view(view: Any, mixin: type) -> Iterator[CheckMessage]:
     name = f"{view.__module__}.{view.__qualname__}"
-    before = view.__mro__[: view.__mro__.index(mixin)]
-    if any(base.__module__ == "rest_framework.views" for base in before):
+    drf_bases = [base for base in view.__mro__ if base.__module__ == "rest_framework.views"]
+    if not drf_bases:
+        return  # a mixin of the project's own, for views that have what it names
+    if view.__mro__.index(mixin) > view.__mro__.index(drf_bases[0]):
         yield Error(
             f"{name} has IdempotentViewMixin behind APIView and is not protected.",
             hint=f"Write class {view.__name__}(IdempotentViewMixin, …).",
             id="idempotency_django.E011",
         )
-    for action, policy in view.idempotency_policies.items():
-        if not hasattr(view, action):
-            handlers = [found for found in dir(view) if not found.startswith("_")]
-            yield Error(
-                f"{name}.idempotency_policies names {action!r}, which is no action of it.",
-                hint=_did_you_mean(action, handlers),
-                id="idempotency_django.E012",
-            )
-        yield from _check_policy(policy, f"{name}.idempotency_policies[{action!r}]")
     yield from _check_policy(view.idempotency_policy, f"{name}.idempotency_policy")
+    policies = view.idempotency_policies
+    if not isinstance(policies, Mapping):
+        yield Error(
+            f"{name}.idempotency_policies is a {type(policies).__name__}; it must be a dict of "
+            "policies by action.",
+            id="idempotency_django.E002",
+        )
+        return
+    for action, policy in policies.items():
+        yield from _check_action(view, action, f"{name}.idempotency_policies")
+        yield from _check_policy(policy, f"{name}.idempotency_policies[{action!r}]")
+
+
+def _check_action(view: Any, action: str, where: str) -> Iterator[CheckMessage]:
+    if not hasattr(view, action):
+        handlers = [found for found in dir(view) if not found.startswith("_")]
+        yield Error(
+            f"{where} names {action!r}, which is no action of it.",
+            hint=_did_you_mean(action, handlers),
+            id="idempotency_django.E012",
+        )
 
 
 def _check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
@@ -179,11 +199,8 @@ def _check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
             id="idempotency_django.E002",
         )
         return
-    try:
-        alias = policy.resolved().store
-    except ImproperlyConfigured:
-        return  # the project's policy; said by check_settings
-    yield from _unknown_store(alias, where)
+    if policy.store is not UNSET:
+        yield from _unknown_store(policy.store, where)
 
 
 def _subclasses(of: type[Any]) -> Iterator[type[Any]]:

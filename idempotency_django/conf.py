@@ -7,17 +7,20 @@ is reported by the system checks (``manage.py check``) and, where it is used, as
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
+
+from .errors import all_errors
 
 DEFAULT_STORES: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}
 }
 
-NO_POLICY: Final[Mapping[str, Any]] = {}
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 NAMES: Final = frozenset(
     {
@@ -36,13 +39,20 @@ ALL_UNSAFE: Final = "unsafe"
 WITH_POLICY: Final = "with-policy"
 
 
+_FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.1
+
+
 class Settings:
-    """Reads ``settings.IDEMPOTENCY`` anew at each access."""
+    """Reads ``settings.IDEMPOTENCY`` anew at each access.
+
+    Each property raises :exc:`~django.core.exceptions.ImproperlyConfigured` where the setting
+    holds what it cannot hold.
+    """
 
     @property
     def raw(self) -> Mapping[str, Any]:
         """The setting as it was written."""
-        value = getattr(django_settings, "IDEMPOTENCY", {})
+        value = getattr(django_settings, "IDEMPOTENCY", _NOTHING)
         if not isinstance(value, Mapping):
             raise ImproperlyConfigured(
                 f"The IDEMPOTENCY setting must be a dict, not {type(value).__name__}."
@@ -52,45 +62,72 @@ class Settings:
     @property
     def docs_url(self) -> str:
         """Where problem types link to; the slug of the problem is appended."""
-        return str(self.raw.get("DOCS_URL", "https://idempotency-django.readthedocs.io/problems/"))
+        value = self.raw.get("DOCS_URL", "https://idempotency-django.readthedocs.io/problems/")
+        return value if isinstance(value, str) else self._refuse("DOCS_URL", value, "a URL")
 
     @property
     def header(self) -> str:
         """The request header that carries the key."""
-        return str(self.raw.get("HEADER", "Idempotency-Key"))
+        return self._header("HEADER", "Idempotency-Key")
 
     @property
     def middleware_protects(self) -> str:
         """``"unsafe"``: every view called with an unsafe method; ``"with-policy"``: opt-in."""
         value = self.raw.get("MIDDLEWARE_PROTECTS", ALL_UNSAFE)
-        if value not in (ALL_UNSAFE, WITH_POLICY):
-            raise ImproperlyConfigured(
-                f"IDEMPOTENCY['MIDDLEWARE_PROTECTS'] is {value!r}; it must be {ALL_UNSAFE!r} "
-                f"(every view that is not exempt) or {WITH_POLICY!r} (views that have a policy)."
-            )
-        return str(value)
+        if value in (ALL_UNSAFE, WITH_POLICY):
+            return str(value)
+        return self._refuse(
+            "MIDDLEWARE_PROTECTS",
+            value,
+            f"{ALL_UNSAFE!r} (every view that is not exempt) or {WITH_POLICY!r} (views that have "
+            "a policy)",
+        )
 
     @property
     def policy(self) -> Any:
         """The project's :class:`~idempotency_django.policy.Policy`, or a dict of its fields."""
-        return self.raw.get("POLICY", NO_POLICY)
+        return self.raw.get("POLICY", _NOTHING)
 
     @property
     def replayed_header(self) -> str:
         """The response header that marks a replay."""
-        return str(self.raw.get("REPLAYED_HEADER", "Idempotent-Replayed"))
+        return self._header("REPLAYED_HEADER", "Idempotent-Replayed")
 
     @property
     def status_codes(self) -> Mapping[str, int]:
         """HTTP status by the slug of an error, where it differs from the error's own."""
-        value: Mapping[str, int] = self.raw.get("STATUS_CODES", {})
+        value = self.raw.get("STATUS_CODES", _NOTHING)
+        if not isinstance(value, Mapping):
+            self._refuse("STATUS_CODES", value, "a dict of status codes by slug")
+        slugs = {error.slug for error in all_errors()}
+        for slug, status in value.items():
+            if slug not in slugs:
+                self._refuse(
+                    "STATUS_CODES", value, f"a dict with keys from {', '.join(sorted(slugs))}"
+                )
+            if not (isinstance(status, int) and 400 <= status <= 599):
+                raise ImproperlyConfigured(
+                    f"IDEMPOTENCY['STATUS_CODES'][{slug!r}] is {status!r}; it must be an error "
+                    "status, 400 to 599."
+                )
         return value
 
     @property
     def stores(self) -> Mapping[str, Mapping[str, Any]]:
         """The stores by alias, each ``{"BACKEND": path, "OPTIONS": {…}}``."""
-        value: Mapping[str, Mapping[str, Any]] = self.raw.get("STORES", DEFAULT_STORES)
-        return value
+        value = self.raw.get("STORES", DEFAULT_STORES)
+        if isinstance(value, Mapping):
+            return value
+        return self._refuse("STORES", value, "a dict of stores by alias")
+
+    def _header(self, name: str, default: str) -> str:
+        value = self.raw.get(name, default)
+        if isinstance(value, str) and _FIELD_NAME.fullmatch(value):
+            return value
+        return self._refuse(name, value, "the name of an HTTP header")
+
+    def _refuse(self, name: str, value: object, expected: str) -> NoReturn:
+        raise ImproperlyConfigured(f"IDEMPOTENCY[{name!r}] is {value!r}; it must be {expected}.")
 
 
 conf = Settings()

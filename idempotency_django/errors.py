@@ -20,6 +20,7 @@ default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -140,3 +141,10 @@ class ClaimLost(IdempotencyError):
         "The claim on this idempotency key vanished during execution, so the attempt was rolled "
         "back. Was its record deleted or changed by hand? Retry with the same key."
     )
+
+
+def all_errors(base: type[IdempotencyError] = IdempotencyError) -> Iterator[type[IdempotencyError]]:
+    """Every class of the tree below ``base``."""
+    for error in base.__subclasses__():
+        yield error
+        yield from all_errors(error)

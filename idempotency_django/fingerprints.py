@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter, itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -37,21 +37,21 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
 
     A body without fields (not an object and not a form) counts as a whole.
     """
-    included, excluded = _paths(include), _paths(exclude)
+    included, excluded = _names("include", include), _names("exclude", exclude)
+    include_tree, exclude_tree = _tree(included), _tree(excluded)
+
+    def kept(name: str) -> bool:
+        return (not included or name in included) and name not in excluded
 
     def of_some_fields(call: Call) -> bytes:
         body = _decoded(call.body, call.media_type)
         if isinstance(body, Form):
-            named = {name: list(values) for name, values in body.fields.items()}
-            files = [file for file in body.files if _kept(file.field, include, exclude)]
-            chosen: Body = Form(_choose(named, included, excluded), tuple(files))
+            named = {name: values for name, values in body.fields.items() if kept(name)}
+            body = Form(named, tuple(file for file in body.files if kept(file.field)))
         elif isinstance(body, Parsed) and isinstance(body.value, Mapping):
-            chosen = Parsed(_choose(body.value, included, excluded))
-        else:
-            chosen = body
-        return _request(call, _canonical(chosen))
+            body = Parsed(_choose(body.value, include_tree, exclude_tree))
+        return _request(call, _canonical(body))
 
-    include, exclude = frozenset(include), frozenset(exclude)
     return of_some_fields
 
 
@@ -83,9 +83,70 @@ def _framed(*parts: bytes | str) -> bytes:
     return bytes(framed)
 
 
+def canonical(value: Any) -> bytes:
+    """Plain Python as bytes that are equal for equal values and differ for all others.
+
+    Every value is behind its type and its length or count, so that nothing runs into another: 1,
+    1.0, "1" and true are four values. The order of a mapping's keys does not matter.
+    """
+    # A stack of its own, because what a client sends may be nested deeper than Python's calls; and
+    # a second sight of the same object is its number, because YAML's may hold themselves.
+    out: list[bytes] = []
+    pending = [value]
+    seen: dict[int, int] = {}
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Mapping | list | tuple):
+            if id(item) in seen:
+                out.append(b"r%d:" % seen[id(item)])
+                continue
+            seen[id(item)] = len(seen)
+        match item:
+            case Mapping():
+                out.append(b"m%d:" % len(item))
+                for name in sorted(item, key=_sort_key, reverse=True):
+                    pending += (item[name], name)
+            case list() | tuple():
+                out.append(b"l%d:" % len(item))
+                pending += reversed(item)
+            case _:
+                kind, text = _scalar(item)
+                data = text.encode("utf-8", "surrogatepass")
+                out.append(b"%s%d:%s" % (kind, len(data), data))
+    return b"".join(out)
+
+
+class _Number(str):
+    """A JSON number with a fraction, letter by letter: 1.0 is not 1.00, and nothing is rounded."""
+
+    __slots__ = ()
+
+
+def _scalar(item: Any) -> tuple[bytes, str]:
+    match item:
+        case _Number():
+            return b"n", item
+        case str():
+            return b"s", item
+        case bool() | None:
+            return b"c", str(item)
+        case int():
+            return b"i", hex(item)  # str() refuses numbers of many digits
+        case bytes():
+            return b"b", item.hex()
+        case _:
+            return b"o", f"{type(item).__qualname__} {item}"
+
+
+def _sort_key(name: Any) -> tuple[str, str]:
+    return type(name).__name__, str(name)
+
+
 def _request(call: Call, body: bytes) -> bytes:
-    query = [part for pair in sorted(_query(call.query)) for part in pair]
-    return _framed(call.method, call.path, _framed(*query), call.media_type, body)
+    # The order of a parameter's own values matters, that of different ones does not.
+    pairs = sorted(_query(call.query), key=itemgetter(0))
+    query = _framed(*(part for pair in pairs for part in pair))
+    return _framed(call.method, call.path, query, call.media_type, body)
 
 
 def _query(query: str) -> list[tuple[str, str]]:
@@ -97,7 +158,7 @@ def _decoded(body: Body, media_type: str) -> Body:
     if not isinstance(body, bytes) or not _is_json(media_type):
         return body
     try:
-        return Parsed(json.loads(body, parse_float=Decimal))
+        return Parsed(json.loads(body, parse_float=_Number))
     except (ValueError, RecursionError):
         return body
 
@@ -110,61 +171,45 @@ def _canonical(body: Body) -> bytes:
     match body:
         case bytes():
             return b"raw" + body
-        case Form(form_fields, files):
-            named = [_framed(name, *values) for name, values in sorted(form_fields.items())]
-            uploaded = sorted(
-                _framed(file.field, file.name, file.media_type, str(file.size), file.sha256)
-                for file in files
-            )
-            return b"form" + _framed(_framed(*named), _framed(*uploaded))
         case Parsed(value):
-            return b"json" + _canonical_json(value)
+            return b"parsed" + canonical(value)
+        case Form(form_fields, files):
+            named = {name: list(values) for name, values in form_fields.items()}
+            uploaded = [
+                (file.field, file.name, file.media_type, file.size, file.sha256)
+                for file in sorted(files, key=attrgetter("field"))
+            ]
+            return b"form" + canonical((named, uploaded))
 
 
-def _canonical_json(value: Any) -> bytes:
-    try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=_unusual)
-    except (TypeError, ValueError, RecursionError):
-        # Keys of mixed types or a depth that json cannot walk: a retry still repeats itself.
-        text = repr(value)
-    return text.encode()
+def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise TypeError(f"fingerprints.fields({argument}={names!r}) needs a list: [{names!r}].")
+    return frozenset(names)
 
 
-def _unusual(value: Any) -> Any:
-    """A value that JSON has no name for, tagged so that it never equals one that JSON has."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return {f"\0{type(value).__name__}": str(value)}
+_Tree = dict[str, "_Tree | None"]
 
 
-_Tree = dict[str, "_Tree"]
-
-
-def _paths(names: Iterable[str]) -> _Tree:
-    """``["a.b", "a.c", "d"]`` as ``{"a": {"b": {}, "c": {}}, "d": {}}``."""
+def _tree(names: Iterable[str]) -> _Tree:
+    """``["a.b", "c"]`` as ``{"a": {"b": None}, "c": None}``; None stands for the whole field."""
     tree: _Tree = {}
-    for name in names:
-        branch = tree
-        for part in name.split("."):
-            branch = branch.setdefault(part, {})
+    for name in sorted(names):  # a whole field stands before its parts
+        branch: _Tree | None = tree
+        *above, last = name.split(".")
+        for part in above:
+            branch = branch.setdefault(part, {}) if branch is not None else None
+        if branch is not None:
+            branch[last] = None
     return tree
 
 
-def _choose(value: Mapping[str, Any], include: _Tree, exclude: _Tree) -> dict[str, Any]:
-    chosen: dict[str, Any] = {}
+def _choose(value: Mapping[Any, Any], include: _Tree, exclude: _Tree) -> dict[Any, Any]:
+    chosen: dict[Any, Any] = {}
     for name, item in value.items():
-        wanted, unwanted = include.get(name), exclude.get(name)
-        if (include and wanted is None) or unwanted == {}:
+        wanted, unwanted = include.get(name, {}), exclude.get(name, {})
+        if (include and name not in include) or (name in exclude and unwanted is None):
             continue
         nested = isinstance(item, Mapping) and (wanted or unwanted)
         chosen[name] = _choose(item, wanted or {}, unwanted or {}) if nested else item
     return chosen
-
-
-def _kept(name: str, include: Iterable[str], exclude: Iterable[str]) -> bool:
-    return (not include or name in include) and name not in exclude
-
-
-def values(call: Call, paths: Sequence[str]) -> list[str]:
-    """The named fields of the body as canonical text, for keys that are made of them."""
-    return [_canonical_json(field_value(call, path)).decode() for path in paths]

@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
 
-from . import engine
+from . import engine, keys
 from .conf import conf
 from .engine import Answer, Executed, InProgress, Mismatched, Replayed
 from .errors import (
@@ -82,30 +82,35 @@ def principal_of(user: Any, auth: Any = None) -> str:
 
     Args:
         user: the request's user.
-        auth: what authenticated the request where there is no user: an API key, say.
+        auth: what authenticated the request where there is no user: an API key, say. Of it only a
+            digest is used, because it may be a secret.
     """
     if user is not None and getattr(user, "is_authenticated", False):
-        return _named("user", user, default_model=True)
-    return _named("auth", auth) if auth is not None else ""
+        return f"{_kind(user)}:{_primary_key('user', user)}"
+    if auth is None:
+        return ""
+    if isinstance(auth, str | bytes):
+        return f"auth:{digest(auth)}"
+    return f"auth:{_kind(auth)}:{digest(str(_primary_key('auth', auth)))}"
 
 
-def _named(kind: str, thing: Any, *, default_model: bool = False) -> str:
-    if isinstance(thing, str | bytes):
-        return f"{kind}:{digest(thing)}"
-    name = getattr(thing, "pk", None)
-    if name is None:
+def _kind(caller: Any) -> str:
+    """What tells callers of equal primary keys apart: ``"user"`` is the project's user model."""
+    model = getattr(getattr(caller, "_meta", None), "concrete_model", None)
+    if model is None:
+        return f"object {type(caller).__module__}.{type(caller).__qualname__}"
+    label: str = model._meta.label_lower
+    return "user" if label == settings.AUTH_USER_MODEL.lower() else label
+
+
+def _primary_key(role: str, caller: Any) -> Any:
+    key = getattr(caller, "pk", None)
+    if key is None:
         raise ImproperlyConfigured(
-            f"The {kind} of this request, {type(thing).__name__}, has no primary key to tell it "
+            f"The {role} of this request, {type(caller).__name__}, has no primary key to tell it "
             "from others. Give the idempotency policy a scope= of your own."
         )
-    meta = getattr(thing, "_meta", None)
-    # Two models of users have the same primary keys.
-    label = "" if meta is None or (default_model and _is_user_model(meta)) else meta.label_lower
-    return f"{kind}:{label}:{name}" if label else f"{kind}:{name}"
-
-
-def _is_user_model(meta: Any) -> bool:
-    return bool(meta.swappable == "AUTH_USER_MODEL" or meta.label == settings.AUTH_USER_MODEL)
+    return key
 
 
 def body_of(request: HttpRequest) -> Body:
@@ -276,7 +281,7 @@ def serve(
     operation = policy.operation_for(call, key=key, scope=exchange.scope())
     response = _through_engine(exchange, policy, operation, transactions)
     if derived:
-        response[conf.header] = f'"{key}"'
+        response[conf.header] = keys.quoted(key)
     return response
 
 

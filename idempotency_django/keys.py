@@ -17,7 +17,7 @@ from typing import Final
 from http_sf import StructuredFieldError, parse
 
 from .errors import KeyMalformed
-from .fingerprints import digest, field_value, values
+from .fingerprints import canonical, digest, field_value
 from .records import Call
 
 MAX_LENGTH: Final = 255
@@ -42,14 +42,14 @@ def parse_header(value: str) -> str:
             refused too.
     """
     value = value.strip(" \t")
-    key = _quoted(value) if value.startswith('"') else _bare(value)
+    key = _parsed(value) if value.startswith('"') else _bare(value)
     return checked(key)
 
 
-def _quoted(value: str) -> str:
+def _parsed(value: str) -> str:
     try:
-        parsed = parse(value.encode("latin-1", "replace"), tltype="item")
-    except StructuredFieldError as error:
+        parsed = parse(value.encode("ascii"), tltype="item")
+    except (StructuredFieldError, UnicodeEncodeError) as error:
         raise KeyMalformed(
             f"The idempotency key is not one quoted string (RFC 9651): {error}. Send one header "
             'line such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'
@@ -87,6 +87,12 @@ def checked(key: str) -> str:
     return key
 
 
+def quoted(key: str) -> str:
+    """The key as the value of the key header: a String of RFC 9651."""
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
 def has_format(key: str, expected: str) -> bool:
     """Whether the key has a named format (see ``FORMAT_NAMES``) or matches a regular expression."""
     return (_FORMATS.get(expected) or re.compile(expected)).fullmatch(key) is not None
@@ -106,7 +112,8 @@ def natural(path: str) -> KeyFunction:
 
     def natural_key(call: Call) -> str | None:
         value = field_value(call, path)
-        return str(value) if isinstance(value, str | int) and value != "" else None
+        usable = isinstance(value, str | int) and not isinstance(value, bool)
+        return str(value) if usable and value != "" else None
 
     return natural_key
 
@@ -115,13 +122,17 @@ def deterministic(*paths: str) -> KeyFunction:
     """The key is a hash of fields of the body: the same values are the same operation.
 
     Choose fields that tell two wanted operations apart: with ``("customer", "amount")`` a customer
-    could never pay the same amount twice while the record lives.
+    could never pay the same amount twice while the record lives. A request that has none of the
+    fields has no key.
     """
     if not paths:
         raise ValueError("keys.deterministic() needs the names of the fields to hash.")
 
-    def deterministic_key(call: Call) -> str:
-        return digest(call.name, *values(call, paths))
+    def deterministic_key(call: Call) -> str | None:
+        values = [field_value(call, path) for path in paths]
+        if all(value is None for value in values):
+            return None
+        return digest(call.name, canonical(values))
 
     return deterministic_key
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from django.db import connections, models, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import F, Func, Q, Subquery
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from .records import Status
+
+BATCH_SIZE: Final = 5_000
+"""Records that a purge deletes at once. More are hardly faster, and stay locked for longer."""
 
 
 class DatabaseNow(Now):
@@ -25,16 +29,19 @@ class DatabaseNow(Now):
 
 
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at runtime
-    """Characters that equal themselves only.
+    """ASCII characters that are compared byte by byte.
 
     MySQL and MariaDB compare text without regard to case by default: ``user:Bob`` would receive
-    the answers of ``user:bob``.
+    the answers of ``user:bob``. PostgreSQL sorts it by the rules of a language, which cannot find
+    a prefix in an index, and may change with the operating system underneath a unique index.
     """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
         declared = super().db_type(connection)
         if connection.vendor == "mysql":
             return f"{declared} CHARACTER SET ascii COLLATE ascii_bin"
+        if connection.vendor == "postgresql":
+            return f'{declared} COLLATE "C"'
         return declared
 
 
@@ -54,7 +61,7 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
             status=Status.IN_PROGRESS
         )
 
-    def purge(self, older_than: timedelta = timedelta(0), batch_size: int = 10_000) -> int:
+    def purge(self, older_than: timedelta = timedelta(0), batch_size: int = BATCH_SIZE) -> int:
         """Delete one batch of purgeable records, the oldest first, and say how many it was.
 
         A record that another transaction holds is left for later (``SKIP LOCKED``), so that a
@@ -66,20 +73,39 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
             batch_size: the most records to delete in this call.
         """
         using: str = self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
-        features = connections[using].features
         batch = (
             self.using(using)
             .purgeable(older_than)
             .order_by("purge_at")
-            .select_for_update(skip_locked=features.has_select_for_update_skip_locked)
+            .select_for_update(
+                skip_locked=connections[using].features.has_select_for_update_skip_locked
+            )
             .values("pk")[:batch_size]
         )
         with transaction.atomic(using=using):
-            # MySQL and MariaDB refuse a LIMIT inside IN, so the keys make a round trip there.
-            chosen = (
-                batch if features.allow_sliced_subqueries_with_in else [row["pk"] for row in batch]
+            chosen = self.model._base_manager.using(using).filter(_among(batch))
+            # Where a project listens to every model's deletions, Django loads what it deletes:
+            # only the keys then, and not the answers.
+            return chosen.only("pk").delete()[0]
+
+
+def _among(batch: models.QuerySet[IdempotencyKey, Any]) -> Any:
+    """The condition that a row is one of the batch, which is chosen once."""
+    match connections[batch.db].vendor:
+        case "postgresql":
+            # Twice as fast as IN (SELECT …), which PostgreSQL turns into a join: for that, it
+            # may read the whole table, or choose the batch several times.
+            return Func(
+                F("pk"),
+                Subquery(batch, template="(ARRAY(%(subquery)s))"),
+                arg_joiner=" = ANY ",
+                template="%(expressions)s",
+                output_field=models.BooleanField(),
             )
-            return self.model._base_manager.using(using).filter(pk__in=chosen).delete()[0]
+        case "mysql":  # which refuses a LIMIT inside IN
+            return Q(pk__in=[row["pk"] for row in batch])
+        case _:
+            return Q(pk__in=batch)
 
 
 class IdempotencyKey(models.Model):
@@ -138,8 +164,9 @@ class IdempotencyKey(models.Model):
         # would make `migrate` warn on MySQL and MariaDB, which have no partial indexes.
         indexes = [
             models.Index(fields=["purge_at"], name="idempotency_purge_at_idx"),
-            # For the auditor: the admin's date hierarchy asks for the first and the last date.
+            # For the auditor: the admin lists the newest first, and finds what one caller did.
             models.Index(fields=["created_at"], name="idempotency_created_at_idx"),
+            models.Index(fields=["scope"], name="idempotency_scope_idx"),
         ]
         permissions = [("view_answer", _("Can see the stored answers of idempotency keys"))]
 

@@ -31,6 +31,9 @@ class _Unset:
     def __repr__(self) -> str:
         return "UNSET"
 
+    def __reduce__(self) -> str:
+        return "UNSET"  # a copy is the same object, in another process too
+
 
 UNSET: Final[Any] = _Unset()
 
@@ -144,7 +147,9 @@ class Policy:
             KeyMalformed: it is not a key, or not in this policy's format.
         """
         derived = self.key(call) if self.key else None
-        return None if derived is None else self._in_format(keys.checked(derived))
+        if derived is None:
+            return None
+        return self._in_format(keys.checked(_returned("key", derived, str)))
 
     def refuse_missing(self, method: str) -> None:
         """Raise ``KeyMissing`` when a request with this method must bring a key."""
@@ -166,11 +171,13 @@ class Policy:
             call = dataclasses.replace(call, name=self.operation)
         if not call.principal and self.client_key and not keys.is_unguessable(key):
             raise KeyGuessable
-        asked = self.fingerprint(call)
+        asked = _returned("fingerprint", self.fingerprint(call), str | bytes)
+        if scope is None:
+            scope = _returned("scope", self.scope(call), str)
         principal = call.principal if self.bind_principal else ""
         return Operation(
             key=key,
-            scope=scopes.fit(self.scope(call) if scope is None else scope),
+            scope=scopes.fit(scope),
             name=call.name,
             fingerprint=digest(principal, asked),
             ttl=self.ttl,
@@ -252,6 +259,15 @@ PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
 """For payments: the key is required and lives as long as settlement takes."""
 
 
+def _returned(name: str, value: Any, kind: Any) -> Any:
+    """What a callable of the project's returned, when it is of the right kind."""
+    if isinstance(value, kind):
+        return value
+    raise ImproperlyConfigured(
+        f"The {name} of an idempotency policy returned a {type(value).__name__}, not a text."
+    )
+
+
 def _project_policy(setting: Any) -> Policy:
     """The project's policy, from ``IDEMPOTENCY["POLICY"]``."""
     if isinstance(setting, Policy):
@@ -261,10 +277,10 @@ def _project_policy(setting: Any) -> Policy:
             "IDEMPOTENCY['POLICY'] must be a dict of policy fields or a Policy, "
             f"not {type(setting).__name__}."
         )
-    unknown = sorted(set(setting) - set(_FIELDS))
+    unknown = [repr(name) for name in setting if name not in _FIELDS]
     if unknown:
         raise ImproperlyConfigured(
-            f"IDEMPOTENCY['POLICY'] has no field {', '.join(map(repr, unknown))}. "
+            f"IDEMPOTENCY['POLICY'] has {', '.join(unknown)}, which no policy has. "
             f"Its fields are: {', '.join(_FIELDS)}."
         )
     return Policy(**setting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,16 +21,20 @@ def _whole(name: str, value: Any) -> Any:
     raise _wrong(name, value, "a number of bytes, 0 or more")
 
 
+# The sum of two of them must still be a date that every database can hold.
+_LONGEST: Final = timedelta(days=365 * 1000)
+
+
 def _duration(name: str, value: Any) -> Any:
-    if isinstance(value, timedelta) and value >= timedelta(0):
+    if isinstance(value, timedelta) and timedelta(0) <= value <= _LONGEST:
         return value
-    raise _wrong(name, value, "a timedelta that is not negative, such as timedelta(hours=24)")
+    raise _wrong(name, value, "a timedelta from 0 to 1000 years, such as timedelta(hours=24)")
 
 
 def _ttl(name: str, value: Any) -> Any:
-    if value is None or (isinstance(value, timedelta) and value > timedelta(0)):
+    if value is None or (isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST):
         return value
-    raise _wrong(name, value, "a timedelta above zero, or None to replay for ever")
+    raise _wrong(name, value, "a timedelta above 0 up to 1000 years, or None to replay for ever")
 
 
 def _flag(name: str, value: Any) -> Any:
@@ -61,7 +66,7 @@ def _optional_text(name: str, value: Any) -> Any:
 def _format(name: str, value: Any) -> Any:
     try:
         re.compile(_text(name, value))
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise _wrong(
             name, value, f"any, {', '.join(sorted(keys.FORMAT_NAMES))} or a regular expression"
         ) from error
@@ -70,40 +75,45 @@ def _format(name: str, value: Any) -> Any:
 
 def _one_of(*choices: str) -> Callable[[str, Any], Any]:
     def chosen(name: str, value: Any) -> Any:
-        if value in choices:
+        if isinstance(value, str) and value in choices:
             return value
         raise _wrong(name, value, " or ".join(map(repr, choices)))
 
     return chosen
 
 
-def _set_of(kind: type) -> Callable[[str, Any], Any]:
+def _set_of(kind: type, expected: str) -> Callable[[str, Any], Any]:
     def frozen(name: str, value: Any) -> Any:
-        if isinstance(value, Iterable) and not isinstance(value, str):
-            items = frozenset(value)
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+            items = list(value)
             if all(isinstance(item, kind) for item in items):
-                return items
-        raise _wrong(name, value, f"a set of {kind.__name__}")
+                return frozenset(items)
+        raise _wrong(name, value, expected)
 
     return frozen
 
 
-def _methods(name: str, value: Any) -> Any:
-    methods = frozenset(method.upper() for method in _set_of(str)(name, value))
+_METHODS: Final = f"a set of methods: {', '.join(sorted(UNSAFE_METHODS))}"
+
+
+def _methods(name: str, value: Any, expected: str = _METHODS) -> Any:
+    methods = {method.upper() for method in _set_of(str, expected)(name, value)}
     if methods <= UNSAFE_METHODS:
-        return methods
-    raise _wrong(name, value, f"a set of {', '.join(sorted(UNSAFE_METHODS))}")
+        return frozenset(methods)
+    raise _wrong(name, value, expected)
 
 
 def _required(name: str, value: Any) -> Any:
-    return value if isinstance(value, bool) else _methods(name, value)
+    return value if isinstance(value, bool) else _methods(name, value, f"True, False or {_METHODS}")
 
 
 def _statuses(name: str, value: Any) -> Any:
     if isinstance(value, Mapping) and all(
-        isinstance(status, int) for pair in value.items() for status in pair
+        isinstance(status, int) and 100 <= status <= 599
+        for pair in value.items()
+        for status in pair
     ):
-        return dict(value)
+        return MappingProxyType(dict(value))
     raise _wrong(name, value, "a dict of status codes, such as {201: 200}")
 
 
@@ -131,10 +141,10 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "wait_timeout": _duration,
     "retry_after": _duration,
     "store_errors": _flag,
-    "never_store": _set_of(int),
+    "never_store": _set_of(int, "a set of status codes"),
     "max_response_bytes": _whole,
     "store_body": _flag,
-    "exclude_headers": _set_of(str),
+    "exclude_headers": _set_of(str, "a set of header names"),
     "replay_status": _statuses,
     "rebuild": _optional_callable,
     "record_replays": _flag,

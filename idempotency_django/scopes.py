@@ -17,7 +17,8 @@ ANONYMOUS: Final = "anonymous"
 
 ScopeFunction = Callable[[Call], str]
 
-_KEPT: Final = " !\"#$&'()*+,/:;<=>?@[]^`{|}"
+# Not "#": it marks what was cut, so that no short scope equals the remains of a long one.
+_KEPT: Final = " !\"$&'()*+,/:;<=>?@[]^`{|}"
 
 
 def per_user(call: Call) -> str:
@@ -57,7 +58,7 @@ def fit(scope: str) -> str:
     Databases differ in which other texts they take for equal: by case, by Unicode form, by
     trailing spaces. What is too long ends in its SHA-256 instead.
     """
-    exact = quote(scope, safe=_KEPT)
+    exact = quote(scope, safe=_KEPT, errors="surrogatepass")
     if exact.endswith(" "):
         exact = exact[:-1] + "%20"
     if len(exact) > MAX_LENGTH:

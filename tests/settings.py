@@ -40,6 +40,7 @@ ALIASES = {name: ("default" if place == 0 else name) for place, name in enumerat
 
 SECRET_KEY = "tests"
 USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "tests.urls"
 INSTALLED_APPS = [
     "django.contrib.admin",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -113,13 +112,12 @@ PLAIN_VIEWS = ["/decorated/", "/middleware/"]
 
 
 @pytest.fixture(autouse=True)
-def _setup(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _setup(settings: Any) -> None:
     settings.MIDDLEWARE = [
         *django_settings.MIDDLEWARE,
         "idempotency_django.middleware.IdempotencyMiddleware",
     ]
     DRF.in_transaction = []
-    yield
 
 
 @pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"])
@@ -289,7 +287,7 @@ class _Noted:
 
 @pytest.mark.django_db(transaction=False)
 def test_inside_a_test_case(client: Client, django_capture_on_commit_callbacks: Any) -> None:
-    """In a test that is one transaction the app works; what waits for the commit can be captured."""
+    """In a test that is one transaction the app works; what waits for commit can be captured."""
     key = new_key()
     first = post(client, "/drf/", key)
     assert post(client, "/drf/", new_key(), "503").status_code == 503

@@ -76,10 +76,10 @@ class TestBudget:
     pytestmark: ClassVar[Any] = postgres_only
 
     @pytest.fixture(params=[False, True], ids=["", "atomic requests"])
-    def _atomic(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def atomic(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
 
-    def test_first_request(self, client: Client, _atomic: None) -> None:
+    def test_first_request(self, client: Client, atomic: None) -> None:
         """2 statements more than the bare view, and not one commit more."""
         with counted() as bare:
             post(client, "/bare/")
@@ -89,7 +89,7 @@ class TestBudget:
         assert protected["COMMIT"] == 1  # the bare view's INSERT commits by itself, or its request
         assert "SAVEPOINT" not in protected
 
-    def test_replay(self, client: Client, _atomic: None) -> None:
+    def test_replay(self, client: Client, atomic: None) -> None:
         """2 statements, 3 with the audit record."""
         for url, budget in [("/protected/", 3), ("/uncounted/", 2)]:
             key = new_key()
@@ -317,7 +317,8 @@ class TestLock:
             raise InterruptedError
         with connection.cursor() as cursor:
             cursor.execute(
-                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+                "SELECT count(*) FROM pg_locks "
+                "WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
             )
             assert cursor.fetchone() == (0,)
 

@@ -725,7 +725,7 @@ class TestConfiguration:
         assert "fields" in problem["detail"]
 
     def test_generated_key(self, client: Client) -> None:
-        """A client that sends no key is told the one that was made for it, and can retry with it."""
+        """A client that sends no key is told the one made for it, and can retry with it."""
         first = post(client, "/generated/")
         key = first["Idempotency-Key"].strip('"')
         again = post(client, "/generated/", key)

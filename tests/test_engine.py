@@ -84,7 +84,7 @@ def run(
 
 @contextmanager
 def held(store: Store, operation: Operation) -> Iterator[Callable[[], Outcome]]:
-    """The operation is being executed by somebody else, until the block ends; gives their outcome."""
+    """The operation is being executed by somebody else until the block ends; gives the outcome."""
     started, finish = threading.Event(), threading.Event()
     outcomes: list[Outcome] = []
 
@@ -426,7 +426,7 @@ class TestTransaction:
         assert (effects("before"), effects()) == (1, 0)
 
     def test_joined(self) -> None:
-        """With ``after``, a failed attempt rolls back the caller's transaction and is recorded after it."""
+        """With ``after``, a failed attempt rolls the caller back and is recorded after that."""
         store, operation = DatabaseStore("default"), an_operation()
 
         def refuse(claim: Claim) -> Answer:

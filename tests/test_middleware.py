@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -386,9 +385,9 @@ class TestAsync:
     """Under ASGI sync views keep their transaction; async views are not protected."""
 
     @pytest.fixture
-    def async_client(self) -> Iterator[AsyncClient]:
+    def async_client(self) -> AsyncClient:
         """A client that goes through the ASGI handler."""
-        yield AsyncClient()
+        return AsyncClient()
 
     def send(self, client: AsyncClient, url: str, key: str | None) -> HttpResponse:
         headers = {"Idempotency-Key": key} if key else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -55,20 +55,29 @@ class Stores:
                 f"IDEMPOTENCY['STORES'] has no store {alias!r}.{hint} "
                 f"It has: {', '.join(map(repr, configured)) or 'none'}."
             )
-        declared = dict(configured[alias])
-        path = declared.pop("BACKEND", None)
-        options = declared.pop("OPTIONS", {})
-        if declared:
+        declared = configured[alias]
+        where = f"IDEMPOTENCY['STORES'][{alias!r}]"
+        options = declared.get("OPTIONS", {}) if isinstance(declared, Mapping) else None
+        if not isinstance(options, Mapping):
             raise ImproperlyConfigured(
-                f"IDEMPOTENCY['STORES'][{alias!r}] has unknown entries: "
-                f"{', '.join(map(repr, declared))}. It takes 'BACKEND' and 'OPTIONS'."
+                f"{where} is {declared!r}; it must be a dict with the path of a store class as "
+                "'BACKEND' and, if need be, a dict of its arguments as 'OPTIONS'."
             )
-        return self._imported(alias, path)(alias, **options)
+        unknown = ", ".join(repr(name) for name in declared if name not in ("BACKEND", "OPTIONS"))
+        if unknown:
+            raise ImproperlyConfigured(
+                f"{where} has unknown entries: {unknown}. It takes 'BACKEND' and 'OPTIONS'."
+            )
+        backend = self._imported(alias, declared.get("BACKEND"))
+        try:
+            return backend(alias, **options)
+        except TypeError as error:
+            raise ImproperlyConfigured(f"{where} cannot be made: {error}.") from error
 
     def _imported(self, alias: str, path: Any) -> type[Store]:
         try:
             backend = import_string(path)
-        except (ImportError, AttributeError, TypeError) as error:
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise ImproperlyConfigured(
                 f"IDEMPOTENCY['STORES'][{alias!r}]['BACKEND'] is {path!r}, which cannot be "
                 f"imported: {error}."

@@ -1,0 +1,192 @@
+"""The admin of idempotency keys: read-only, for whoever asks what became of a request.
+
+Stored answers and errors carry personal data. They are fetched for holders of the permission
+``idempotency_django.view_answer`` only, on the page of one record; nobody can list them, search
+or filter by them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.db.models import Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from ..models import DatabaseNow, IdempotencyKey
+from ..records import Status
+from ..stores import stores
+from .answers import Answer
+from .changelist import (
+    AnswerFilter,
+    AuditQuerySet,
+    BoundedPaginator,
+    ExpiryFilter,
+    OperationFilter,
+    beginning_with,
+)
+from .interventions import DELETE, EXPIRE, Intervention, intervene
+from .timeline import Event, timeline
+
+SECRET = ("owner_token", "response_headers", "response_body", "error")
+"""Columns that no query of a list or a form fetches."""
+
+
+@admin.register(IdempotencyKey)
+class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime
+    """Lists and shows the records, where the default store writes them."""
+
+    list_display = (
+        "key",
+        "operation",
+        "scope",
+        "status_shown",
+        "answer_shown",
+        "attempt",
+        "replay_count",
+        "created",
+        "expires",
+    )
+    # Opening the list must cost the same however many records there are, so nothing here counts,
+    # sorts or searches without an index.
+    sortable_by = ("created",)
+    ordering = ("-created_at",)
+    list_filter = ("status", OperationFilter, ExpiryFilter, AnswerFilter)
+    date_hierarchy = "created_at"
+    search_fields = ("key", "scope")
+    search_help_text = _("Finds the keys and the scopes that begin with exactly this.")
+    list_per_page = 50
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+
+    actions = ("expire_selected", "delete_selected")
+    fieldsets = (
+        (_("Request"), {"fields": ("key", "scope", "operation", "principal", "request_line")}),
+        (_("State"), {"fields": ("status_shown", "attempt", "fingerprint", "lease_expires_at")}),
+    )
+    change_form_template = "admin/idempotency_django/idempotencykey/change_form.html"
+
+    class Media:
+        css: ClassVar[dict[str, list[str]]] = {"all": ["idempotency_django/admin.css"]}
+
+    # What may be done.
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
+        # Whoever may filter by a column can find out what is in it.
+        if lookup.partition("__")[0] in SECRET:
+            return False
+        return super().lookup_allowed(lookup, value, request)
+
+    # What is read.
+
+    def get_queryset(self, request: HttpRequest) -> AuditQuerySet:
+        using = stores["default"].using or router.db_for_write(IdempotencyKey)
+        rows: AuditQuerySet = AuditQuerySet(IdempotencyKey, using=using).annotate(
+            now=DatabaseNow(), has_body=Q(response_body__isnull=False)
+        )
+        return rows.defer(*SECRET)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        return beginning_with(queryset, search_term.strip()), False
+
+    # What is shown.
+
+    @admin.display(description=_("status"))
+    def status_shown(self, record: Any) -> SafeString:
+        return format_html(
+            '<span class="idempotency-{}">{}</span>', record.status, record.get_status_display()
+        )
+
+    @admin.display(description=_("answer"), empty_value="–")
+    def answer_shown(self, record: Any) -> Any:
+        if record.status != Status.COMPLETED or record.has_body:
+            return record.response_status
+        return format_html(
+            '{} <span class="quiet">{}</span>', record.response_status, _("tombstone")
+        )
+
+    @admin.display(description=_("created"), ordering="created_at")
+    def created(self, record: Any) -> SafeString:
+        return Event("", record.created_at, record.now).html
+
+    @admin.display(description=_("expires"), empty_value="–")
+    def expires(self, record: Any) -> SafeString | None:
+        if record.status == Status.FAILED:  # its key is free already
+            return None
+        return Event("", record.expires_at, record.now).html
+
+    @admin.display(description=_("request"))
+    def request_line(self, record: Any) -> str:
+        return f"{record.method} {record.path}".strip()
+
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **options: Any
+    ) -> HttpResponse:
+        obj = options["obj"]
+        may_delete = self.has_delete_permission(request, obj)
+        may_view_answer = request.user.has_perm("idempotency_django.view_answer")
+        rows = self.get_queryset(request).filter(pk=obj.pk)
+        context |= {
+            "timeline": timeline(obj),
+            "may_view_answer": may_view_answer,
+            "answer": Answer.of(rows) if may_view_answer else None,
+            "may_expire": may_delete and EXPIRE.eligible(rows).exists(),
+        }
+        return super().render_change_form(request, context, *args, **options)
+
+    # What an operator does.
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.expire_view)
+        name = "idempotency_django_idempotencykey_expire"
+        return [path("<path:object_id>/expire/", view, name=name), *super().get_urls()]
+
+    @admin.action(permissions=["delete"], description=EXPIRE.title)
+    def expire_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Expire what was selected, after asking."""
+        return intervene(self, request, queryset, EXPIRE)
+
+    @admin.action(permissions=["delete"], description=DELETE.title)
+    def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Delete what was selected, after asking."""
+        return intervene(self, request, queryset, DELETE)
+
+    def expire_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Expire one record, after asking."""
+        return self._intervene_on_one(request, object_id, EXPIRE)
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: Any = None
+    ) -> HttpResponse:
+        """Delete one record, after asking."""
+        return self._intervene_on_one(request, object_id, DELETE)
+
+    def _intervene_on_one(
+        self, request: HttpRequest, object_id: str, what: Intervention
+    ) -> HttpResponse:
+        if not self.has_delete_permission(request):
+            raise PermissionDenied
+        record = self.get_object(request, unquote(object_id))
+        if record is None:
+            raise Http404
+        rows = self.get_queryset(request).filter(pk=record.pk)
+        changelist = reverse(
+            "admin:idempotency_django_idempotencykey_changelist", current_app=self.admin_site.name
+        )
+        return intervene(self, request, rows, what) or HttpResponseRedirect(changelist)

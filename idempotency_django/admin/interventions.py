@@ -1,0 +1,162 @@
+"""What an operator may do to records: it asks first, is logged, and spares what is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.contrib import messages
+from django.contrib.admin import ModelAdmin, helpers
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.db import connections, transaction
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Coalesce
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..models import DatabaseNow
+from ..records import Status
+
+MOST: Final = 1_000
+"""Records that are selected at once, each of which is logged; a purge is the tool for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """One of the things that an operator may do; its texts are translated when they are used.
+
+    Attributes:
+        name: of the admin action.
+        title: what is going to be done.
+        consequence: what follows from it, for whoever is asked.
+        logged: what the log says of each record.
+        flag: the kind of log entry.
+        eligible: which of some records it can be done to.
+        apply: does it.
+        done: tells how many it was done to.
+    """
+
+    name: str
+    title: Any
+    consequence: Any
+    logged: Any
+    flag: int
+    eligible: Callable[[QuerySet[Any]], QuerySet[Any]]
+    apply: Callable[[QuerySet[Any]], object]
+    done: Callable[[int], str]
+
+
+def _replayed(rows: QuerySet[Any]) -> QuerySet[Any]:
+    live = Q(expires_at=None) | Q(expires_at__gt=DatabaseNow())
+    return rows.filter(live, status=Status.COMPLETED)
+
+
+def _expire(rows: QuerySet[Any]) -> None:
+    kept = F("purge_at") - F("expires_at")  # the retention, which goes on counting from the expiry
+    rows.update(purge_at=Coalesce(DatabaseNow() + kept, DatabaseNow()), expires_at=DatabaseNow())
+
+
+def _settled(rows: QuerySet[Any]) -> QuerySet[Any]:
+    return rows.exclude(status=Status.IN_PROGRESS)
+
+
+def _expired_count(count: int) -> str:
+    return ngettext(
+        "%(count)d idempotency key was expired.", "%(count)d idempotency keys were expired.", count
+    ) % {"count": count}
+
+
+def _deleted_count(count: int) -> str:
+    return ngettext(
+        "%(count)d idempotency key was deleted.", "%(count)d idempotency keys were deleted.", count
+    ) % {"count": count}
+
+
+def _left_count(count: int) -> str:
+    return ngettext(
+        "%(count)d was left alone: it does not apply to it, or it is in use at this moment.",
+        "%(count)d were left alone: it does not apply to them, or they are in use at this moment.",
+        count,
+    ) % {"count": count}
+
+
+EXPIRE: Final = Intervention(
+    name="expire_selected",
+    title=gettext_lazy("Expire idempotency keys"),
+    consequence=gettext_lazy(
+        "Their answers are replayed no more. The next request with such a key is executed, though "
+        "it be the retry of one that was executed before."
+    ),
+    logged=gettext_lazy("Expired; the next request with this key is executed."),
+    flag=CHANGE,
+    eligible=_replayed,
+    apply=_expire,
+    done=_expired_count,
+)
+
+DELETE: Final = Intervention(
+    name="delete_selected",
+    title=gettext_lazy("Delete idempotency keys"),
+    consequence=gettext_lazy(
+        "Nothing is left of them for the audit. The next request with such a key is executed, "
+        "though it be the retry of one that was executed before."
+    ),
+    logged=gettext_lazy("Deleted; the next request with this key is executed."),
+    flag=DELETION,
+    eligible=_settled,
+    apply=lambda rows: rows.delete(),
+    done=_deleted_count,
+)
+
+
+def intervene(
+    model_admin: ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], what: Intervention
+) -> HttpResponse | None:
+    """Ask whether to do it; once that is answered, do it, say so and return ``None``."""
+    selected = rows.order_by().values("pk")[: MOST + 1].count()
+    if selected > MOST:
+        text = _("At most %(most)d idempotency keys can be selected for this.") % {"most": MOST}
+        model_admin.message_user(request, text, messages.ERROR)
+        return None
+    if request.POST.get("post"):
+        _report(model_admin, request, what, _carry_out(rows, what, request.user.pk), selected)
+        return None
+    eligible = list(what.eligible(rows))
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        "title": what.title,
+        "what": what,
+        "records": eligible,
+        "left_alone": selected - len(eligible),
+        "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
+    }
+    template = "admin/idempotency_django/idempotencykey/confirm.html"
+    return TemplateResponse(request, template, context)
+
+
+def _carry_out(rows: QuerySet[Any], what: Intervention, user_id: Any) -> int:
+    """Log it and do it, in one transaction; what somebody else holds at this moment is left."""
+    features = connections[rows.db].features
+    with transaction.atomic(using=rows.db):
+        held = list(
+            what.eligible(rows).select_for_update(
+                skip_locked=features.has_select_for_update_skip_locked
+            )
+        )
+        LogEntry.objects.log_actions(user_id, held, what.flag, str(what.logged))
+        what.apply(rows.model._base_manager.using(rows.db).filter(pk__in=[r.pk for r in held]))
+    return len(held)
+
+
+def _report(
+    model_admin: ModelAdmin[Any], request: HttpRequest, what: Intervention, done: int, selected: int
+) -> None:
+    level = messages.SUCCESS if done else messages.INFO
+    model_admin.message_user(request, what.done(done), level)
+    if selected > done:
+        model_admin.message_user(request, _left_count(selected - done), messages.WARNING)

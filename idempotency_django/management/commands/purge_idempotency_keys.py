@@ -1,0 +1,130 @@
+"""``manage.py purge_idempotency_keys``"""
+
+from __future__ import annotations
+
+import re
+import time
+from argparse import ArgumentParser, ArgumentTypeError
+from datetime import timedelta
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from ...purging import BATCH_SIZE, purge
+from ...stores import Store, stores
+
+_UNITS: Final = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+_ERASE_LINE: Final = "\r\x1b[K"
+_INTERRUPTED: Final = 130  # what shells answer for a process that Ctrl-C has ended
+
+
+def duration(text: str) -> timedelta:
+    """A duration in words of the command line: ``7d``, ``12h``, ``30m``, ``90s``."""
+    found = re.fullmatch(r"([0-9]{1,9})([dhms])", text)
+    if found is None:
+        raise ArgumentTypeError(
+            f"{text!r} is not a duration. Write a number and its unit, without a space: "
+            "7d, 12h, 30m or 90s."
+        )
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def batch_size(text: str) -> int:
+    """How many records go in one batch."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} must be a whole number, 1 or more: 5000, say.")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """How long the command may take."""
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or float(text) <= 0:
+        raise ArgumentTypeError(f"{text!r} must be a number of seconds, more than 0: 60, say.")
+    return float(text)
+
+
+class Command(BaseCommand):
+    """Purges from a terminal or cron."""
+
+    help = (
+        "Deletes the idempotency keys that are past their time to live and retention, the oldest "
+        "first and in batches. It can be stopped at any time and run beside traffic."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--batch-size",
+            type=batch_size,
+            default=BATCH_SIZE,
+            metavar="ROWS",
+            help=f"The most keys to delete in one transaction (default: {BATCH_SIZE}).",
+        )
+        parser.add_argument(
+            "--max-seconds",
+            type=seconds,
+            metavar="SECONDS",
+            help="Begin no batch after this time, though keys be left (default: go on to the end).",
+        )
+        parser.add_argument(
+            "--older-than",
+            type=duration,
+            default=timedelta(0),
+            metavar="DURATION",
+            help="Spare what became purgeable more recently: 7d, 12h, 30m, 90s.",
+        )
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="Count what would be deleted, and delete nothing.",
+        )
+        parser.add_argument(
+            "--store",
+            metavar="ALIAS",
+            help="Purge this store of IDEMPOTENCY['STORES'] only (default: all of them).",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.quiet = options["verbosity"] == 0
+        chosen = self._stores(options["store"])
+        if options["dry_run"]:
+            count = sum(store.purgeable(options["older_than"]) for store in chosen)
+            self._say(f"Would purge {_keys(count)}. Nothing was deleted.")
+        else:
+            self._purge(chosen, options)
+
+    def _stores(self, alias: str | None) -> list[Store]:
+        try:
+            return stores.all() if alias is None else [stores[alias]]
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+
+    def _purge(self, chosen: list[Store], options: dict[str, Any]) -> None:
+        names = ("older_than", "batch_size", "max_seconds")
+        batches = purge(chosen, **{name: options[name] for name in names})
+        started, purged = time.monotonic(), 0
+        try:
+            for deleted in batches:
+                purged += deleted
+                self._show_progress(purged)
+        except KeyboardInterrupt:
+            raise CommandError(
+                f"Interrupted after {_keys(purged)} had been purged.", returncode=_INTERRUPTED
+            ) from None
+        took = time.monotonic() - started
+        self._say(f"Purged {_keys(purged)} in {took:.1f} seconds.")
+        if options["max_seconds"] is not None and took >= options["max_seconds"]:
+            self._say("The time was up, so some may be left: run the command again.")
+
+    def _show_progress(self, purged: int) -> None:
+        if self.stdout.isatty() and not self.quiet:
+            self.stdout.write(f"{_ERASE_LINE}Purged {_keys(purged)} so far …", ending="")
+            self.stdout.flush()
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            self.stdout.write(f"{_ERASE_LINE}{text}" if self.stdout.isatty() else text)
+
+
+def _keys(count: int) -> str:
+    return f"{count:,} idempotency key{'' if count == 1 else 's'}"

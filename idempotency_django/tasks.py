@@ -1,0 +1,34 @@
+"""The Celery task that purges, for Celery beat to send.
+
+Celery finds it where the project's Celery app calls ``autodiscover_tasks()``. It is scheduled in
+the project's settings (or in ``app.conf.beat_schedule``)::
+
+    CELERY_BEAT_SCHEDULE = {
+        "purge-idempotency-keys": {
+            "task": "idempotency_django.tasks.purge_expired_keys",
+            "schedule": timedelta(hours=1),
+            "kwargs": {"max_seconds": 600},
+            "options": {"expires": 3600},  # tasks that no worker took in time do not pile up
+        },
+    }
+"""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from .purging import BATCH_SIZE, purge
+from .stores import stores
+
+
+@shared_task(name="idempotency_django.tasks.purge_expired_keys")
+def purge_expired_keys(batch_size: int = BATCH_SIZE, max_seconds: float | None = None) -> int:
+    """Purge every store, and return how many records were deleted.
+
+    It does no harm when several run at once, or when one is killed and run again.
+
+    Args:
+        batch_size: the most records to delete in one transaction.
+        max_seconds: begin no batch after this many; ``None``: go on to the end.
+    """
+    return sum(purge(stores.all(), batch_size=batch_size, max_seconds=max_seconds))

@@ -1,0 +1,583 @@
+"""The system checks: what each says of a wrong configuration, and that none ever crashes."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import pytest
+from django.conf import settings
+from django.core.checks import CheckMessage, run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.db import connections
+from django.test import override_settings
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from idempotency_django import checks
+from idempotency_django.conf import DEFAULT_STORES
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.policy import Policy
+from idempotency_django.stores import Store, stores
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+
+OURS = "idempotency_django.middleware.IdempotencyMiddleware"
+MEMORY = "idempotency_django.stores.memory.MemoryStore"
+DATABASE = "idempotency_django.stores.database.DatabaseStore"
+
+
+def found(*databases: str) -> list[CheckMessage]:
+    """What all of our checks say, as ``manage.py check`` runs them."""
+    messages = run_checks(databases=databases, include_deployment_checks=True)
+    return [message for message in messages if str(message.id).startswith("idempotency_django.")]
+
+
+def only(number: str, *databases: str) -> CheckMessage:
+    """The one message that the checks have, which has this id."""
+    messages = found(*databases)
+    assert [message.id for message in messages] == [f"idempotency_django.{number}"], messages
+    return messages[0]
+
+
+def configured(**names: Any) -> override_settings:
+    """A project with this ``IDEMPOTENCY``."""
+    return override_settings(IDEMPOTENCY=names)
+
+
+def a_store(**entries: Any) -> override_settings:
+    """A project whose default store is declared so."""
+    return configured(STORES={"default": entries})
+
+
+def test_right_configuration() -> None:
+    """A project that sets every name rightly hears nothing."""
+    names = {
+        "DOCS_URL": "https://docs.example.com/",
+        "HEADER": "X-Key",
+        "MIDDLEWARE_PROTECTS": "with-policy",
+        "POLICY": {"store": "other"},
+        "REPLAYED_HEADER": "X-Replayed",
+        "STATUS_CODES": {"mismatch": 409},
+        "STORES": {**DEFAULT_STORES, "other": {"BACKEND": MEMORY}},
+    }
+    with configured(**names):
+        assert found() == []
+
+
+def test_ids_are_those_of_the_docs() -> None:
+    """The module's docstring lists every id once, in order."""
+    listed = re.findall(r"idempotency_django\.([EW]\d{3})", checks.__doc__ or "")
+    assert [int(number[1:]) for number in listed] == list(range(1, len(listed) + 1))
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("STORE", "Did you mean 'STORES'?"), ("XYZ", "Known are: DOCS_URL, HEADER"), (1, "Known are")],
+)
+def test_unknown_setting(name: Any, hint: str) -> None:
+    """E001: a name that is no setting, with the one that was probably meant."""
+    with override_settings(IDEMPOTENCY={name: "x"}):
+        message = only("E001")
+    assert repr(name) in message.msg
+    assert hint in str(message.hint)
+
+
+@pytest.mark.parametrize("value", [None, [], "default"])
+def test_setting_that_is_no_dict(value: object) -> None:
+    """E002, once: IDEMPOTENCY itself is of a wrong kind."""
+    with override_settings(IDEMPOTENCY=value):
+        assert "must be a dict" in only("E002").msg
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MIDDLEWARE_PROTECTS", "all", "'all'"),
+        ("POLICY", {"ttl": 60}, "ttl=60"),
+        ("POLICY", {"requierd": True}, "'requierd'"),
+        ("POLICY", {1: 2, "x": 3}, "'x'"),
+        ("POLICY", "PAYMENT", "not str"),
+        ("STATUS_CODES", {"mismatch": 200}, "['mismatch'] is 200"),
+        ("STATUS_CODES", {"mismatch": "409"}, "['mismatch'] is '409'"),
+        ("STATUS_CODES", {"mismatch": 600}, "['mismatch'] is 600"),
+        ("STATUS_CODES", [409], "STATUS_CODES"),
+        ("STATUS_CODES", None, "STATUS_CODES"),
+        ("STATUS_CODES", {"mismach": 409}, "'mismach'"),
+        ("STORES", [MEMORY], "STORES"),
+        ("STORES", None, "STORES"),
+        ("HEADER", None, "HEADER"),
+        ("HEADER", "", "HEADER"),
+        ("HEADER", "Idempotency Key", "HEADER"),
+        ("REPLAYED_HEADER", "", "REPLAYED_HEADER"),
+        ("DOCS_URL", None, "DOCS_URL"),
+    ],
+)
+def test_wrong_value(name: str, value: Any, said: str) -> None:
+    """E002: a value that a setting cannot hold, named."""
+    with configured(**{name: value}):
+        message = only("E002")
+    assert said in message.msg
+
+
+def test_two_wrong_values() -> None:
+    """What is wrong is said all at once."""
+    with configured(MIDDLEWARE_PROTECTS="all", POLICY={"ttl": 60}):
+        assert [message.id for message in found()] == ["idempotency_django.E002"] * 2
+
+
+# Stores.
+
+
+class WithOptions(MemoryStore):
+    """A store with an option, and with something to say."""
+
+    def __init__(self, alias: str, *, size: int = 1) -> None:
+        super().__init__(alias)
+        self.size = size
+
+
+class NotAStore:
+    """Of another kind."""
+
+
+HERE = __name__
+
+
+def test_stores_are_made_once_per_alias() -> None:
+    """A store is made at its first use, with its options, and is the same one ever after."""
+    declared = {
+        "default": {"BACKEND": MEMORY},
+        "large": {"BACKEND": f"{HERE}.WithOptions", "OPTIONS": {"size": 5}},
+    }
+    with configured(STORES=declared):
+        large = stores["large"]
+        assert isinstance(large, WithOptions)
+        assert (large.alias, large.size) == ("large", 5)
+        assert stores["large"] is large
+        assert list(stores) == ["default", "large"]
+        assert stores.all() == [stores["default"], large]
+    assert list(stores) == ["default"]
+
+
+def test_stores_follow_the_settings() -> None:
+    """A store is forgotten when its setting, or the databases, change; not when others do."""
+    before = stores["default"]
+    assert isinstance(before, DatabaseStore)
+    with override_settings(TIME_ZONE="UTC"):
+        assert stores["default"] is before
+    with configured(STORES={"default": {"BACKEND": MEMORY}}):
+        assert isinstance(stores["default"], MemoryStore)
+    assert isinstance(stores["default"], DatabaseStore)
+
+
+def test_declaration_is_not_changed() -> None:
+    """Making a store leaves the setting as it is."""
+    declared = {"default": {"BACKEND": MEMORY, "OPTIONS": {}}}
+    with configured(STORES=declared):
+        _ = stores["default"]
+    assert declared == {"default": {"BACKEND": MEMORY, "OPTIONS": {}}}
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"defualt": {"BACKEND": MEMORY}}, "Did you mean 'defualt'? It has: 'defualt'."),
+        ({"xyz": {"BACKEND": MEMORY}}, "It has: 'xyz'."),
+        ({}, "It has: none."),
+    ],
+)
+def test_unknown_alias(declared: Mapping[str, Any], said: str) -> None:
+    """An alias that is not there is refused with those that are."""
+    with configured(STORES=declared), pytest.raises(ImproperlyConfigured) as caught:
+        _ = stores["default"]
+    assert "has no store 'default'." in str(caught.value)
+    assert said in str(caught.value)
+
+
+WRONG_STORES = pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({}, "'BACKEND'] is None, which cannot be imported"),
+        ({"BACKEND": "nothing.Here"}, "No module named 'nothing'"),
+        ({"BACKEND": f"{HERE}.Nothing"}, 'does not define a "Nothing"'),
+        ({"BACKEND": "Store"}, "'Store', which cannot be imported"),
+        ({"BACKEND": ".Store"}, "'.Store', which cannot be imported"),
+        ({"BACKEND": f"{HERE}.NotAStore"}, "which is no Store"),
+        ({"BACKEND": f"{HERE}.HERE"}, "which is no Store"),
+        ({"BACKEND": MEMORY, "USING": "x"}, "unknown entries: 'USING'"),
+        ({"BACKEND": MEMORY, "OPTIONS": {"using": "x"}}, "'using'"),
+        ({"BACKEND": MEMORY, "OPTIONS": None}, "OPTIONS"),
+        (MEMORY, "['default']"),
+        (None, "['default']"),
+    ],
+)
+
+
+@WRONG_STORES
+def test_store_that_cannot_be_made(declared: Any, said: str) -> None:
+    """E003: a store that cannot be made, with the reason."""
+    with configured(STORES={"default": declared}):
+        assert said in only("E003").msg
+
+
+@WRONG_STORES
+def test_use_of_a_store_that_cannot_be_made(declared: Any, said: str) -> None:
+    """Where it is used, it is ImproperlyConfigured, with its alias."""
+    with (
+        configured(STORES={"default": declared}),
+        pytest.raises(ImproperlyConfigured, match="'default'"),
+    ):
+        _ = stores["default"]
+
+
+def test_store_that_is_abstract() -> None:
+    """E003: the contract itself is no store."""
+    with a_store(BACKEND=f"{Store.__module__}.Store"):
+        assert "abstract" in only("E003").msg
+
+
+def test_store_that_a_policy_names() -> None:
+    """E003: a policy names a store that is not there."""
+    with configured(POLICY={"store": "defalt"}):
+        message = only("E003")
+    assert "IDEMPOTENCY['POLICY'] names the store 'defalt'" in message.msg
+    assert message.hint == "Did you mean 'default'?"
+
+
+# Databases.
+
+
+@pytest.fixture
+def databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Adds databases to DATABASES, each like the default one with some changes."""
+    added = []
+
+    def add(alias: str, **changes: Any) -> None:
+        like = connections.settings["default"]
+        monkeypatch.setitem(connections.settings, alias, {**like, "TEST": {}, **changes})
+        added.append(alias)
+
+    yield add
+    for alias in added:
+        if hasattr(connections._connections, alias):  # type: ignore[attr-defined]  # Django's own
+            del connections[alias]
+
+
+class Router:
+    """Sends reads to one database and writes to another."""
+
+    reads = "replica"
+    writes = "default"
+
+    def db_for_read(self, model: type, **hints: Any) -> str:
+        return self.reads
+
+    def db_for_write(self, model: type, **hints: Any) -> str:
+        return self.writes
+
+
+def test_unknown_database() -> None:
+    """E004: the store's database is not in DATABASES."""
+    with a_store(BACKEND=DATABASE, OPTIONS={"using": "nowhere"}):
+        message = only("E004")
+    assert "'nowhere'" in message.msg
+    assert "'default'" in str(message.hint)
+
+
+def test_mirror_is_a_replica(databases: Any) -> None:
+    """E005: a database that mirrors another in tests is its replica."""
+    databases("replica", TEST={"MIRROR": "default"})
+    with a_store(BACKEND=DATABASE, OPTIONS={"using": "replica"}):
+        message = only("E005")
+    assert "looks like a replica" in message.msg
+    assert "'default'" in str(message.hint)
+
+
+def test_database_of_reads_is_a_replica(databases: Any) -> None:
+    """E005: so is one that a router sends reads to and no writes."""
+    databases("replica")
+    with (
+        override_settings(DATABASE_ROUTERS=[f"{HERE}.Router"]),
+        a_store(BACKEND=DATABASE, OPTIONS={"using": "replica"}),
+    ):
+        assert "'replica'" in only("E005").msg
+
+
+def test_database_of_writes_is_none(databases: Any) -> None:
+    """The database that is written to is right, and so is one that no router knows."""
+    databases("replica")
+    databases("audit")
+    with override_settings(DATABASE_ROUTERS=[f"{HERE}.Router"]):
+        assert found() == []
+        with a_store(BACKEND=DATABASE, OPTIONS={"using": "audit"}):
+            assert found() == []
+
+
+SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"transaction_mode": None}, {"transaction_mode": "DEFERRED"}]
+)
+def test_sqlite_that_fails_at_once(databases: Any, options: dict[str, Any]) -> None:
+    """W006: SQLite begins its transactions such that two writers fail at once."""
+    databases("small", **SQLITE, OPTIONS=options)
+    with a_store(BACKEND=DATABASE, OPTIONS={"using": "small"}):
+        message = only("W006")
+    assert "DATABASES['small']['OPTIONS']['transaction_mode'] = 'IMMEDIATE'" in str(message.hint)
+
+
+@pytest.mark.parametrize("mode", ["IMMEDIATE", "immediate", "EXCLUSIVE"])
+def test_sqlite_that_waits(databases: Any, mode: str) -> None:
+    """Where it takes its lock at once there is nothing to say."""
+    databases("small", **SQLITE, OPTIONS={"transaction_mode": mode})
+    with a_store(BACKEND=DATABASE, OPTIONS={"using": "small"}):
+        assert found() == []
+
+
+def test_effects_in_another_database(databases: Any) -> None:
+    """W007: with ATOMIC_REQUESTS, effects and answers must be in the same database."""
+    databases("effects", ATOMIC_REQUESTS=True)
+    assert "on for 'effects'" in only("W007").msg
+    with a_store(BACKEND=DATABASE, OPTIONS={"using": "effects"}):
+        assert found() == []
+
+
+@pytest.mark.django_db(databases="__all__")
+@pytest.mark.parametrize("alias", settings.DATABASES)
+def test_database_that_can_be_written_to(alias: str) -> None:
+    """``check --database`` asks the database itself, which says that it can be written to."""
+    with a_store(BACKEND=DATABASE, OPTIONS={"using": alias}):
+        assert found(alias) == []
+
+
+@pytest.mark.django_db(databases="__all__")
+@pytest.mark.parametrize("alias", settings.DATABASES)
+def test_read_only_database(alias: str) -> None:
+    """E008: the database says that it is read-only; nobody asks it without --database."""
+    connection = connections[alias]
+    on, off = {
+        # A function of the name that is found before PostgreSQL's own; rolled back with the test.
+        "postgresql": (
+            """CREATE FUNCTION public.pg_is_in_recovery() RETURNS boolean
+            LANGUAGE sql AS 'SELECT true'; SET LOCAL search_path = public, pg_catalog""",
+            "DROP FUNCTION public.pg_is_in_recovery()",
+        ),
+        "mysql": ("SET GLOBAL read_only = 1", "SET GLOBAL read_only = 0"),
+    }.get(connection.vendor, ("", ""))
+    if not on:
+        pytest.skip(f"{connection.display_name} is in a file of its own")
+    with connection.cursor() as cursor, a_store(BACKEND=DATABASE, OPTIONS={"using": alias}):
+        cursor.execute(on)
+        try:
+            assert "is read-only" in only("E008", alias).msg
+            assert found() == []
+        finally:
+            cursor.execute(off)
+
+
+@pytest.mark.django_db
+def test_live_check_of_a_store_that_cannot_be_made() -> None:
+    """``check --database`` says the same as ``check``; it does not crash."""
+    with a_store(BACKEND="nothing.Here"):
+        only("E003", "default")
+
+
+def test_live_check_of_a_store_without_a_database() -> None:
+    """A store that is in no database is not asked."""
+    with a_store(BACKEND=MEMORY):
+        assert found("default") == []
+
+
+# The middleware.
+
+
+class Innocent:
+    """A middleware without ``process_view``."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+
+class Checking(Innocent):
+    """A middleware that looks at each view before it runs."""
+
+    def process_view(self, *args: Any) -> None: ...
+
+
+def test_middleware_at_its_place() -> None:
+    """Behind every middleware that has a process_view there is nothing to say."""
+    paths = [*settings.MIDDLEWARE, f"{HERE}.Checking", OURS, f"{HERE}.Innocent"]
+    with override_settings(MIDDLEWARE=paths):
+        assert found() == []
+
+
+def test_middleware_whose_process_view_would_be_skipped() -> None:
+    """E009: a middleware behind ours that looks at views."""
+    with override_settings(MIDDLEWARE=[*settings.MIDDLEWARE, OURS, f"{HERE}.Checking"]):
+        assert f"{HERE}.Checking stands behind" in only("E009").msg
+
+
+def test_middleware_before_the_authentication() -> None:
+    """E010: before the authentication everybody is anonymous."""
+    with override_settings(MIDDLEWARE=[OURS, checks.AUTHENTICATION]):
+        assert "count as anonymous" in only("E010").msg
+
+
+# Views.
+
+
+@pytest.fixture
+def forget_views() -> Iterator[None]:
+    """A class that a test defines is a view of the project until it is collected."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("forget_views")
+class TestViews:
+    """What is said of the views that have the mixin."""
+
+    def test_mixin_behind_the_view(self) -> None:
+        """E011: DRF's view stands before the mixin, which then does nothing."""
+
+        class Charges(APIView, IdempotentViewMixin):
+            pass
+
+        message = only("E011")
+        assert (
+            f"{HERE}.{Charges.__qualname__} has IdempotentViewMixin behind APIView" in message.msg
+        )
+        assert "class Charges(IdempotentViewMixin, …)" in str(message.hint)
+
+    def test_policy_of_an_action_that_is_not(self) -> None:
+        """E012: idempotency_policies names no action of the view, with the one that was meant."""
+
+        class Charges(IdempotentViewMixin, ViewSet):
+            idempotency_policies: ClassVar[Any] = {"create": Policy(), "captur": None}
+
+            def create(self, request: Any) -> None: ...
+            def capture(self, request: Any) -> None: ...
+
+        message = only("E012")
+        assert f"{HERE}.{Charges.__qualname__}.idempotency_policies names 'captur'" in message.msg
+        assert message.hint == "Did you mean 'capture'?"
+
+    def test_right_views(self) -> None:
+        """Views without and with policies, by action or by method, are right."""
+
+        class Orders(IdempotentViewMixin, APIView):
+            idempotency_policy = Policy(required=True)
+            idempotency_policies: ClassVar[Any] = {"post": Policy(), "delete": None}
+
+            def post(self, request: Any) -> None: ...
+            def delete(self, request: Any) -> None: ...
+
+        class Preview(Orders):
+            idempotency_policy = None
+
+        assert found() == []
+        assert Preview.idempotency_policies is Orders.idempotency_policies
+
+    def test_view_with_two_ancestors_is_named_once(self) -> None:
+        """A view that comes from two protected ones is looked at once."""
+
+        class One(IdempotentViewMixin, APIView):
+            pass
+
+        class Other(IdempotentViewMixin, APIView):
+            pass
+
+        class Both(One, Other):
+            idempotency_policies: ClassVar[Any] = {"nothing": None}
+
+        assert Both.__qualname__ in only("E012").msg
+
+    def test_mixin_of_ones_own(self) -> None:
+        """A mixin that is no view names actions of the views that it is for."""
+
+        class Payments(IdempotentViewMixin):
+            idempotency_policies: ClassVar[Any] = {"create": Policy(required=True)}
+
+        class Charges(Payments, ViewSet):
+            def create(self, request: Any) -> None: ...
+
+        assert found() == []
+        assert issubclass(Charges, Payments)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "said"),
+        [
+            ("idempotency_policy", {"required": True}, "idempotency_policy is a dict"),
+            ("idempotency_policies", {"post": True}, "idempotency_policies['post'] is a bool"),
+            ("idempotency_policies", None, "idempotency_policies is a NoneType"),
+            ("idempotency_policies", [Policy()], "idempotency_policies is a list"),
+        ],
+    )
+    def test_view_with_something_else_than_a_policy(self, name: str, value: Any, said: str) -> None:
+        """E002: a view's policy is a Policy or None."""
+        view = type(
+            "Orders", (IdempotentViewMixin, APIView), {name: value, "post": lambda self: None}
+        )
+        assert said in only("E002").msg
+        assert getattr(view, name) is value
+
+    def test_view_whose_policy_names_no_store(self) -> None:
+        """E003: the store of a view's policy is not there."""
+
+        class Orders(IdempotentViewMixin, APIView):
+            idempotency_policy = Policy(store="audit")
+
+        assert (
+            f"{Orders.__qualname__}.idempotency_policy names the store 'audit'" in only("E003").msg
+        )
+
+    def test_wrong_project_policy_is_said_once(self) -> None:
+        """What is wrong with the project's policy is not said of each view again."""
+
+        class Orders(IdempotentViewMixin, APIView):
+            idempotency_policy = Policy(required=True)
+
+        with configured(POLICY={"ttl": 60}):
+            only("E002")
+        with configured(POLICY={"store": "audit"}):
+            only("E003")
+        assert Orders.idempotency_policy
+
+    def test_stores_that_are_no_dict_are_said_once(self) -> None:
+        """A view's policy that names a store does not make the check crash."""
+
+        class Orders(IdempotentViewMixin, APIView):
+            idempotency_policy = Policy(store="audit")
+
+        with configured(STORES=None):
+            only("E002")
+        assert Orders.idempotency_policy
+
+    def test_project_without_drf(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where nothing has imported the mixin there is no view, and DRF is not needed."""
+
+        class Orders(IdempotentViewMixin, APIView):
+            idempotency_policy = Policy(store="audit")
+
+        monkeypatch.delitem(sys.modules, "idempotency_django.drf")
+        with override_settings():
+            del settings.ROOT_URLCONF
+            assert list(checks.check_views()) == []
+        assert Orders.idempotency_policy
+
+
+@pytest.mark.django_db
+def test_command() -> None:
+    """``manage.py check`` fails for what is wrong, and so does every command that runs it."""
+    with configured(STORE={}), pytest.raises(SystemCheckError, match="E001"):
+        call_command("check")

@@ -1,0 +1,85 @@
+"""The IDEMPOTENCY setting: live, with a default for each name."""
+
+from __future__ import annotations
+
+import pytest
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from idempotency_django.conf import ALL_UNSAFE, DEFAULT_STORES, NAMES, Settings, conf
+
+DEFAULTS = {
+    "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/",
+    "HEADER": "Idempotency-Key",
+    "MIDDLEWARE_PROTECTS": "unsafe",
+    "POLICY": {},
+    "REPLAYED_HEADER": "Idempotent-Replayed",
+    "STATUS_CODES": {},
+    "STORES": DEFAULT_STORES,
+}
+OTHERS = {
+    "DOCS_URL": "https://docs.example.com/#",
+    "HEADER": "X-Request-Key",
+    "MIDDLEWARE_PROTECTS": "with-policy",
+    "POLICY": {"required": True},
+    "REPLAYED_HEADER": "X-Replayed",
+    "STATUS_CODES": {"mismatch": 409},
+    "STORES": {},
+}
+
+
+def test_every_name_is_tested_and_has_a_property() -> None:
+    """The names that IDEMPOTENCY may hold are the properties that read them."""
+    properties = {name.upper() for name, value in vars(Settings).items() if type(value) is property}
+    assert properties - {"RAW"} == NAMES == set(DEFAULTS) == set(OTHERS)
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_default(name: str) -> None:
+    """A name that the project leaves out has its default, whatever else the project sets."""
+    others = {other: value for other, value in OTHERS.items() if other != name}
+    with override_settings(IDEMPOTENCY=others):
+        assert getattr(conf, name.lower()) == DEFAULTS[name]
+
+
+def test_no_setting_at_all() -> None:
+    """A project needs no IDEMPOTENCY."""
+    with override_settings():
+        if hasattr(django_settings, "IDEMPOTENCY"):
+            del django_settings.IDEMPOTENCY
+        assert {name: getattr(conf, name.lower()) for name in NAMES} == DEFAULTS
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_follows_override_settings(name: str) -> None:
+    """A setting counts from the moment it is set to the moment it is gone."""
+    before = getattr(conf, name.lower())
+    with override_settings(IDEMPOTENCY={name: OTHERS[name]}):
+        assert getattr(conf, name.lower()) == OTHERS[name]
+    assert getattr(conf, name.lower()) == before
+
+
+@pytest.mark.parametrize("value", [None, [], "default", 1])
+def test_what_is_no_dict_is_refused(value: object) -> None:
+    """IDEMPOTENCY is a dict; the error says what it is instead."""
+    with (
+        override_settings(IDEMPOTENCY=value),
+        pytest.raises(ImproperlyConfigured, match=f"must be a dict, not {type(value).__name__}"),
+    ):
+        _ = conf.header
+
+
+@pytest.mark.parametrize("value", ["all", "", None, True, ["unsafe"]])
+def test_wrong_middleware_protects_is_refused(value: object) -> None:
+    """The error names the setting, its value and both values that it can have."""
+    with (
+        override_settings(IDEMPOTENCY={"MIDDLEWARE_PROTECTS": value}),
+        pytest.raises(ImproperlyConfigured) as caught,
+    ):
+        _ = conf.middleware_protects
+    text = str(caught.value)
+    assert f"IDEMPOTENCY['MIDDLEWARE_PROTECTS'] is {value!r}" in text
+    assert "'unsafe'" in text
+    assert "'with-policy'" in text
+    assert ALL_UNSAFE == "unsafe"

@@ -1,0 +1,492 @@
+"""Policies: where a field's value comes from, what it can hold, and what follows from it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idempotency_django import keys, scopes
+from idempotency_django.errors import KeyGuessable, KeyMalformed, KeyMissing
+from idempotency_django.fingerprints import digest, fields, whole_request
+from idempotency_django.policy import API, DEFAULTS, NEVER_STORED, PAYMENT, UNSET, WEBHOOK, Policy
+from idempotency_django.policy_fields import UNSAFE_METHODS
+from idempotency_django.records import Claim, Parsed
+from tests.properties import ANY_TEXT, a_call
+
+NAMES = [field.name for field in dataclasses.fields(Policy)]
+UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
+DAY = timedelta(days=1)
+
+
+def any_rebuild(record: Any, request: Any) -> None:
+    """Stands for a function of a project's."""
+
+
+ACCEPTED: dict[str, list[Any]] = {
+    "store": ["default", "audit"],
+    "required": [True, False, {"PUT"}, ["post", "delete"], frozenset()],
+    "methods": [{"POST"}, ["post", "PATCH"], ()],
+    "client_key": [True, False],
+    "key": [None, keys.generated],
+    "key_format": ["any", "uuid", "ulid", "opaque", r"ord-\d+"],
+    "scope": [scopes.per_user, scopes.shared],
+    "bind_principal": [True, False],
+    "operation": [None, "charge"],
+    "fingerprint": [whole_request, fields(include=["a"])],
+    "ttl": [None, DAY, timedelta(microseconds=1)],
+    "ttl_from": ["creation", "last_use"],
+    "retention": [timedelta(0), DAY],
+    "on_conflict": ["reject", "wait"],
+    "wait_timeout": [timedelta(0), DAY],
+    "retry_after": [timedelta(0), DAY],
+    "store_errors": [True, False],
+    "never_store": [set(), {404, 410}, [404]],
+    "max_response_bytes": [0, 10**9],
+    "store_body": [True, False],
+    "exclude_headers": [set(), {"X-Cost"}, ("X-Cost",)],
+    "replay_status": [{}, {201: 200}],
+    "rebuild": [None, any_rebuild],
+    "record_replays": [True, False],
+}
+NO_FLAGS = [None, 0, 1, "yes", "False", []]
+NO_CALLABLES = ["idempotency_django.keys.generated", 1, []]
+NO_DURATIONS = [60, 1.5, "1 day", None, timedelta(microseconds=-1)]
+REFUSED: dict[str, list[Any]] = {
+    "store": ["", None, 1, b"default"],
+    "required": [None, 1, "POST", {"GET"}, {1}, [["POST"]]],
+    "methods": [None, True, "POST", {"GET"}, {"HEAD"}, {"QUERY"}, {1}, [["POST"]]],
+    "client_key": NO_FLAGS,
+    "key": NO_CALLABLES,
+    "key_format": ["", None, 1, "[", "(", "a{99999999999999999999}"],
+    "scope": [*NO_CALLABLES, None],
+    "bind_principal": NO_FLAGS,
+    "operation": ["", 1, b"charge"],
+    "fingerprint": [*NO_CALLABLES, None],
+    "ttl": [60, "1 day", timedelta(0), -DAY, timedelta.max],
+    "ttl_from": [None, "", "use", True, ["creation"]],
+    "retention": [*NO_DURATIONS, timedelta.max],
+    "on_conflict": [None, "", "raise", True],
+    "wait_timeout": NO_DURATIONS,
+    "retry_after": NO_DURATIONS,
+    "store_errors": NO_FLAGS,
+    "never_store": [None, 404, "404", {"404"}, [[404]], {404.0}],
+    "max_response_bytes": [None, -1, 1.5, "1", True, timedelta(1)],
+    "store_body": NO_FLAGS,
+    "exclude_headers": [None, "X-Cost", 1, {1}, {b"X-Cost"}, [["X-Cost"]]],
+    "replay_status": [None, {201}, [(201, 200)], {"201": 200}, {201: "200"}, {201: 99}, {201: 600}],
+    "rebuild": NO_CALLABLES,
+    "record_replays": NO_FLAGS,
+}
+
+
+def pairs(table: dict[str, list[Any]]) -> Any:
+    """Parameters, one for each field and value."""
+    return pytest.mark.parametrize(
+        ("name", "value"), [(name, value) for name, values in table.items() for value in values]
+    )
+
+
+def given_fields(policy: Policy) -> dict[str, Any]:
+    """The fields that a policy sets itself."""
+    values = {name: getattr(policy, name) for name in NAMES}
+    return {name: value for name, value in values.items() if value is not UNSET}
+
+
+# What the fields can hold.
+
+
+def test_every_field_is_tested() -> None:
+    """A new field needs its values here, a default, and a line in the docstring."""
+    assert set(NAMES) == set(ACCEPTED) == set(REFUSED) == set(given_fields(DEFAULTS))
+    assert all(f"        {name}: " in (Policy.__doc__ or "") for name in NAMES)
+
+
+@pairs(ACCEPTED)
+def test_right_value(name: str, value: Any) -> None:
+    """A value that the field can hold is kept, and no other field is set by it."""
+    policy = Policy(**{name: value})
+    kept = getattr(policy, name)
+    if name in ("methods", "required") and not isinstance(value, bool):
+        assert kept == {method.upper() for method in value}
+    else:
+        assert kept == (set(value) if isinstance(kept, frozenset) else value)
+    assert set(given_fields(policy)) == {name}
+
+
+@pairs(REFUSED)
+def test_wrong_value(name: str, value: Any) -> None:
+    """A value that the field cannot hold is refused where it is written, by the field's name."""
+    with pytest.raises(ImproperlyConfigured) as caught:
+        Policy(**{name: value})
+    assert f"{name}={value!r}; it must be " in str(caught.value)
+
+
+@pairs(REFUSED)
+def test_wrong_value_in_the_setting(name: str, value: Any) -> None:
+    """The same in IDEMPOTENCY["POLICY"]."""
+    with (
+        override_settings(IDEMPOTENCY={"POLICY": {name: value}}),
+        pytest.raises(ImproperlyConfigured, match=f"has {name}="),
+    ):
+        Policy().resolved()
+
+
+@given(st.sampled_from(NAMES), st.one_of(st.none(), st.integers(), ANY_TEXT, st.binary()))
+def test_any_value_is_kept_or_refused(name: str, value: Any) -> None:
+    """No value raises anything but ImproperlyConfigured."""
+    try:
+        Policy(**{name: value})
+    except ImproperlyConfigured as error:
+        refusal = str(error)
+    else:
+        return
+    assert name in refusal
+
+
+def test_required_says_all_that_it_can_be() -> None:
+    """The text names both kinds of value."""
+    with pytest.raises(ImproperlyConfigured) as caught:
+        Policy(required=1)  # type: ignore[arg-type]
+    assert "True" in str(caught.value)
+    assert "POST" in str(caught.value)
+
+
+def test_unknown_field() -> None:
+    """A field that is not there is refused by Python itself."""
+    with pytest.raises(TypeError, match="requierd"):
+        Policy(requierd=True)  # type: ignore[call-arg]
+
+
+# A policy never changes.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fields_cannot_be_set(name: str) -> None:
+    """A policy may be shared, because nobody can change it."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(Policy(), name, getattr(DEFAULTS, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_cannot_change(name: str) -> None:
+    """Nor can what its fields hold: the defaults would change for every view."""
+    value = getattr(DEFAULTS, name)
+    assert not hasattr(value, "__setitem__")
+    assert not hasattr(value, "add")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "change"),
+    [
+        ("replay_status", {201: 200}, lambda value: value.update({202: 200})),
+        ("never_store", {404}, lambda value: value.add(410)),
+        ("exclude_headers", ["X-Cost"], lambda value: value.append("Link")),
+        ("methods", {"POST"}, lambda value: value.clear()),
+        ("required", {"POST"}, lambda value: value.clear()),
+    ],
+)
+def test_changing_what_was_given(name: str, given: Any, change: Callable[[Any], object]) -> None:
+    """A policy keeps its value when the object that it was made of changes."""
+    policy = Policy(**{name: given})
+    before = repr(getattr(policy, name))
+    change(given)
+    assert repr(getattr(policy, name)) == before
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy])
+def test_copy(clone: Callable[[Policy], Policy]) -> None:
+    """A copy leaves out what the policy leaves out."""
+    policy = clone(Policy(ttl=DAY))
+    assert given_fields(policy) == {"ttl": DAY}
+    assert policy.resolved().ttl == DAY
+
+
+def test_pickle() -> None:
+    """So does a policy that went to another process."""
+    assert given_fields(pickle.loads(pickle.dumps(Policy(ttl=DAY)))) == {"ttl": DAY}
+
+
+def test_unset_says_so() -> None:
+    """A policy's representation shows which fields it leaves to the project."""
+    assert "ttl=UNSET" in repr(Policy())
+
+
+# Where a value comes from.
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("as_policy", [True, False])
+def test_inheritance(name: str, as_policy: bool) -> None:
+    """A field is the view's, else the project's, else the default; the setting counts at once."""
+    project, view = ACCEPTED[name][0], ACCEPTED[name][-1]
+    setting = Policy(**{name: project}) if as_policy else {name: project}
+    policy, silent = Policy(**{name: view}), Policy()
+    for _ in range(2):
+        assert getattr(silent.resolved(), name) == getattr(DEFAULTS, name)
+        with override_settings(IDEMPOTENCY={"POLICY": setting}):
+            assert getattr(silent.resolved(), name) == getattr(Policy(**{name: project}), name)
+            assert getattr(policy.resolved(), name) == getattr(policy, name)
+    assert getattr(policy.resolved(), name) == getattr(policy, name)
+
+
+def test_resolved_is_whole_and_made_once() -> None:
+    """A resolved policy has every field; asking again costs nothing."""
+    policy = Policy(required=True)
+    assert set(given_fields(policy.resolved())) == set(NAMES)
+    assert policy.resolved() is policy.resolved()
+    assert policy.resolved().resolved().required is True
+
+
+def test_none_is_a_value() -> None:
+    """A view's None is not "left out": it switches off what the project has set."""
+    with override_settings(IDEMPOTENCY={"POLICY": {"key": keys.generated, "ttl": DAY}}):
+        resolved = Policy(key=None, ttl=None).resolved()
+        assert (resolved.key, resolved.ttl) == (None, None)
+
+
+def test_replace_and_over() -> None:
+    """Policies are made of one another; neither of the two changes."""
+    base, top = Policy(ttl=DAY, required=True), Policy(ttl=None)
+    assert given_fields(top.over(base)) == {"ttl": None, "required": True}
+    assert given_fields(base.replace(required=False)) == {"ttl": DAY, "required": False}
+    assert given_fields(base) == {"ttl": DAY, "required": True}
+
+
+@pytest.mark.parametrize("setting", [None, "PAYMENT", [], 1])
+def test_project_policy_of_another_kind(setting: Any) -> None:
+    """IDEMPOTENCY["POLICY"] is a dict or a Policy."""
+    with (
+        override_settings(IDEMPOTENCY={"POLICY": setting}),
+        pytest.raises(ImproperlyConfigured, match=f"not {type(setting).__name__}"),
+    ):
+        Policy().resolved()
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"), [({"requierd": True}, "'requierd'"), ({1: 2, "tll": 3}, "'tll'")]
+)
+def test_project_policy_with_unknown_fields(setting: Any, named: str) -> None:
+    """A field that is not there is named, together with those that are."""
+    with (
+        override_settings(IDEMPOTENCY={"POLICY": setting}),
+        pytest.raises(ImproperlyConfigured) as caught,
+    ):
+        Policy().resolved()
+    assert named in str(caught.value)
+    assert "record_replays" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        (API, {"ttl": timedelta(hours=24)}),
+        (WEBHOOK, {"ttl": timedelta(days=7)}),
+        (PAYMENT, {"ttl": timedelta(days=30), "required": True}),
+    ],
+)
+def test_presets(preset: Policy, expected: dict[str, Any]) -> None:
+    """A preset sets a lifetime, and leaves the rest to the project."""
+    assert given_fields(preset) == expected
+
+
+# Which key.
+
+
+@pytest.mark.parametrize(
+    ("required", "refused"),
+    [
+        (False, set()),
+        (True, {"POST", "PATCH"}),
+        ({"put"}, {"PUT"}),
+        (UNSAFE_METHODS, UNSAFE_METHODS),
+    ],
+)
+def test_required(required: Any, refused: set[str]) -> None:
+    """True requires a key where HTTP itself does not make a retry safe; a set says which."""
+    policy = Policy(required=required).resolved()
+    assert {method for method in UNSAFE_METHODS if policy.requires_key(method)} == refused
+    for method in UNSAFE_METHODS - refused:
+        policy.refuse_missing(method)
+    for method in refused:
+        with pytest.raises(KeyMissing, match="requires the header Idempotency-Key"):
+            policy.refuse_missing(method)
+
+
+@override_settings(IDEMPOTENCY={"HEADER": "X-Request-Key"})
+def test_missing_key_names_the_header() -> None:
+    """The text names the header that this project asks for, or the fields where none counts."""
+    with pytest.raises(KeyMissing, match="X-Request-Key"):
+        Policy(required=True).resolved().refuse_missing("POST")
+    derived = Policy(required=True, client_key=False, key=keys.natural("order")).resolved()
+    with pytest.raises(KeyMissing, match="own fields") as caught:
+        derived.refuse_missing("POST")
+    assert "X-Request-Key" not in str(caught.value)
+
+
+def test_client_key() -> None:
+    """The header's key counts, in both forms, unless the policy takes derived keys only."""
+    policy = Policy().resolved()
+    assert policy.client_key_of(None) is None
+    assert policy.client_key_of('"abc"') == policy.client_key_of("abc") == "abc"
+    assert Policy(client_key=False).resolved().client_key_of('"not even a key') is None
+    with pytest.raises(KeyMalformed):
+        policy.client_key_of("")
+
+
+@pytest.mark.parametrize(
+    ("key_format", "key", "expected"),
+    [("any", "1", True), ("uuid", UUID, True), ("uuid", "1", False), (r"ord-\d+", "ord-1", True)],
+)
+def test_key_format(key_format: str, key: str, expected: bool) -> None:
+    """The format holds for the client's key and for a derived one; the refusal names it."""
+    policy = Policy(key_format=key_format, key=lambda call: key).resolved()
+    for read in (lambda: policy.client_key_of(key), lambda: policy.derived_key_of(a_call())):
+        if expected:
+            assert read() == key
+        else:
+            with pytest.raises(KeyMalformed, match=key_format):
+                read()
+
+
+def test_derived_key() -> None:
+    """A key callable gives the key, or None; what it gives must be one."""
+    assert Policy().resolved().derived_key_of(a_call()) is None
+    policy = Policy(key=keys.natural("order")).resolved()
+    assert policy.derived_key_of(a_call(Parsed({"order": "A-1"}))) == "A-1"
+    assert policy.derived_key_of(a_call(Parsed({}))) is None
+    with pytest.raises(KeyMalformed):
+        policy.derived_key_of(a_call(Parsed({"order": "A 1"})))
+
+
+@pytest.mark.parametrize("name", ["key", "scope", "fingerprint"])
+@pytest.mark.parametrize("value", [42, ["a"], object()])
+def test_callable_that_returns_something_else(name: str, value: object) -> None:
+    """A project's callable that returns no text is named, with what it returned."""
+    policy = Policy(**{name: lambda call: value}).resolved()
+
+    def ask() -> None:
+        policy.derived_key_of(a_call())
+        policy.operation_for(a_call(), key=UUID)
+
+    with pytest.raises(ImproperlyConfigured, match=f"{name}.*{type(value).__name__}"):
+        ask()
+
+
+# Which operation.
+
+
+def test_operation() -> None:
+    """What the engine is told of a call."""
+    policy = Policy(ttl=DAY, retention=timedelta(hours=2)).resolved()
+    call = a_call(b"{}", query="a=1")
+    operation = policy.operation_for(call, key="k")
+    assert operation.key == "k"
+    assert operation.scope == "user:42|POST /orders/"
+    assert operation.name == "POST /orders/"
+    assert operation.fingerprint == digest("user:42", whole_request(call))
+    assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))
+    assert operation.extend_on_replay is False
+    assert (operation.principal, operation.method, operation.path) == (
+        "user:42",
+        "POST",
+        "/orders/",
+    )
+
+
+def test_claim_names_its_operation() -> None:
+    """``request.idempotency`` tells the view its key and scope."""
+    claim = Claim(Policy().resolved().operation_for(a_call(), key="k"), 1, "token")
+    assert (claim.key, claim.scope) == ("k", "user:42|POST /orders/")
+
+
+def test_ttl_from_last_use() -> None:
+    """The time to live counts from the first execution or from the last replay."""
+    policy = Policy(ttl_from="last_use").resolved()
+    assert policy.operation_for(a_call(), key="k").extend_on_replay is True
+
+
+def test_operation_of_ones_own_name() -> None:
+    """A name of your own keeps keys alive when the route changes."""
+    policy = Policy(operation="charge").resolved()
+    operations = [policy.operation_for(a_call(name=name), key="k") for name in ("a", "b")]
+    assert operations[0] == operations[1]
+    assert (operations[0].name, operations[0].scope) == ("charge", "user:42|charge")
+
+
+@given(ANY_TEXT)
+def test_scope_of_a_callable_is_fitted(scope: str) -> None:
+    """Whatever text a scope callable or an adapter gives, stores get one that they can keep."""
+    policy = Policy(scope=lambda call: scope).resolved()
+    assert policy.operation_for(a_call(), key="k").scope == scopes.fit(scope)
+    assert Policy().resolved().operation_for(a_call(), key="k", scope=scope).scope == scopes.fit(
+        scope
+    )
+
+
+def test_bind_principal() -> None:
+    """In a shared scope a key answers its first principal only, unless the policy says so."""
+    alice, bob = a_call(principal="user:1"), a_call(principal="user:2")
+
+    def same(policy: Policy) -> bool:
+        one, other = (policy.operation_for(call, key="k") for call in (alice, bob))
+        assert one.scope == other.scope
+        return one.fingerprint == other.fingerprint
+
+    assert not same(Policy(scope=scopes.shared).resolved())
+    assert same(Policy(scope=scopes.shared, bind_principal=False).resolved())
+
+
+@given(ANY_TEXT, st.binary(), ANY_TEXT, st.binary())
+def test_principal_and_request_do_not_run_together(
+    one: str, asked: bytes, other: str, asked_otherwise: bytes
+) -> None:
+    """The fingerprint is of the principal and the request, with a border between them."""
+
+    def fingerprint(principal: str, body: bytes) -> str:
+        policy = Policy(fingerprint=lambda call: body).resolved()
+        return policy.operation_for(a_call(principal=principal), key=UUID).fingerprint
+
+    same = fingerprint(one, asked) == fingerprint(other, asked_otherwise)
+    assert same == ((one, asked) == (other, asked_otherwise))
+
+
+def test_guessable_key_of_an_anonymous_caller() -> None:
+    """Callers who are not told apart need keys that nobody can guess, where clients choose them."""
+    anonymous, policy = a_call(principal=""), Policy().resolved()
+    with pytest.raises(KeyGuessable):
+        policy.operation_for(anonymous, key="order-1")
+    assert policy.operation_for(anonymous, key=UUID).scope == "anonymous|POST /orders/"
+    assert policy.operation_for(a_call(), key="order-1").key == "order-1"
+    derived = Policy(client_key=False, key=keys.natural("order")).resolved()
+    assert derived.operation_for(anonymous, key="order-1").key == "order-1"
+
+
+# What is kept.
+
+
+@given(st.integers(100, 599))
+def test_what_is_kept_by_default(status: int) -> None:
+    """A returned answer is kept unless it is a 5xx or about the moment; a raised one never."""
+    policy = Policy().resolved()
+    momentary = {401, 403, 408, 409, 423, 425, 429}
+    assert momentary == NEVER_STORED
+    assert policy.keeps(status) == (status < 500 and status not in momentary)
+    assert policy.keeps_raised(status) is False
+
+
+@given(st.integers(100, 599))
+def test_store_errors(status: int) -> None:
+    """With store_errors the answer to a raised 4xx is kept too, but none that a 2xx came of."""
+    policy = Policy(store_errors=True, never_store={404}).resolved()
+    assert policy.keeps_raised(status) == (400 <= status < 500 and status != 404)
+    assert policy.keeps(status) == (status < 500 and status != 404)
