@@ -22,6 +22,7 @@ from .http import (
     principal_of,
     problem_of,
     problem_response,
+    rendered,
     serve,
     status_of,
     unclaimed,
@@ -149,7 +150,6 @@ class _DRFExchange(Exchange):
         self.view = view
         self.request = request
         self._handler = handler
-        self._finished: HttpResponseBase | None = None
 
     def call(self) -> Call:
         request = self.http_request
@@ -166,21 +166,21 @@ class _DRFExchange(Exchange):
         )
 
     def respond(self) -> HttpResponseBase:
-        return self._finish(self._handler())
+        return rendered(self._finalized(self._handler()))
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        return self._finish(self.view.handle_exception(error))
+        # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
+        # renderer may ask the database for something.
+        return self._finalized(self.view.handle_exception(error))
 
-    def _finish(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Finalise and render now, in the transaction, and keep DRF from finalising it again."""
+    def _finalized(self, response: HttpResponseBase) -> HttpResponseBase:
+        """Finalise now, and keep DRF from finalising the same response again."""
         finalize = self.view.finalize_response
 
         def once(request: Request, given: HttpResponseBase, *args: Any, **kwargs: Any) -> Any:
             return given if given is finished else finalize(request, given, *args, **kwargs)
 
         finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
-        if hasattr(finished, "render"):
-            finished = finished.render()
         self.view.finalize_response = once
         return finished  # type: ignore[no-any-return]
 

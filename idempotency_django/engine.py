@@ -36,13 +36,14 @@ class Answer:
 
     Attributes:
         response: the answer in the adapter's own terms; the engine only passes it on.
-        payload: what to store of it; ``None`` rolls the attempt back and frees the key.
+        payload: what to store of it; ``None`` rolls the attempt back and frees the key. After a
+            rollback, a function that makes it: it is called when the transaction has ended.
         error: why the attempt is rolled back, for the audit.
         failed: whether that is a failure (an exception, a 5xx) or just no answer to keep.
     """
 
     response: Any
-    payload: Payload | None
+    payload: Payload | Callable[[], Payload] | None
     error: str = ""
     failed: bool = False
 
@@ -174,10 +175,14 @@ def _run_once(
 
 def _execute(store: Store, claim: Claim, execute: Execute) -> Any:
     _send(signals.claimed, claim.operation, attempt=claim.attempt)
+    # Before the handler's own hooks, one of which may raise and so end them all.
+    announce = _announce_completed(store, claim)
     try:
         answer = execute(claim)
-        if answer.payload is not None and not store.complete(claim, answer.payload):
-            raise ClaimLost
+        if isinstance(answer.payload, Payload):
+            if not store.complete(claim, answer.payload):
+                raise ClaimLost
+            announce(answer.payload)
     except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
         raise _RolledBack(claim, _failure(error), error) from None
     except BaseException as exit_request:
@@ -186,7 +191,6 @@ def _execute(store: Store, claim: Claim, execute: Execute) -> Any:
         raise
     if answer.payload is None:
         raise _RolledBack(claim, answer)
-    _announce_completed(store, claim, answer.payload)
     return answer.response
 
 
@@ -212,11 +216,13 @@ def _after_rollback(
 def _settle(store: Store, claim: Claim, answer: Answer) -> None:
     """Write down how a rolled-back attempt ended, unless somebody else has gone on meanwhile."""
     try:
+        payload = answer.payload() if callable(answer.payload) else None
         with store.transaction():
             held = store.acquire(claim.operation) if store.supports_transactions else claim
-            if isinstance(held, Claim) and answer.payload is not None:
-                store.complete(held, answer.payload)
-                _announce_completed(store, held, answer.payload)
+            if isinstance(held, Claim) and payload is not None:
+                announce = _announce_completed(store, held)
+                store.complete(held, payload)
+                announce(payload)
                 return
             if isinstance(held, Claim):
                 store.fail(held, answer.error)
@@ -237,11 +243,23 @@ def _failure(error: Exception) -> Answer:
     return Answer(None, None, error=f"{type(error).__name__}: {error}", failed=True)
 
 
-def _announce_completed(store: Store, claim: Claim, payload: Payload) -> None:
-    def announce() -> None:
-        _send(signals.completed, claim.operation, attempt=claim.attempt, payload=payload)
+def _announce_completed(store: Store, claim: Claim) -> Callable[[Payload], None]:
+    """Prepare the signal; it is sent once the payload is given and committed."""
+    stored: list[Payload] = []
 
-    store.on_commit(announce)
+    def send() -> None:
+        for payload in stored:
+            _send(signals.completed, claim.operation, attempt=claim.attempt, payload=payload)
+
+    if store.supports_transactions:
+        store.on_commit(send)
+        return stored.append
+
+    def send_now(payload: Payload) -> None:
+        stored.append(payload)
+        send()
+
+    return send_now
 
 
 def _announce(outcome: Outcome, operation: Operation) -> None:

@@ -144,7 +144,9 @@ class ClaimLost(IdempotencyError):
 
 
 def all_errors(base: type[IdempotencyError] = IdempotencyError) -> Iterator[type[IdempotencyError]]:
-    """Every class of the tree below ``base``."""
+    """Every error that is raised: the leaves of the tree below ``base``."""
     for error in base.__subclasses__():
-        yield error
-        yield from all_errors(error)
+        if error.__subclasses__():
+            yield from all_errors(error)
+        else:
+            yield error

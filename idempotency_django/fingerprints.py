@@ -25,7 +25,7 @@ def whole_request(call: Call) -> bytes:
     The order of query parameters and of JSON keys, JSON spacing and a form's boundary make no
     difference; anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
-    return _request(call, _canonical(_decoded(call.body, call.media_type)))
+    return _request(call, _canonical(_decoded(call.body, call.media_type), call.media_type))
 
 
 def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> FingerprintFunction:
@@ -50,7 +50,7 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
             body = Form(named, tuple(file for file in body.files if kept(file.field)))
         elif isinstance(body, Parsed) and isinstance(body.value, Mapping):
             body = Parsed(_choose(body.value, include_tree, exclude_tree))
-        return _request(call, _canonical(body))
+        return _request(call, _canonical(body, call.media_type))
 
     return of_some_fields
 
@@ -93,14 +93,14 @@ def canonical(value: Any) -> bytes:
     # a second sight of the same object is its number, because YAML's may hold themselves.
     out: list[bytes] = []
     pending = [value]
-    seen: dict[int, int] = {}
+    seen: dict[int, tuple[int, Any]] = {}  # with the object itself, or its id could be used again
     while pending:
         item = pending.pop()
         if isinstance(item, Mapping | list | tuple):
             if id(item) in seen:
-                out.append(b"r%d:" % seen[id(item)])
+                out.append(b"r%d:" % seen[id(item)][0])
                 continue
-            seen[id(item)] = len(seen)
+            seen[id(item)] = (len(seen), item)
         match item:
             case Mapping():
                 out.append(b"m%d:" % len(item))
@@ -116,16 +116,18 @@ def canonical(value: Any) -> bytes:
     return b"".join(out)
 
 
-class _Number(str):
+class _Number:
     """A JSON number with a fraction, letter by letter: 1.0 is not 1.00, and nothing is rounded."""
 
-    __slots__ = ()
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def _scalar(item: Any) -> tuple[bytes, str]:
     match item:
-        case _Number():
-            return b"n", item
         case str():
             return b"s", item
         case bool() | None:
@@ -134,8 +136,9 @@ def _scalar(item: Any) -> tuple[bytes, str]:
             return b"i", hex(item)  # str() refuses numbers of many digits
         case bytes():
             return b"b", item.hex()
-        case _:
-            return b"o", f"{type(item).__qualname__} {item}"
+        case set() | frozenset():
+            item = sorted(map(repr, item))  # in an order that every process has
+    return b"o", f"{type(item).__qualname__} {item}"
 
 
 def _sort_key(name: Any) -> tuple[str, str]:
@@ -167,19 +170,33 @@ def _is_json(media_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-def _canonical(body: Body) -> bytes:
-    match body:
-        case bytes():
-            return b"raw" + body
-        case Parsed(value):
-            return b"parsed" + canonical(value)
-        case Form(form_fields, files):
-            named = {name: list(values) for name, values in form_fields.items()}
-            uploaded = [
-                (file.field, file.name, file.media_type, file.size, file.sha256)
-                for file in sorted(files, key=attrgetter("field"))
-            ]
-            return b"form" + canonical((named, uploaded))
+def _canonical(body: Body, media_type: str) -> bytes:
+    if isinstance(body, bytes):
+        return b"raw" + body
+    if isinstance(body, Form):
+        named = {name: list(values) for name, values in body.fields.items()}
+        uploaded = [
+            (file.field, file.name, file.media_type, file.size, file.sha256)
+            for file in sorted(body.files, key=attrgetter("field"))
+        ]
+        return b"form" + canonical((named, uploaded))
+    if _is_json(media_type):
+        try:
+            return b"json" + _plain_json(body.value)
+        except (TypeError, ValueError, RecursionError):
+            pass  # not what JSON can say, or too deep to say it
+    return b"parsed" + canonical(body.value)
+
+
+def _plain_json(value: Any) -> bytes:
+    """What a JSON parser made, as JSON again: several times faster than :func:`canonical`."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_as_dict).encode()
+
+
+def _as_dict(value: Any) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError
 
 
 def _names(argument: str, names: Iterable[str]) -> frozenset[str]:

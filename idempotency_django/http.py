@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from abc import ABC, abstractmethod
 from io import BytesIO
@@ -35,6 +36,8 @@ from .policy import Policy
 from .records import Body, Call, Claim, Form, Operation, Payload, Record, UploadedFile
 from .stores import stores
 from .transactions import RequestTransactions
+
+logger = logging.getLogger("idempotency_django")
 
 NEVER_KEPT: Final = frozenset(
     # Of one message or connection (RFC 9110, section 7.6.1) …
@@ -163,6 +166,11 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     return Payload(response.status_code, headers, body)
 
 
+def rendered(response: HttpResponseBase) -> HttpResponseBase:
+    """The response, with its content: a template or a serializer's data are rendered now."""
+    return response.render() if hasattr(response, "render") else response
+
+
 def response_of(payload: Payload, policy: Policy) -> HttpResponse:
     """The stored answer: the same status, headers and bytes, marked as a replay."""
     status = policy.replay_status.get(payload.status, payload.status)
@@ -228,7 +236,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        """The answer to what the view raised, or the error again."""
+        """The answer to what the view raised, rendered or not, or the error again."""
 
     def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
         """The answer of a record whose body was not kept.
@@ -278,6 +286,8 @@ def serve(
     if key is None:
         policy.refuse_missing(method)
         return exchange.respond()
+    if not derived:
+        policy.refuse_guessable(call, key)
     operation = policy.operation_for(call, key=key, scope=exchange.scope())
     response = _through_engine(exchange, policy, operation, transactions)
     if derived:
@@ -298,6 +308,8 @@ def _through_engine(
         return _answer(exchange.respond(), policy)
 
     def recover(error: Exception) -> Answer:
+        if isinstance(error, IdempotencyError):
+            raise error  # ours, not the view's
         return _answer_to_error(exchange.recover(error, policy), error, policy)
 
     retry_after = max(1, math.ceil(policy.retry_after.total_seconds()))
@@ -310,8 +322,11 @@ def _through_engine(
             recover,
             after=transactions.around(store) if transactions else None,
         )
-    except (OperationInProgress, StoreUnavailable) as error:
-        error.retry_after = retry_after
+    except IdempotencyError as error:
+        if error.status >= 500:
+            logger.exception("%s could not be made safe to retry.", operation.name)
+        if isinstance(error, OperationInProgress | StoreUnavailable):
+            error.retry_after = retry_after
         raise
     match outcome:
         case Executed(response):
@@ -341,7 +356,10 @@ def _answer(response: HttpResponseBase, policy: Policy) -> Answer:
 
 
 def _answer_to_error(response: HttpResponseBase, error: Exception, policy: Policy) -> Answer:
+    def payload() -> Payload:
+        return payload_of(rendered(response), policy)
+
     status = response.status_code
-    kept = payload_of(response, policy) if policy.keeps_raised(status) else None
+    kept = payload if policy.keeps_raised(status) else None
     reason = f"{type(error).__name__}: {error}"
     return Answer(response, kept, error=reason, failed=kept is None and status >= 500)

@@ -100,7 +100,7 @@ class IdempotencyMiddleware:
             return None
         if is_async(view):
             logger.warning(
-                "%s %s came with an idempotency key, but its view is async and is not protected.",
+                "%s %s takes part in idempotency, but its view is async and is not protected.",
                 method,
                 request.path,
             )

@@ -156,6 +156,14 @@ class Policy:
         if self.requires_key(method):
             raise KeyMissing(self._how_to_send_a_key())
 
+    def refuse_guessable(self, call: Call, key: str) -> None:
+        """Raise ``KeyGuessable`` where the key that a client chose is all that protects its answer.
+
+        That is so for callers who are not told apart from one another.
+        """
+        if not call.principal and not keys.is_unguessable(key):
+            raise KeyGuessable
+
     def operation_for(self, call: Call, *, key: str, scope: str | None = None) -> Operation:
         """The operation that a call with this key asks for.
 
@@ -163,14 +171,9 @@ class Policy:
             call: the call.
             key: its key.
             scope: overrides the policy's scope.
-
-        Raises:
-            KeyGuessable: the caller is not told apart from others and the key could be guessed.
         """
         if self.operation:
             call = dataclasses.replace(call, name=self.operation)
-        if not call.principal and self.client_key and not keys.is_unguessable(key):
-            raise KeyGuessable
         asked = _returned("fingerprint", self.fingerprint(call), str | bytes)
         if scope is None:
             scope = _returned("scope", self.scope(call), str)

@@ -64,12 +64,14 @@ def _optional_text(name: str, value: Any) -> Any:
 
 
 def _format(name: str, value: Any) -> Any:
+    names = sorted({"any", *keys.FORMAT_NAMES})
+    expected = f"{', '.join(names)} or a regular expression"
     try:
         re.compile(_text(name, value))
     except (re.error, OverflowError, RecursionError) as error:
-        raise _wrong(
-            name, value, f"any, {', '.join(sorted(keys.FORMAT_NAMES))} or a regular expression"
-        ) from error
+        raise _wrong(name, value, expected) from error
+    if value not in names and value.lower() in names:
+        raise _wrong(name, value, expected)  # as an expression it would match nothing but itself
     return value
 
 

@@ -27,7 +27,7 @@ from django.utils.module_loading import import_string
 from django.views.generic import View
 
 from .errors import IdempotencyError
-from .http import Exchange, problem_response, serve
+from .http import Exchange, problem_response, rendered, serve
 from .policy import Policy
 from .transactions import own, request_transactions
 
@@ -96,7 +96,7 @@ def protect_innermost(view: ViewFunction, policy: Policy) -> ViewFunction:
 def _around(protected: ViewFunction, decorated: ViewFunction, inner: ViewFunction) -> ViewFunction:
     """The decorated function again, with ``protected`` where its closure holds ``inner``."""
     closure = getattr(decorated, "__closure__", None) or ()
-    cells = tuple(CellType(protected) if c.cell_contents is inner else c for c in closure)
+    cells = tuple(CellType(protected) if _holds(cell, inner) else cell for cell in closure)
     if not isinstance(decorated, FunctionType) or cells == closure:
         raise ImproperlyConfigured(
             f"The idempotency middleware cannot see through the decorator {_name(decorated)!r} of "
@@ -107,6 +107,13 @@ def _around(protected: ViewFunction, decorated: ViewFunction, inner: ViewFunctio
     )
     again.__kwdefaults__ = decorated.__kwdefaults__
     return functools.update_wrapper(again, decorated)
+
+
+def _holds(cell: CellType, content: object) -> bool:
+    try:
+        return cell.cell_contents is content
+    except ValueError:  # an empty cell
+        return False
 
 
 def _protected_as_view(view: Any, policy: Policy) -> ViewFunction:
@@ -187,7 +194,7 @@ class _FunctionExchange(Exchange):
                 "not an HttpResponse."
             )
         # A template is rendered here, inside the transaction, because what it says is stored.
-        return response.render() if hasattr(response, "render") else response
+        return rendered(response)
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         if policy.store_errors and isinstance(error, _HTTP_ERRORS):

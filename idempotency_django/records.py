@@ -23,7 +23,7 @@ class Operation:
 
     Attributes:
         key: the string that names the operation; 1-255 visible ASCII characters.
-        scope: the namespace the key is unique in; 1-255 visible ASCII characters.
+        scope: the namespace the key is unique in; at most 255 printable ASCII characters.
         name: which operation this is, for people (``"POST /api/charges/"``).
         fingerprint: SHA-256 hex of what is asked for, 64 characters.
         ttl: how long a completed record is replayed; ``None``: for ever.

@@ -13,6 +13,7 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils.decorators import method_decorator
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -58,6 +59,22 @@ class KeepsErrors(DRF):
     idempotency_policy = Policy(store_errors=True)
 
 
+class AsksTheDatabase(JSONRenderer):
+    """A renderer that needs the database, as the browsable API's forms do."""
+
+    def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
+        Effect.objects.count()
+        return super().render(data, *args, **kwargs)
+
+
+class Rendered(DRF):
+    renderer_classes = [AsksTheDatabase]
+
+
+class RenderedAndKept(KeepsErrors):
+    renderer_classes = [AsksTheDatabase]
+
+
 @method_decorator(transaction.non_atomic_requests, name="dispatch")
 class NonAtomic(DRF):
     pass
@@ -98,6 +115,8 @@ def hides_marks(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("drf/", DRF.as_view()),
     path("keeps-errors/", KeepsErrors.as_view()),
+    path("rendered/", Rendered.as_view()),
+    path("rendered-and-kept/", RenderedAndKept.as_view()),
     path("non-atomic/", NonAtomic.as_view()),
     path("non-atomic-outside/", transaction.non_atomic_requests(DRF.as_view())),
     path("decorated/", decorated),
@@ -169,6 +188,14 @@ class TestBothWays:
         key = new_key()
         assert post(client, "/drf/", key, "invalid").status_code == 400
         assert record(key).status == "failed"
+        assert effects("invalid") == 0
+
+    @pytest.mark.parametrize("url", ["/rendered/", "/rendered-and-kept/"])
+    def test_renderer_asks_the_database(self, client: Client, url: str, atomic: bool) -> None:
+        """The answer to an error is rendered where the database can be asked again."""
+        key = new_key()
+        assert post(client, url, key, "invalid").status_code == 400
+        assert post(client, url, key, "invalid").status_code == 400
         assert effects("invalid") == 0
 
     def test_stored_error(self, client: Client, atomic: bool) -> None:

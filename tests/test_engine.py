@@ -228,7 +228,7 @@ class TestRun:
 
         kept = Payload(404, (), b"none")
         operation = an_operation()
-        outcome = run(store, operation, explode, lambda error: Answer("none", kept))
+        outcome = run(store, operation, explode, lambda error: Answer("none", lambda: kept))
         assert outcome == Executed("none")
         replay = run(store, operation)
         assert isinstance(replay, Replayed)
@@ -387,6 +387,22 @@ class TestTransaction:
         run(store, operation, execute)
         run(store, operation, execute)
         assert seen == [Status.COMPLETED]
+
+    def test_signal_survives_a_hook_that_raises(self, sent: list[str]) -> None:
+        """``completed`` is sent even where a hook of the handler's raises and ends those after it."""
+
+        def broken() -> None:
+            raise LookupError("hook")
+
+        def execute(claim: Claim) -> Answer:
+            transaction.on_commit(broken)
+            return effect(claim)
+
+        operation = an_operation()
+        with pytest.raises(LookupError, match="hook"):
+            run(DatabaseStore("default"), operation, execute)
+        assert isinstance(run(DatabaseStore("default"), operation), Replayed)
+        assert sent == ["claimed", "completed", "replayed"]
 
     def test_on_commit_hooks_of_a_failure_do_not_run(self) -> None:
         """The hooks of an attempt that is rolled back never run."""

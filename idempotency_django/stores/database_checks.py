@@ -81,7 +81,7 @@ def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
     with connection.cursor() as cursor:
         cursor.execute(question)
         row = cursor.fetchone()
-    if not (row and row[0]):
+    if not row or row[0] in (False, 0, "OFF"):
         return []
     return [
         Error(

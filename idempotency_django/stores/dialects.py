@@ -207,8 +207,8 @@ class MySQL(Dialect):
         "INSERT INTO {table} ({columns}) SELECT {values} FROM DUAL WHERE NOT EXISTS "
         "(SELECT 1 FROM {table} WHERE {key} = %s AND {scope} = %s)"
     )
-    # lock wait timeout, deadlock, NOWAIT failed
-    busy = frozenset({1205, 1213, 3572})
+    # record has changed since last read, lock wait timeout, deadlock, NOWAIT failed
+    busy = frozenset({1020, 1205, 1213, 3572})
     duplicate = 1062
 
     def __init__(self, using: str) -> None:
@@ -275,7 +275,13 @@ class SQLite(Dialect):
     later = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW', %s || ' seconds')"
     insert = Dialect.insert + " ON CONFLICT DO NOTHING"
     busy = frozenset(
-        {"SQLITE_BUSY", "SQLITE_BUSY_SNAPSHOT", "SQLITE_BUSY_TIMEOUT", "SQLITE_LOCKED"}
+        {
+            "SQLITE_BUSY",
+            "SQLITE_BUSY_RECOVERY",
+            "SQLITE_BUSY_SNAPSHOT",
+            "SQLITE_BUSY_TIMEOUT",
+            "SQLITE_LOCKED",
+        }
     )
 
     def claim(self, operation: Operation, token: str) -> int | None:

@@ -1,0 +1,316 @@
+"""``IdempotencyKey.objects.purge()``, on every database, alone and under traffic."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connections, router, transaction
+from django.db.models.signals import post_delete
+from django.test.utils import CaptureQueriesContext, override_settings
+
+from idempotency_django import engine
+from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet
+from idempotency_django.policy import Policy
+from idempotency_django.purging import purge
+from idempotency_django.records import Claim, Operation, Status
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.testing import ANSWER, PATIENCE, an_operation, in_threads
+from tests.factories import ago, record, records
+from tests.models import Effect
+
+ALIASES = list(settings.ALIASES.values())
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+each_database = pytest.mark.parametrize("alias", ALIASES, ids=list(settings.ALIASES))
+
+
+def rows(alias: str) -> IdempotencyKeyQuerySet:
+    """The records of a database."""
+    return IdempotencyKeyQuerySet(IdempotencyKey, using=alias)
+
+
+def left(alias: str) -> set[str]:
+    """The keys that have a record."""
+    return set(rows(alias).values_list("key", flat=True))
+
+
+@each_database
+class TestWhatGoes:
+    """What one purge deletes, and what it spares."""
+
+    def test_oldest_first(self, alias: str) -> None:
+        """A batch takes the records that became purgeable first."""
+        for days in (3, 1, 2):
+            record(alias, purgeable=True, key=f"{days} days", expires_at=ago(days=days))
+        assert rows(alias).purge(batch_size=2) == 2
+        assert left(alias) == {"1 days"}
+        assert rows(alias).purge(batch_size=2) == 1
+        assert rows(alias).purge(batch_size=2) == 0
+
+    @pytest.mark.parametrize("trait", ["in_progress", "failed", "tombstone"])
+    def test_every_state(self, alias: str, trait: str) -> None:
+        """Failed records and tombstones are purged; what is in progress never is."""
+        record(alias, purgeable=True, **{trait: True})
+        spared = trait == "in_progress"
+        assert rows(alias).purgeable().count() == (not spared)
+        assert rows(alias).purge() == (not spared)
+        assert rows(alias).count() == spared
+
+    @pytest.mark.parametrize("traits", [{}, {"expired": True}, {"permanent": True}])
+    def test_what_is_kept(self, alias: str, traits: dict[str, bool]) -> None:
+        """What is replayed, kept for the audit, or permanent, stays."""
+        record(alias, **traits)
+        assert rows(alias).purge() == 0
+        assert rows(alias).count() == 1
+
+    def test_older_than(self, alias: str) -> None:
+        """A record is spared until it has been purgeable for as long as asked for."""
+        record(alias, purgeable=True, expires_at=ago(hours=2))
+        assert rows(alias).purge(timedelta(hours=3)) == 0
+        assert rows(alias).purge(timedelta(hours=1)) == 1
+
+    def test_a_part_of_the_records(self, alias: str) -> None:
+        """A purge of filtered records deletes no others."""
+        record(alias, purgeable=True, scope="a", key="a")
+        record(alias, purgeable=True, scope="b", key="b")
+        assert rows(alias).filter(scope="a").purge() == 1
+        assert left(alias) == {"b"}
+
+    def test_answers_are_not_loaded(self, alias: str) -> None:
+        """Somebody who listens to every deletion makes Django load the keys, not the bodies."""
+        record(alias, purgeable=True)
+        heard: list[Any] = []
+
+        def hear(instance: Any, **_: Any) -> None:
+            heard.append(instance)
+
+        post_delete.connect(hear)
+        try:
+            with CaptureQueriesContext(connections[alias]) as queries:
+                assert rows(alias).purge() == 1
+        finally:
+            post_delete.disconnect(hear)
+        assert len(heard) == 1
+        assert "response_body" not in "".join(query["sql"] for query in queries)
+
+
+class Replica:
+    """A router that sends what is read to another database than what is written."""
+
+    def db_for_read(self, model: object, **hints: object) -> str:
+        return ALIASES[-1]
+
+    def db_for_write(self, model: object, **hints: object) -> str:
+        return ALIASES[0]
+
+
+@pytest.mark.skipif(len(ALIASES) < 2, reason="a replica takes two databases")
+def test_goes_where_is_written() -> None:
+    """Without ``using`` it is the database of the writes that is purged, never a replica."""
+    record(ALIASES[0], purgeable=True)
+    record(ALIASES[-1], purgeable=True)
+    with override_settings(DATABASE_ROUTERS=[Replica()]):
+        assert router.db_for_read(IdempotencyKey) == ALIASES[-1]
+        assert IdempotencyKey.objects.purge() == 1
+    assert rows(ALIASES[0]).count() == 0
+    assert rows(ALIASES[-1]).count() == 1
+
+
+@contextmanager
+def held(alias: str, key: str) -> Iterator[None]:
+    """Another transaction holds the record."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with transaction.atomic(using=alias):
+                rows(alias).select_for_update().get(key=key)
+                taken.set()
+                assert done.wait(PATIENCE)
+        finally:
+            connections[alias].close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert taken.wait(PATIENCE)
+        yield
+    finally:
+        done.set()
+        holder.join()
+
+
+@each_database
+def test_held_record_is_left(alias: str) -> None:
+    """A record that another transaction holds is skipped, and not waited for."""
+    if not connections[alias].features.has_select_for_update_skip_locked:
+        pytest.skip("SQLite has no locks on rows")
+    record(alias, purgeable=True, key="held", expires_at=ago(days=2))
+    record(alias, purgeable=True, key="free", expires_at=ago(days=1))
+    with held(alias, "held"):
+        # Were it waited for, the transaction that holds it could never end.
+        assert rows(alias).purge() == 1
+        assert left(alias) == {"held"}
+    assert rows(alias).purge() == 1
+
+
+def drain(alias: str, batch_size: int) -> int:
+    """Purge to the end, and return how many records went."""
+    return sum(purge([DatabaseStore("default", using=alias)], batch_size=batch_size))
+
+
+@each_database
+def test_purges_at_once(alias: str) -> None:
+    """Each record is purged, and counted, by one of two purges."""
+    records(600, alias, purgeable=True)
+    records(20, alias)
+    counts = in_threads([lambda: drain(alias, 20)] * 2)
+    # Each stops when what is left is held by the other; the rest goes with the next purge.
+    assert sum(counts) + drain(alias, 20) == 600
+    assert rows(alias).count() == 20
+
+
+class Traffic:
+    """Requests that come in one after the other, each until it has been answered."""
+
+    policy = Policy(on_conflict="wait", wait_timeout=timedelta(seconds=PATIENCE)).resolved()
+
+    def __init__(self, alias: str) -> None:
+        self.store = DatabaseStore("default", using=alias)
+
+    def request(self, operation: Operation) -> engine.Outcome:
+        """Execute the operation, or get its answer."""
+
+        def execute(claim: Claim) -> engine.Answer:
+            Effect.objects.using(self.store.using).create(reference=operation.key)
+            return engine.Answer(None, ANSWER)
+
+        def recover(error: Exception) -> engine.Answer:
+            raise error
+
+        return engine.run(self.store, self.policy, operation, execute, recover)
+
+
+@each_database
+def test_purge_under_traffic(alias: str) -> None:
+    """What is claimed, taken over or replayed while a purge runs has one effect and one record.
+
+    Each key has an expired record, which the purge and two clients compete for: whoever is first,
+    the operation is executed once, and its new record stays.
+    """
+    keys = [f"key-{number}" for number in range(60)]
+    operations = [an_operation(key=key) for key in keys]
+    for operation in operations:
+        traits = {"key": operation.key, "scope": operation.scope}
+        record(alias, purgeable=True, fingerprint=operation.fingerprint, **traits)
+    records(300, alias, purgeable=True)
+    traffic, stop = Traffic(alias), threading.Event()
+
+    def client() -> list[engine.Outcome]:
+        try:
+            return [traffic.request(operation) for operation in operations]
+        finally:
+            stop.set()
+
+    def purger() -> int:
+        count = 0
+        while not stop.is_set():
+            count += rows(alias).purge(batch_size=7)
+        return count + drain(alias, 7)
+
+    first, second, _ = in_threads([client, client, purger])
+    executed = [isinstance(outcome, engine.Executed) for outcome in (*first, *second)]
+    assert sum(executed) == len(keys)
+    assert Effect.objects.using(alias).count() == len(keys)
+    assert left(alias) == set(keys)
+    assert set(rows(alias).values_list("status", flat=True)) == {Status.COMPLETED}
+
+
+@pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plan is PostgreSQL's")
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_plan(analyzed: bool) -> None:
+    """PostgreSQL finds a batch by the index, chooses it once and reads no other rows.
+
+    That holds for a table whose statistics are out of date, too: they say that it is empty.
+    """
+    alias = settings.ALIASES["postgres"]
+    connection, batch = connections[alias], 50
+    with connection.cursor() as cursor:
+        table = IdempotencyKey._meta.db_table
+        cursor.execute(f"VACUUM ANALYZE {table}")
+        records(4000, alias, purgeable=True)
+        records(1000, alias)
+        if analyzed:
+            cursor.execute(f"VACUUM ANALYZE {table}")
+        with transaction.atomic(using=alias), CaptureQueriesContext(connection) as queries:
+            rows(alias).purge(batch_size=batch)
+            transaction.set_rollback(True, using=alias)
+        statement = next(q["sql"] for q in queries if q["sql"].startswith("DELETE"))
+        with transaction.atomic(using=alias):
+            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
+            plan = cursor.fetchone()[0]
+            transaction.set_rollback(True, using=alias)
+    nodes = list(nodes_of((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]))
+    assert all(node["Actual Loops"] == 1 for node in nodes)
+    assert {node.get("Index Name") for node in nodes if node.get("Index Name")} == {
+        "idempotency_purge_at_idx",
+        "idempotency_django_idempotencykey_pkey",
+    }
+    assert all(node["Actual Rows"] <= batch for node in nodes)
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The nodes of an execution plan."""
+    yield plan
+    for below in plan.get("Plans", []):
+        yield from nodes_of(below)
+
+
+class Endless(MemoryStore):
+    """A store in which something becomes purgeable all the time."""
+
+    def __init__(self) -> None:
+        super().__init__("endless")
+        self.asked: list[timedelta] = []
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        self.asked.append(older_than)
+        return limit
+
+
+class TestLoop:
+    """``purge()`` of stores, batch by batch."""
+
+    def test_all_stores(self) -> None:
+        """Each store is purged to its end, and each batch is told."""
+        stores = [DatabaseStore("default", using=alias) for alias in ALIASES]
+        for alias in ALIASES:
+            records(5, alias, purgeable=True)
+        assert list(purge(stores, batch_size=2)) == [2, 2, 1] * len(ALIASES)
+
+    def test_time_limit(self) -> None:
+        """When the time is up no batch is begun, in whatever store."""
+        store = Endless()
+        assert sum(purge([store, store], batch_size=1, max_seconds=0)) == 0
+        assert store.asked == []
+
+    def test_what_becomes_purgeable_meanwhile_is_left(self) -> None:
+        """The limit stays at the moment when the purge began, so that it comes to an end."""
+        store = Endless()
+        batches = purge([store], older_than=timedelta(days=1))
+        for _ in range(3):
+            next(batches)
+        assert store.asked == sorted(set(store.asked))
+        assert store.asked[0] >= timedelta(days=1)
+
+    def test_batch_size(self) -> None:
+        """A batch of nothing is refused: it would look like a store without anything to purge."""
+        with pytest.raises(ValueError, match="at least 1, not 0"):
+            next(purge([Endless()], batch_size=0))
