@@ -1,0 +1,67 @@
+# Everything runs in .venv, which is made on first use. `make PYTHON=python3.13 …` chooses the
+# Python it is made with.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo serve test lint types imports docs bench ci clean
+
+help:  ## Show this list.
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+install: $(VENV)/.installed-dev  ## Make .venv with everything that development needs.
+
+demo: $(VENV)/.installed-app  ## See what retries, races and crashes do, on SQLite.
+	@$(PY) -m testproject.demo
+
+serve: $(VENV)/.installed-app  ## Run the reference app; PORT, WORKERS and DATABASE_URL are read.
+	@$(PY) -m testproject.server
+
+test: $(VENV)/.installed-test  ## Run all tests on all databases, then on psycopg2; branch coverage.
+	$(PY) -m coverage erase
+	$(PY) -m coverage run -m pytest
+	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m coverage run -m pytest tests -m "not e2e"
+	$(PY) -m coverage combine
+	$(PY) -m coverage report
+
+lint: $(VENV)/.installed-lint  ## Check style and formatting.
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+
+types: $(VENV)/.installed-lint  ## Check the types.
+	$(PY) -m mypy
+
+imports: $(VENV)/.installed-lint  ## Check which module may import which.
+	$(VENV)/bin/lint-imports
+
+docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html.
+	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+bench: $(VENV)/.installed-bench  ## Measure, on PostgreSQL.
+	$(PY) -m benchmarks
+
+ci:  ## Do what continuous integration does.
+	.ci/run
+
+clean:  ## Remove .venv and everything else that was made here.
+	rm -rf $(VENV) .tox build dist docs/_build .coverage* .hypothesis .import_linter_cache
+	rm -rf .mypy_cache .pytest_cache .ruff_cache testproject/db.sqlite3*
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Python 3.11 or newer is needed; '$(PYTHON)' is not. Name one: make PYTHON=python3.13 …"; \
+	    exit 1; }
+	@$(PYTHON) -m venv $(if $(filter uv,$(UV)),--without-pip) $(VENV)
+
+$(VENV)/bin/uv: | $(PY)
+	@$(PY) -m pip install --quiet --disable-pip-version-check uv
+
+# One stamp for each dependency group of pyproject.toml.
+$(VENV)/.installed-%: pyproject.toml | $(PY) $(filter-out uv,$(UV))
+	@echo "Installing into $(VENV): $*"
+	@$(UV) pip install --quiet --python $(PY) --editable . --group $*
+	@touch $@

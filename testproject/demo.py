@@ -1,0 +1,222 @@
+"""``make demo``: what retries, races and crashes do to an endpoint that is protected.
+
+Starts the reference app under gunicorn with an SQLite file of its own, sends it real requests and
+counts the effects. Ends with 0 only when every answer and every count is right. To see what goes
+wrong without protection: ``python -m testproject.demo /api/unprotected/``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Barrier
+
+import httpx
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from testproject.server import running
+
+CHARGES = "/api/charges/"
+UNPROTECTED = "/api/unprotected/"
+AT_ONCE = 20
+PATIENCE = 10  # how often the client sends a request that is answered "in progress"
+NO_ANSWER = "no answer"
+
+INTRODUCTION = (
+    "Alice's program sends charges of 25.00 EUR to [bold]POST {path}[/], each with its own key "
+    "in the header [bold]Idempotency-Key[/]. The reference app runs under gunicorn: two processes, "
+    "SQLite. An effect is a row in its table of payments."
+)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one request asks for."""
+
+    amount: int = 2500
+    reference: str = field(default_factory=lambda: f"order-{uuid.uuid4()}")
+    key: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was sent, what should have come of it, and what did."""
+
+    sent: str
+    expected_answer: str
+    answer: str
+    expected_effects: int
+    effects: int
+
+    @property
+    def right(self) -> bool:
+        return (self.expected_answer, self.expected_effects) == (self.answer, self.effects)
+
+
+class Client:
+    """Alice's program, and her look at what it has done."""
+
+    def __init__(self, http: httpx.Client, path: str) -> None:
+        self._http = http
+        self._path = path
+
+    def send(self, charge: Charge, fault: str = "") -> httpx.Response | None:
+        """The answer; ``None`` when the connection ended without one."""
+        body = {"reference": charge.reference, "amount": charge.amount, "currency": "EUR"}
+        headers = {
+            "Authorization": "Token alice-token",
+            "Idempotency-Key": f'"{charge.key}"',
+            "X-Simulate": fault,
+        }
+        for _ in range(PATIENCE):
+            try:
+                answer = self._http.post(self._path, json=body, headers=headers)
+            except httpx.TransportError:
+                return None
+            if answer.status_code != httpx.codes.CONFLICT:
+                break
+            time.sleep(int(answer.headers["Retry-After"]))
+        return answer
+
+    def send_at_once(self, charge: Charge) -> list[httpx.Response | None]:
+        """The answers to many duplicates, released together."""
+        start = Barrier(AT_ONCE)
+
+        def send() -> httpx.Response | None:
+            start.wait()
+            return self.send(charge)
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return [sent.result() for sent in [pool.submit(send) for _ in range(AT_ONCE)]]
+
+    def effects(self, charge: Charge) -> int:
+        """How often the charge was really made."""
+        answer = self._http.get("/effects/", params={"reference": charge.reference})
+        return int(answer.raise_for_status().json()["count"])
+
+
+def said(answer: httpx.Response | None) -> str:
+    """An answer in a few words."""
+    if answer is None:
+        return NO_ANSWER
+    replayed = " replayed" if "Idempotent-Replayed" in answer.headers else ""
+    return f"{answer.status_code}{replayed}"
+
+
+def said_at_once(answers: list[httpx.Response | None]) -> str:
+    """Many answers in a few words."""
+    words = [said(answer) for answer in answers]
+    executed, replayed = words.count("201"), words.count("201 replayed")
+    failed = len(words) - executed - replayed
+    return f"{executed} executed, {replayed} replayed" + (f", {failed} failed" if failed else "")
+
+
+def retries(client: Client) -> Iterator[Step]:
+    charge = Charge()
+    first = client.send(charge)
+    yield Step("A charge with a new key", "201", said(first), 1, client.effects(charge))
+
+    again = client.send(charge)
+    same = "same bytes" if first and again and first.content == again.content else "other bytes"
+    answer, expected = f"{said(again)}, {same}", "201 replayed, same bytes"
+    yield Step("The same request again: a retry", expected, answer, 1, client.effects(charge))
+
+    other = client.send(replace(charge, amount=9900))
+    yield Step("Its key again, another amount", "422", said(other), 1, client.effects(charge))
+
+
+def duplicates(client: Client) -> Iterator[Step]:
+    charge = Charge()
+    answer = said_at_once(client.send_at_once(charge))
+    expected = f"1 executed, {AT_ONCE - 1} replayed"
+    yield Step(f"{AT_ONCE} duplicates at once", expected, answer, 1, client.effects(charge))
+
+
+def crash_before_the_commit(client: Client) -> Iterator[Step]:
+    charge = Charge()
+    lost = client.send(charge, "kill=after-effect")
+    sent = "SIGKILL to the process before its commit"
+    yield Step(sent, NO_ANSWER, said(lost), 0, client.effects(charge))
+    retry = client.send(charge)
+    yield Step("The retry", "201", said(retry), 1, client.effects(charge))
+
+
+def crash_after_the_commit(client: Client) -> Iterator[Step]:
+    charge = Charge()
+    lost = client.send(charge, "kill=after-commit")
+    sent = "SIGKILL to the process after its commit"
+    yield Step(sent, NO_ANSWER, said(lost), 1, client.effects(charge))
+    retry = client.send(charge)
+    yield Step("The retry", "201 replayed", said(retry), 1, client.effects(charge))
+
+
+def comparison(client: Client) -> Iterator[Step]:
+    charge = Charge()
+    answer = said_at_once(client.send_at_once(charge))
+    sent = f"To compare: {AT_ONCE} duplicates without protection"
+    expected = f"{AT_ONCE} executed, 0 replayed"
+    yield Step(sent, expected, answer, AT_ONCE, client.effects(charge))
+
+
+def chapters(url: str, path: str) -> Iterator[list[Step]]:
+    """Everything that is shown, in order."""
+    one_request_each = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=url, limits=one_request_each, timeout=60) as http:
+        client = Client(http, path)
+        for chapter in (retries, duplicates, crash_before_the_commit, crash_after_the_commit):
+            yield list(chapter(client))
+        yield list(comparison(Client(http, UNPROTECTED)))
+
+
+def table_of(told: list[list[Step]]) -> Table:
+    """The steps in colours, each with what was expected and what was seen."""
+    table = Table(box=box.ROUNDED)
+    for heading in ("Sent", "Answer\nexpected", "Answer\nseen"):
+        table.add_column(heading)
+    for heading in ("Effects\nexpected", "Effects\nseen"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for chapter in told:
+        for step in chapter:
+            colour, verdict = ("green", "right") if step.right else ("bold red", "WRONG")
+            table.add_row(
+                step.sent,
+                step.expected_answer,
+                f"[{colour}]{step.answer}[/]",
+                str(step.expected_effects),
+                f"[{colour}]{step.effects}[/]",
+                f"[{colour}]{verdict}[/]",
+            )
+        table.add_section()
+    return table
+
+
+def main(path: str = CHARGES) -> int:
+    """Run the demo; returns the exit code."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120  # a log has no width of its own
+    console.print(INTRODUCTION.format(path=path))
+    with tempfile.TemporaryDirectory() as folder, console.status("Sending …"):
+        database, log = f"sqlite:///{folder}/demo.sqlite3", Path(folder, "server.log")
+        with running(log, DATABASE_URL=database, SIMULATE="1", WORKERS="2") as url:
+            told = list(chapters(url, path))
+    console.print(table_of(told))
+    wrong = [step for chapter in told for step in chapter if not step.right]
+    if wrong:
+        console.print(f"[bold red]{len(wrong)} of these are wrong.[/]")
+        return 1
+    console.print("[green]All of it is right.[/] To try it yourself: [bold]make serve[/]")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

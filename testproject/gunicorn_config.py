@@ -1,0 +1,15 @@
+"""How gunicorn serves the reference app."""
+
+from __future__ import annotations
+
+import os
+
+wsgi_app = "testproject.wsgi"
+# Reachable from this machine alone: its passwords are known to everybody.
+bind = os.environ.get("BIND") or f"127.0.0.1:{os.environ.get('PORT', '8000')}"
+workers = int(os.environ.get("WORKERS", "2"))
+threads = 8
+# Loaded once and forked, so that a worker that was killed is replaced at once.
+preload_app = True
+graceful_timeout = 5
+control_socket_disable = True

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from django.contrib import admin
+
+from .models import Effect
+
+
+@admin.register(Effect)
+class EffectAdmin(admin.ModelAdmin):
+    list_display = ["id", "kind", "owner", "reference", "amount", "currency", "created_at"]
+    list_filter = ["kind", "owner"]
+    search_fields = ["reference"]

@@ -1,0 +1,57 @@
+"""What can go wrong, on request: the header ``X-Simulate`` when ``SIMULATE=1``, else nothing.
+
+The header lists faults, separated by semicolons: ``sleep-ms=300; kill=after-effect``.
+
+======================  =========================================================
+``sleep-ms=300``        work that long before the effect
+``raise``               raise an exception after the effect
+``status=503``          answer with this status after the effect
+``kill=before-effect``  SIGKILL the process that serves the request …
+``kill=after-effect``   … when the effect is made and not committed
+``kill=after-commit``   … when it is committed and not answered
+======================  =========================================================
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+from django.db import transaction
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from rest_framework.request import Request
+
+
+class SimulatedError(Exception):
+    """What the fault ``raise`` raises."""
+
+
+class Faults:
+    """The faults that a request asks for."""
+
+    def __init__(self, request: HttpRequest | Request) -> None:
+        header = request.headers.get("X-Simulate", "") if settings.SIMULATE else ""
+        named = (fault.strip().partition("=") for fault in header.split(";"))
+        self._asked = {name: value for name, _, value in named}
+
+    def before_effect(self) -> None:
+        time.sleep(int(self._asked.get("sleep-ms", 0)) / 1000)
+        self._kill("before-effect")
+
+    def after_effect(self) -> None:
+        self._kill("after-effect")
+        transaction.on_commit(lambda: self._kill("after-commit"))
+        if "raise" in self._asked:
+            raise SimulatedError
+
+    def status(self, otherwise: int) -> int:
+        return int(self._asked.get("status", otherwise))
+
+    def _kill(self, moment: str) -> None:
+        if self._asked.get("kill") == moment:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.urls import reverse
+
+
+class Kind(models.TextChoices):
+    """The endpoint that made an effect, by how it is protected."""
+
+    CHARGE = "charge"
+    ORDER = "order"
+    UNPROTECTED = "unprotected"
+    VIA_MIDDLEWARE = "viamiddleware"
+    PLAIN = "plain"
+    DECORATED = "decorated"
+
+
+class Effect(models.Model):
+    """What a request did: one row for each time that it was really executed."""
+
+    kind = models.CharField(max_length=16, choices=Kind.choices)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    reference = models.CharField(max_length=100, db_index=True)
+    amount = models.PositiveBigIntegerField(help_text="In the smallest unit of the currency.")
+    currency = models.CharField(max_length=3)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.reference}: {self.amount} {self.currency}"
+
+    def get_absolute_url(self) -> str:
+        return reverse("effect", args=[self.pk])

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from django.urls import path
+
+from . import views
+
+urlpatterns = [
+    path("api/charges/", views.ChargeViewSet.as_view({"post": "create"})),
+    path("api/orders/", views.OrderView.as_view()),
+    path("api/viamiddleware/", views.ViaMiddlewareView.as_view()),
+    path("api/unprotected/", views.UnprotectedView.as_view()),
+    path("plain/orders/", views.plain_order),
+    path("decorated/orders/", views.decorated_order),
+    path("effects/", views.count_effects),
+    path("effects/<int:pk>/", views.EffectDetail.as_view(), name="effect"),
+]

@@ -1,0 +1,88 @@
+"""``python -m testproject.server`` migrates, seeds and serves.
+
+``PORT`` (8000) and ``WORKERS`` (2) come from the environment, and what ``settings.py`` lists.
+:func:`running` does the same in a process of its own, for the demo and the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import django
+import httpx
+from django.core.management import call_command
+
+ROOT = Path(__file__).parents[1]
+BACKLOG = 1024
+START_TIMEOUT = 60  # seconds
+STOP_TIMEOUT = 20  # seconds; then it is killed
+
+
+def main() -> None:
+    """Prepare the database and become gunicorn."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
+    django.setup()
+    call_command("migrate", verbosity=0)
+    call_command("seed")
+    command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.gunicorn_config"]
+    os.execv(sys.executable, command)  # noqa: S606  # nothing in it comes from outside
+
+
+@contextmanager
+def running(log: Path, **environment: str) -> Iterator[str]:
+    """Serve on a free port for the length of the block; yields the URL when it answers.
+
+    Args:
+        log: the file for what the server says.
+        environment: variables for it, on top of this process's own.
+
+    Raises:
+        RuntimeError: it did not start; with the end of its log.
+    """
+    with (
+        log.open("wb") as output,
+        socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener,
+    ):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        handed_over = listener.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "testproject.server"],
+            cwd=ROOT,
+            env={**os.environ, **environment, "BIND": f"fd://{handed_over}"},
+            pass_fds=[handed_over],
+            stdout=output,
+            stderr=output,
+        )
+    # The server alone holds the socket now: if it dies, a client is refused and need not wait.
+    try:
+        _wait_until_it_answers(url, log)
+        yield url
+    finally:
+        _stop(process)
+
+
+def _wait_until_it_answers(url: str, log: Path) -> None:
+    try:
+        httpx.get(f"{url}/healthz", timeout=START_TIMEOUT).raise_for_status()
+    except httpx.HTTPError as error:
+        end = log.read_text(errors="replace")[-4000:]
+        raise RuntimeError(f"The server did not start: {error}. Its log ends:\n{end}") from error
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Settings, from environment variables. Made for trying things out, not for the internet.
+
+``DATABASE_URL``
+    The database; an SQLite file in this folder by default.
+``SIMULATE``
+    ``1`` lets the header ``X-Simulate`` inject faults, down to killing the process that serves.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import dj_database_url
+
+FOLDER = Path(__file__).parent
+
+DATABASES = {
+    "default": dj_database_url.config(
+        default=f"sqlite:///{FOLDER / 'db.sqlite3'}", conn_max_age=600
+    )
+}
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    DATABASES["default"]["OPTIONS"] = {
+        # The write lock is taken when a transaction begins, so none can fail half-way for want
+        # of it; the next one waits up to 20 seconds for its turn.
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        # Readers do not wait for the writer, and a commit outlives the process that made it.
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL",
+    }
+elif DATABASES["default"]["ENGINE"].endswith("mysql"):
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
+
+SIMULATE = os.environ.get("SIMULATE") == "1"
+
+SECRET_KEY = "known to everybody: this project is for trying things out"
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "testproject.urls"
+STATIC_URL = "/static/"
+USE_TZ = True
+TIME_ZONE = "UTC"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "rest_framework.authtoken",
+    "idempotency_django",
+    "testproject.payments",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    # Last, so that the others have let a request through before it is replayed.
+    "idempotency_django.middleware.IdempotencyMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "rest_framework.authentication.TokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+}
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["console"], "level": "WARNING"},
+    # A refused request is an everyday thing here; a failed one is not.
+    "loggers": {"django.request": {"level": "ERROR"}},
+}

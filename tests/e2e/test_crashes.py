@@ -1,0 +1,72 @@
+"""What becomes of an operation whose process is killed with SIGKILL."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import cycle, islice
+
+import httpx
+import pytest
+
+from .clients import PROTECTED, Api, Order
+from .databases import Database
+
+pytestmark = pytest.mark.e2e
+
+MOMENTS = ("before-effect", "after-effect", "after-commit")
+CLIENTS = 20
+ATTEMPTS = 200
+
+
+@pytest.mark.parametrize("path", PROTECTED)
+@pytest.mark.parametrize(
+    ("moment", "committed"),
+    [("before-effect", False), ("after-effect", False), ("after-commit", True)],
+)
+def test_the_first_retry_after_a_crash_is_answered(
+    api: Api, database: Database, path: str, moment: str, *, committed: bool
+) -> None:
+    """What was committed is replayed, what was not is executed; no retry is told to wait."""
+    order = Order()
+    with pytest.raises(httpx.RemoteProtocolError):
+        api.send(path, replace(order, fault=f"kill={moment}"))
+    database.wait_until_idle()
+    assert api.effects(order) == committed
+
+    retry = api.send(path, order)
+    assert retry.status_code == 201
+    assert ("Idempotent-Replayed" in retry.headers) is committed
+
+    again = api.send(path, order)
+    assert again.status_code == 201
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert again.content == retry.content
+    assert api.effects(order) == 1
+
+
+def send_until_answered(api: Api, order: Order) -> None:
+    """Send the order as an honest client does: again and again, until it is answered 201."""
+    for _ in range(ATTEMPTS):
+        try:
+            answer = api.send("/api/charges/", order)
+        except httpx.TransportError:
+            order = replace(order, fault="")
+            continue
+        if answer.status_code == 201:
+            return
+        assert answer.status_code == 409
+        time.sleep(0.05)  # less patient than Retry-After asks for
+    raise AssertionError(f"{order} was not answered in {ATTEMPTS} attempts.")
+
+
+def test_crashes_amid_traffic_lose_and_double_nothing(api: Api) -> None:
+    """While processes die under them, clients who retry cause exactly one effect each."""
+    faults = islice(cycle(["", *(f"kill={moment}" for moment in MOMENTS)]), CLIENTS)
+    orders = [Order(fault=fault) for fault in faults]
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(lambda order: send_until_answered(api, order), orders))
+
+    assert [api.effects(order) for order in orders] == [1] * CLIENTS
