@@ -1,0 +1,29 @@
+"""The directive ``policy-fields``: every policy field with its default, made from the code."""
+
+# ruff: noqa: INP001  # a folder on Sphinx's path, no package
+
+from __future__ import annotations
+
+from described import described_fields, shown
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.parsing import nested_parse_to_nodes
+
+from idempotency_django.policy import DEFAULTS
+
+
+class PolicyFields(SphinxDirective):
+    """A definition list: the field, its default and what it decides."""
+
+    def run(self) -> list[nodes.Node]:
+        lines: list[str] = []
+        for name, text in described_fields().items():
+            lines += [f"``{name}`` = ``{shown(getattr(DEFAULTS, name))}``", f"    {text}", ""]
+        return nested_parse_to_nodes(self.state, StringList(lines, "idempotency_django.policy"))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("policy-fields", PolicyFields)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

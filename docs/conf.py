@@ -1,0 +1,55 @@
+"""How Sphinx builds the documentation: ``sphinx-build -W --keep-going -b html docs …``."""
+
+# ruff: noqa: INP001  # a folder of documents, no package
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import django
+from django.conf import settings
+
+import idempotency_django
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+settings.configure(
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    INSTALLED_APPS=[
+        "django.contrib.admin",
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.messages",
+        "rest_framework",
+        "idempotency_django",
+    ],
+)
+django.setup()
+
+project = "idempotency_django"
+author = "idempotency_django contributors"
+copyright = f"2026, {author}"  # noqa: A001  # Sphinx's name
+version = release = idempotency_django.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "local_links",
+    "policy_fields",
+]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "furo"
+pygments_dark_style = "github-dark"
+html_title = f"{project} {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]

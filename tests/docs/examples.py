@@ -1,0 +1,174 @@
+"""How the examples of the documentation are run, by the language of their block.
+
+==============  ==================================================================================
+``python``      runs, as doctests where it starts with ``>>>``; a first line ``# settings.py``
+                makes its names settings, and new ``urlpatterns`` are the project's from then on
+``http``        a request is sent and its answer kept; an answer is compared with what was kept
+``console``     each ``$`` command runs, and its output is compared with lines below it, if any
+==============  ==================================================================================
+
+A page is one story: its examples share their names and the database. What a reader need not see is
+in a comment, ``% invisible-code-block: python``. ``...`` in an output stands for anything.
+"""
+
+from __future__ import annotations
+
+import doctest
+import io
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.core.management import call_command
+from django.urls import clear_url_caches
+from sybil import Document, Example, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.myst import CodeBlockParser
+
+ROOT = Path(__file__).parents[2]
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+LANGUAGES = frozenset({"python", "http", "console"})
+COMPARED = frozenset({"sql"})  # by test_statements.py
+
+
+def difference(expected: str, actual: str) -> str | None:
+    """What tells an output from the documented one; ``None``: nothing does."""
+    checker, example = doctest.OutputChecker(), doctest.Example("", expected.strip())
+    actual = actual.strip() + "\n"
+    if checker.check_output(example.want, actual, FLAGS):
+        return None
+    return checker.output_difference(example, actual, FLAGS)
+
+
+def commands(block: str) -> Iterator[tuple[str, str]]:
+    """The commands of a ``console`` block, each with the output below it."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        lines = part.splitlines(keepends=True)
+        last = next(n for n, line in enumerate(lines) if not line.endswith("\\\n"))
+        yield "".join(lines[: last + 1]).strip(), "".join(lines[last + 1 :])
+
+
+class Urls:
+    """A ``ROOT_URLCONF`` that is a page's own ``urlpatterns``."""
+
+    def __init__(self, urlpatterns: list[Any]) -> None:
+        self.urlpatterns = urlpatterns
+
+
+class Page:
+    """One document, and what its examples have done so far."""
+
+    def __init__(self, path: Path, settings: Any, client: Any) -> None:
+        self.settings = settings
+        self.client = client
+        self.response: Any = None
+        parsers = [
+            CodeBlockParser("python", self.python),
+            CodeBlockParser("http", self.http),
+            CodeBlockParser("console", self.console),
+        ]
+        self.document: Document = Sybil(parsers).parse(path)
+        self.document.namespace |= {"__name__": "shop.views", "client": client, "page": self}
+
+    def run(self) -> None:
+        """Run the examples in their order."""
+        for example in self.document:
+            example.evaluate()
+
+    def python(self, example: Example) -> str | None:
+        """Run Python, and put to use what it defined."""
+        if example.parsed.startswith(">>>"):
+            return self._doctest(example)
+        PythonEvaluator()(example)
+        names = example.namespace
+        if example.parsed.startswith("# settings.py"):
+            for name in [name for name in names if name.isupper()]:
+                value = names.pop(name)
+                if name != "INSTALLED_APPS":  # they are installed
+                    setattr(self.settings, name, value)
+        if "urlpatterns" in names:
+            self.settings.ROOT_URLCONF = Urls(names.pop("urlpatterns"))
+            clear_url_caches()
+        return None
+
+    def _doctest(self, example: Example) -> str:
+        test = doctest.DocTestParser().get_doctest(
+            example.parsed, {}, example.path, example.path, example.line
+        )
+        test.globs = example.namespace
+        failures: list[str] = []
+        doctest.DocTestRunner(optionflags=FLAGS).run(test, out=failures.append, clear_globs=False)
+        return "".join(failures)
+
+    def http(self, example: Example) -> str | None:
+        """Send a request, or compare an answer with the one to the last request."""
+        head, _, body = example.parsed.partition("\n\n")
+        first, *lines = head.splitlines()
+        headers = dict(line.split(": ", 1) for line in lines)
+        if first.startswith("HTTP/"):
+            return self._compare(int(first.split()[1]), headers, body)
+        method, path, _version = first.split()
+        self.response = self.client.generic(
+            method,
+            path,
+            body.strip(),
+            content_type=headers.pop("Content-Type", "application/octet-stream"),
+            headers=headers,
+        )
+        self.document.namespace["response"] = self.response
+        return None
+
+    def _compare(self, status: int, headers: dict[str, str], body: str) -> str | None:
+        response = self.response
+        found = {name: response.headers.get(name) for name in headers}
+        if (response.status_code, found) != (status, headers):
+            return f"{response.status_code} {response.headers}\n{response.content!r}"
+        if "json" in response.headers.get("Content-Type", ""):
+            documented, actual = json.loads(body), response.json()
+            return None if documented == actual else f"The answer was {actual}."
+        return difference(body, response.getvalue().decode())
+
+    def console(self, example: Example) -> str | None:
+        """Run the commands of a reader who sits in the project's folder."""
+        failures = []
+        for command, output in commands(example.parsed):
+            program, *arguments = _without_variables(shlex.split(command))
+            if program == "make":
+                _check_targets(arguments)
+            elif program == "pip":
+                _check_requirement(arguments[-1])
+            elif arguments[:2] == ["-m", "pytest"]:
+                assert (ROOT / arguments[-1]).is_dir(), command
+            else:
+                assert [program, arguments[0]] == ["python", "manage.py"], command
+                written = io.StringIO()
+                call_command(*arguments[1:], stdout=written)
+                if output.strip():
+                    failures.append(difference(output, written.getvalue()))
+        return "".join(filter(None, failures))
+
+
+def _without_variables(words: list[str]) -> list[str]:
+    """The command behind the variables that are set for it, which must be variables of ours."""
+    known = "".join((ROOT / "tests" / name).read_text() for name in ("provision.py", "servers.py"))
+    while re.match(r"[A-Z_]+=", words[0]):
+        name = words.pop(0).partition("=")[0]
+        assert name in known, f"There is no variable {name}."
+    return words
+
+
+def _check_targets(targets: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"There is no `make {target}`."
+
+
+def _check_requirement(requirement: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name, _, extras = requirement.rstrip("]").partition("[")
+    assert name == project["name"]
+    assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"])

@@ -1,0 +1,86 @@
+"""The documentation speaks of everything there is, by the names that the code has for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from django.dispatch import Signal
+
+import idempotency_django
+from idempotency_django import checks, conf, errors, policy, signals
+from tests.docs.examples import ROOT
+
+DOCS = ROOT / "docs"
+PACKAGE = Path(idempotency_django.__file__).parent
+
+
+def the_errors(base: type[errors.IdempotencyError]) -> list[type[errors.IdempotencyError]]:
+    """The errors that are raised: those without subclasses."""
+    below = [found for subclass in base.__subclasses__() for found in the_errors(subclass)]
+    return below or [base]
+
+
+def described() -> ModuleType:
+    """What the documentation's build makes its list of policy fields with."""
+    spec = importlib.util.spec_from_file_location("described", DOCS / "_ext" / "described.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "error", the_errors(errors.IdempotencyError), ids=lambda error: str(error.slug)
+)
+def test_problem(error: type[errors.IdempotencyError]) -> None:
+    """The type of each problem names a page, which has the problem's title and status."""
+    page = (DOCS / "problems" / f"{error.slug}.md").read_text()
+    assert page.startswith(f"# {error.title}\n")
+    assert f"HTTP/1.1 {error.status} " in page
+
+
+def test_every_problem_page_has_an_error() -> None:
+    """There is no page for a problem that nothing raises."""
+    pages = {path.stem for path in (DOCS / "problems").glob("*.md")} - {"index"}
+    assert pages == {error.slug for error in the_errors(errors.IdempotencyError)}
+
+
+def test_settings() -> None:
+    """Each setting has its section, and each section its setting."""
+    page = (DOCS / "reference" / "settings.md").read_text()
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == conf.NAMES
+
+
+def test_policy_fields() -> None:
+    """Each field of a policy is described, in the order in which it is declared."""
+    fields = described().described_fields()
+    assert list(fields) == [field.name for field in dataclasses.fields(policy.Policy)]
+    assert all(fields.values())
+
+
+def test_checks() -> None:
+    """Each system check is in the table of checks."""
+    sources = "".join(
+        path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "checks.py"
+    )
+    _, _, code = (PACKAGE / "checks.py").read_text().partition('"""\n\nfrom __future__')
+    used = set(re.findall(r"idempotency_django\.[EW]\d{3}", sources + code))
+    assert set(re.findall(r"idempotency_django\.[EW]\d{3}", checks.__doc__ or "")) == used
+
+
+def test_signals() -> None:
+    """Each signal is in the table of signals."""
+    declared = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    assert set(re.findall(r"^``(\w+)``", signals.__doc__ or "", re.MULTILINE)) == declared
+
+
+def test_changelog() -> None:
+    """The newest version in the changelog is the package's."""
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert next(v for v in versions if v != "Unreleased") == idempotency_django.__version__

@@ -1,0 +1,42 @@
+"""Every example of the documentation, the README's included, is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from tests.docs.examples import COMPARED, LANGUAGES, ROOT, Page
+
+TUTORIAL = ROOT / "docs" / "tutorial.md"  # run by test_tutorial.py, in a shell
+WRITTEN_BY_PROGRAMS = ROOT / "docs" / "benchmarks.md"
+
+PAGES = sorted(
+    {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")}
+    - {WRITTEN_BY_PROGRAMS, *(ROOT / "docs" / "_build").rglob("*.md")}
+)
+
+
+def name(path: Path) -> str:
+    """A page's path as its readers know it."""
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.django_db(transaction=True, reset_sequences=True)
+@pytest.mark.parametrize("path", [path for path in PAGES if path != TUTORIAL], ids=name)
+def test_examples(path: Path, settings, client: Client) -> None:
+    """The examples of a page do what the page says."""
+    settings.ROOT_URLCONF = "shop.urls"
+    settings.DEBUG = False
+    client.force_login(User.objects.create_user("alice", password="alice"))
+    Page(path, settings, client).run()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_every_block_is_run(path: Path) -> None:
+    """A page has no block of code in a language that nothing runs."""
+    opened = re.findall(r"^ *```([\w{-][^\n]*)$", path.read_text(), re.MULTILINE)
+    assert {info for info in opened if not info.startswith("{")} <= LANGUAGES | COMPARED

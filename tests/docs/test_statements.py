@@ -1,0 +1,88 @@
+"""The documented statements of the transactional mode are those that PostgreSQL is sent."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.http import HttpRequest, JsonResponse
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from shop.models import Charge
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from tests.docs.examples import ROOT
+
+PAGE = ROOT / "docs" / "explanation" / "transactional-mode.md"
+KEYWORDS = re.compile(r"^(BEGIN|COMMIT|ROLLBACK|INSERT|SELECT|UPDATE)", re.MULTILINE)
+
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.skipif("connection.vendor != 'postgresql'", reason="needs PostgreSQL"),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+]
+
+
+@idempotent
+def charge(request: HttpRequest) -> JsonResponse:
+    Charge.objects.create(reference="order-17", amount=500)
+    if "fail" in request.GET:
+        raise ValueError("no")
+    return JsonResponse({}, status=201)
+
+
+urlpatterns = [path("charges/", charge)]
+
+
+def documented(heading: str) -> list[str]:
+    """The statements of the section under a heading, by their first words."""
+    section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    block = section.partition("```sql\n")[2].partition("```")[0]
+    assert block, heading
+    # An INSERT goes on with its SELECT in the next line.
+    return KEYWORDS.findall(re.sub(r"(INSERT [^;]*?)\nSELECT", r"\1 SELECT", block))
+
+
+def sent(client: Client, key: str, query: str = "") -> list[str]:
+    """The statements that a request leads to, its view's own apart."""
+    client.raise_request_exception = False
+    with CaptureQueriesContext(connection) as queries:
+        client.post(f"/charges/{query}", headers={"Idempotency-Key": key})
+    statements = [query["sql"] for query in queries if Charge._meta.db_table not in query["sql"]]
+    return [KEYWORDS.findall(statement)[0] for statement in statements]
+
+
+def test_first_request(client: Client) -> None:
+    """A first request claims, completes and commits once."""
+    assert sent(client, str(uuid.uuid4())) == documented("The first request")
+
+
+def test_replay(client: Client) -> None:
+    """A replay reads without a lock and counts afterwards."""
+    key = str(uuid.uuid4())
+    sent(client, key)
+    assert sent(client, key) == [*documented("A replay")]
+
+
+@pytest.mark.parametrize("earlier", ["failed", "expired"])
+def test_taking_over(client: Client, earlier: str) -> None:
+    """A failed or expired record is locked and started over, between look-up and completion."""
+    key = str(uuid.uuid4())
+    query = "?fail" if earlier == "failed" else ""
+    sent(client, key, query)
+    if earlier == "expired":
+        IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(seconds=1))
+    claimed = [*documented("A replay")[:3], *documented("A failed or expired record")]
+    assert sent(client, key, query)[: len(claimed)] == claimed
+
+
+def test_roll_back(client: Client) -> None:
+    """A failed attempt is rolled back and written down in a transaction of its own."""
+    statements = sent(client, str(uuid.uuid4()), "?fail")
+    assert statements == ["BEGIN", "INSERT", *documented("An attempt that is rolled back")]
