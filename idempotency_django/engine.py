@@ -135,7 +135,7 @@ def run(
     deadline = time.monotonic() + policy.wait_timeout.total_seconds()
     pause = FIRST_PAUSE
     while True:
-        outcome = _run_once(store, policy, operation, execute, recover, after)
+        outcome = _run_once(store, operation, execute, recover, after)
         left = deadline - time.monotonic()
         if not isinstance(outcome, InProgress) or policy.on_conflict == "reject" or left <= 0:
             break
@@ -147,7 +147,6 @@ def run(
 
 def _run_once(
     store: Store,
-    policy: Policy,
     operation: Operation,
     execute: Execute,
     recover: Recover,
@@ -156,9 +155,7 @@ def _run_once(
     try:
         with store.transaction(after=after):
             decision = decide(store.acquire(operation), operation)
-            if isinstance(decision, Replayed) and (
-                policy.record_replays or operation.extend_on_replay
-            ):
+            if isinstance(decision, Replayed) and not decision.record.counted:
                 store.record_replay(decision.record, operation)
             if not isinstance(decision, Claim):
                 return decision

@@ -18,6 +18,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http.request import HttpHeaders
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
 
@@ -70,7 +71,9 @@ def call_of(request: HttpRequest) -> Call:
 
 def key_header(request: HttpRequest) -> str | None:
     """The value of the key header, as it was sent."""
-    return request.headers.get(conf.header)
+    # Not request.headers, which makes a dict of all of them first.
+    value: str | None = request.META.get(HttpHeaders.to_wsgi_name(conf.header))
+    return value
 
 
 def operation_name(request: HttpRequest) -> str:
@@ -158,7 +161,7 @@ def _uploaded(field: str, file: Any) -> UploadedFile:
 
 def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     """What is kept of an answer; a tombstone of one that was streamed or is too large."""
-    unwanted = NEVER_KEPT | {name.lower() for name in policy.exclude_headers}
+    unwanted = NEVER_KEPT.union(name.lower() for name in policy.exclude_headers)
     headers = tuple(pair for pair in response.items() if pair[0].lower() not in unwanted)
     body = None
     if isinstance(response, HttpResponse) and policy.store_body:

@@ -185,6 +185,7 @@ class Policy:
             fingerprint=digest(principal, asked),
             ttl=self.ttl,
             retention=self.retention,
+            count_replays=self.record_replays,
             extend_on_replay=self.ttl_from == "last_use",
             principal=call.principal,
             method=call.method,

@@ -28,6 +28,7 @@ class Operation:
         fingerprint: SHA-256 hex of what is asked for, 64 characters.
         ttl: how long a completed record is replayed; ``None``: for ever.
         retention: how long the expired record is kept for the audit before it may be purged.
+        count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
         principal: who is calling, for the audit (``"user:42"``).
         method: the HTTP method, or what stands for it elsewhere; for the audit.
@@ -40,6 +41,7 @@ class Operation:
     fingerprint: str
     ttl: timedelta | None
     retention: timedelta = timedelta(0)
+    count_replays: bool = False
     extend_on_replay: bool = False
     principal: str = ""
     method: str = ""
@@ -98,6 +100,7 @@ class Record:
         fingerprint: what its request asked for; empty while that is not yet visible.
         payload: the stored answer; ``None`` unless completed.
         expired: whether its time to live is over, by the store's clock.
+        counted: whether this look at it has been counted as a replay already.
         record_id: the store's own number of it; 0 where it has none.
     """
 
@@ -108,6 +111,7 @@ class Record:
     fingerprint: str = ""
     payload: Payload | None = None
     expired: bool = False
+    counted: bool = False
     record_id: int = 0
 
 

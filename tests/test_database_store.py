@@ -47,6 +47,10 @@ class Protected(IdempotentViewMixin, Bare):
     pass
 
 
+class Extended(IdempotentViewMixin, Bare):
+    idempotency_policy = Policy(ttl_from="last_use")
+
+
 class Uncounted(IdempotentViewMixin, Bare):
     idempotency_policy = Policy(record_replays=False)
 
@@ -54,6 +58,7 @@ class Uncounted(IdempotentViewMixin, Bare):
 urlpatterns = [
     path("bare/", Bare.as_view()),
     path("protected/", Protected.as_view()),
+    path("extended/", Extended.as_view()),
     path("uncounted/", Uncounted.as_view()),
 ]
 
@@ -90,22 +95,23 @@ class TestBudget:
         assert "SAVEPOINT" not in protected
 
     def test_replay(self, client: Client, atomic: None) -> None:
-        """2 statements, 3 with the audit record."""
-        for url, budget in [("/protected/", 3), ("/uncounted/", 2)]:
+        """2 statements, with the audit record and without."""
+        for url in ("/protected/", "/uncounted/"):
             key = new_key()
             post(client, url, key)
             with counted() as replay:
                 post(client, url, key)
-            assert replay["statements"] == budget
+            assert replay["statements"] == 2
             assert "SAVEPOINT" not in replay
 
     def test_mismatch(self, client: Client) -> None:
-        """2 statements."""
-        key = new_key()
-        post(client, "/protected/", key)
-        with counted() as mismatch:
-            post(client, "/protected/", key, "b")
-        assert mismatch["statements"] == 2
+        """2 statements, 3 where replays are counted."""
+        for url, budget in [("/protected/", 3), ("/uncounted/", 2)]:
+            key = new_key()
+            post(client, url, key)
+            with counted() as mismatch:
+                post(client, url, key, "b")
+            assert mismatch["statements"] == budget
 
     def test_refused_key(self, client: Client, django_assert_num_queries: Any) -> None:
         """Refused for its format: none."""
@@ -184,9 +190,40 @@ class TestReplayAudit:
 
         monkeypatch.setattr(DatabaseStore, "_count_replay", fail)
         key = new_key()
-        first = post(client, "/protected/", key)
-        assert_replays(first, post(client, "/protected/", key))
+        first = post(client, "/extended/", key)
+        assert_replays(first, post(client, "/extended/", key))
         assert "was not counted" in caplog.text
+
+    def test_last_use_counts(self, client: Client) -> None:
+        """A replay that starts a new lifetime is counted as well."""
+        key = new_key()
+        first = post(client, "/extended/", key)
+        before = record(key).expires_at
+        assert_replays(first, post(client, "/extended/", key))
+        row = record(key)
+        assert row.replay_count == 1
+        assert row.expires_at is not None
+        assert before is not None
+        assert row.expires_at > before
+
+    @postgres_only
+    def test_durability_is_the_callers(self, client: Client) -> None:
+        """Inside somebody's transaction a counted replay leaves its commit as durable as it was."""
+        key = new_key()
+        post(client, "/protected/", key)
+
+        def durability() -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute("SHOW synchronous_commit")
+                return cursor.fetchone()
+
+        before = durability()
+        with transaction.atomic():
+            post(client, "/protected/", key)
+            assert durability() == before
+        assert record(key).replay_count == 1
+        post(client, "/protected/", key)
+        assert (record(key).replay_count, durability()) == (2, before)
 
 
 class TestFaults:

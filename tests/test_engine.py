@@ -442,7 +442,7 @@ class TestTransaction:
         assert (effects("before"), effects()) == (1, 0)
 
     def test_joined(self) -> None:
-        """With ``after``, a failed attempt rolls the caller back and is recorded after that."""
+        """With ``after``, a failed attempt rolls the caller back and is recorded later."""
         store, operation = DatabaseStore("default"), an_operation()
 
         def refuse(claim: Claim) -> Answer:

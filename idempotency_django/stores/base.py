@@ -47,6 +47,9 @@ class Store(ABC):
         an expired one; the attempt is then one more than the record's. Otherwise the record is
         returned: COMPLETED with its payload, or IN_PROGRESS. It never waits for another owner.
 
+        A store that can do both in one step may count the replay, where the operation asks for it
+        and its very request is completed; it returns a record that says so.
+
         Raises:
             OperationInProgress: the store is too busy to say more.
         """
@@ -65,10 +68,11 @@ class Store(ABC):
 
     @abstractmethod
     def record_replay(self, record: Record, operation: Operation) -> None:
-        """Count a replay of the record in its audit trail, now or after the running transaction.
+        """Note a replay of the record, now or after the running transaction, as far as it asks.
 
-        It neither raises nor waits: a replay that cannot be counted at once is not counted. With
-        ``operation.extend_on_replay`` the record's time to live starts anew.
+        With ``operation.count_replays`` it is counted in the audit trail; with
+        ``operation.extend_on_replay`` the record's time to live starts anew. It neither raises nor
+        waits: a replay that cannot be counted at once is not counted.
         """
 
     @abstractmethod

@@ -53,6 +53,10 @@ class DatabaseStore(Store):
         record_id = self._dialect.claim(operation, token)
         if record_id is not None:
             return Claim(operation, 1, token, record_id)
+        if operation.count_replays and not operation.extend_on_replay:
+            row = self._dialect.replay(operation)
+            if row is not None:
+                return _record(operation.key, operation.scope, row, counted=True)
         found = self.get(operation.key, operation.scope)
         if found is None:  # an insert that is not committed yet holds the key
             return _in_progress(operation)
@@ -100,6 +104,9 @@ class DatabaseStore(Store):
         return _record(key, scope, row) if row else None
 
     def record_replay(self, record: Record, operation: Operation) -> None:
+        if not (operation.count_replays or operation.extend_on_replay):
+            return
+
         def count() -> None:
             try:
                 self._count_replay(record, operation)
@@ -113,11 +120,9 @@ class DatabaseStore(Store):
             transaction.on_commit(count, using=self.using, robust=True)
 
     def _count_replay(self, record: Record, operation: Operation) -> None:
-        if self._dialect.replay_sql and not operation.extend_on_replay:
-            with connections[self.using].cursor() as cursor:
-                cursor.execute(self._dialect.replay_sql, [record.record_id])
-            return
-        changes: dict[str, Any] = {"replay_count": F("replay_count") + 1}
+        changes: dict[str, Any] = {}
+        if operation.count_replays:
+            changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
         if operation.extend_on_replay:
             changes |= _lifetime(operation)
         features = connections[self.using].features
@@ -126,7 +131,7 @@ class DatabaseStore(Store):
             if rows.select_for_update(
                 skip_locked=features.has_select_for_update_skip_locked
             ).exists():
-                rows.update(last_replayed_at=DatabaseNow(), **changes)
+                rows.update(**changes)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         return self._rows.purge(older_than, limit)
@@ -214,7 +219,7 @@ def _fresh(operation: Operation, attempt: int, token: str) -> dict[str, Any]:
     }
 
 
-def _record(key: str, scope: str, row: tuple[Any, ...]) -> Record:
+def _record(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = False) -> Record:
     record_id, status, attempt, fingerprint, code, headers, body, expired = row
     payload = None
     if status == Status.COMPLETED:
@@ -228,5 +233,6 @@ def _record(key: str, scope: str, row: tuple[Any, ...]) -> Record:
         fingerprint=fingerprint,
         payload=payload,
         expired=bool(expired),
+        counted=counted,
         record_id=record_id,
     )

@@ -46,14 +46,16 @@ class Dialect(ABC):
             "table": quote(meta.db_table),
             **{field.name: quote(str(field.column)) for field in meta.concrete_fields},
         }
+        names["selected"] = ", ".join(names[name] for name in _SELECTED)
+        self.names = names
         self.insert_sql = self.insert.format(
             columns=", ".join(names[name] for name in _INSERTED),
             values=", ".join(["%s"] * (len(_INSERTED) - 3) + [self.now, self.later, self.later]),
             **names,
         )
-        selected = ", ".join(names[name] for name in _SELECTED)
         self.select_sql = (
-            f"SELECT {selected}, {names['expires_at']} <= {self.now} FROM {names['table']} "
+            f"SELECT {names['selected']}, {names['expires_at']} <= {self.now} "
+            f"FROM {names['table']} "
             f"WHERE {names['key']} = %s AND {names['scope']} = %s"
         )
         self.complete_sql = (
@@ -63,7 +65,6 @@ class Dialect(ABC):
             f"{names['lease_expires_at']} = NULL "
             f"WHERE {names['id']} = %s AND {names['owner_token']} = %s"
         )
-        self.replay_sql = self._replay_sql(names)
 
     @abstractmethod
     def claim(self, operation: Operation, token: str) -> int | None:
@@ -100,8 +101,11 @@ class Dialect(ABC):
     def code(self, error: BaseException | None) -> object:
         """The driver's code of an error."""
 
-    def _replay_sql(self, names: dict[str, str]) -> str | None:
-        """One statement that counts a replay of a row unless it is locked, where there is one."""
+    def replay(self, operation: Operation) -> tuple[Any, ...] | None:
+        """Count a replay of the operation and select it, in one statement where there is one.
+
+        ``None``: it is not completed, expired, a different request, or locked.
+        """
         return None
 
     @staticmethod
@@ -156,6 +160,10 @@ class PostgreSQL(Dialect):
     # lock_not_available, serialization_failure, deadlock_detected
     busy = frozenset({"55P03", "40001", "40P01"})
 
+    def __init__(self, using: str) -> None:
+        super().__init__(using)
+        self.replay_sql = self._replay_sql(self.names)
+
     def claim(self, operation: Operation, token: str) -> int | None:
         with connections[self.using].cursor() as cursor:
             cursor.execute(
@@ -183,15 +191,39 @@ class PostgreSQL(Dialect):
     def _lock_number(operation: Operation) -> int:
         return int.from_bytes(_lock_digest(operation, 8), signed=True)
 
-    def _replay_sql(self, names: dict[str, str]) -> str:
-        # Nobody is hurt when a crash forgets a count, so its commit does not wait for the disk:
-        # set_config() is local to this statement's own transaction.
-        return (
+    def replay(self, operation: Operation) -> tuple[Any, ...] | None:
+        connection = connections[self.using]
+        # Nobody is hurt when a crash forgets a count, so its commit need not wait for the disk;
+        # where the transaction is somebody else's, other things are in it.
+        commit = "off" if len(connection.atomic_blocks) == 1 else "on"
+        with connection.cursor() as cursor:
+            cursor.execute(
+                self.replay_sql[commit],
+                [
+                    operation.key,
+                    operation.scope,
+                    operation.fingerprint,
+                    self._lock_number(operation),
+                ],
+            )
+            row: tuple[Any, ...] | None = cursor.fetchone()
+            return row
+
+    def _replay_sql(self, names: dict[str, str]) -> dict[str, str]:
+        # Under the key's lock, like whatever holds a row until the transaction ends; and past a
+        # row that somebody has locked without it, an operator say.
+        update = (
             f"UPDATE {names['table']} SET {names['replay_count']} = {names['replay_count']} + 1, "
             f"{names['last_replayed_at']} = {self.now} WHERE {names['id']} = ("
-            f"SELECT {names['id']} FROM {names['table']} WHERE {names['id']} = %s "
-            "AND set_config('synchronous_commit', 'off', true) = 'off' FOR UPDATE SKIP LOCKED)"
+            f"SELECT {names['id']} FROM {names['table']} "
+            f"WHERE {names['key']} = %s AND {names['scope']} = %s "
+            f"AND {names['fingerprint']} = %s AND {names['status']} = '{Status.COMPLETED}' "
+            f"AND ({names['expires_at']} > {self.now} OR {names['expires_at']} IS NULL) "
+            "AND pg_try_advisory_xact_lock(%s){relaxed} FOR UPDATE SKIP LOCKED) "
+            f"RETURNING {names['selected']}, FALSE"
         )
+        relaxed = " AND set_config('synchronous_commit', 'off', true) = 'off'"
+        return {"on": update.format(relaxed=""), "off": update.format(relaxed=relaxed)}
 
 
 class MySQL(Dialect):

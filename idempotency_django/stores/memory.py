@@ -74,7 +74,7 @@ class MemoryStore(Store):
         with self._lock:
             entry = self._entries.get((record.key, record.scope))
             if entry:
-                entry.replays += 1
+                entry.replays += operation.count_replays
                 if operation.extend_on_replay:
                     entry.started = time.monotonic()
 

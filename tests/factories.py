@@ -1,0 +1,102 @@
+"""Records in each state, and people who look at them."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import factory
+from django.contrib.auth.models import Permission, User
+from django.utils import timezone
+
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.records import Status
+
+JSON = [["Content-Type", "application/json"], ["Location", "/api/charges/17/"]]
+
+
+class IdempotencyKeyFactory(factory.django.DjangoModelFactory[IdempotencyKey]):
+    """A completed record that is still replayed; the traits make the others."""
+
+    class Meta:
+        model = IdempotencyKey
+
+    class Params:
+        in_progress = factory.Trait(
+            status=Status.IN_PROGRESS,
+            completed_at=None,
+            response_status=None,
+            response_headers="[]",
+            response_body=None,
+        )
+        failed = factory.Trait(
+            status=Status.FAILED,
+            response_status=None,
+            response_headers="[]",
+            response_body=None,
+            error="ValueError: the card of bob@example.org was declined",
+        )
+        tombstone = factory.Trait(response_body=None)
+        permanent = factory.Trait(expires_at=None, purge_at=None)
+        # Expired a day ago, kept for the audit for another month …
+        expired = factory.Trait(created_at=factory.LazyFunction(lambda: ago(days=2)))
+        # … or not kept any longer.
+        purgeable = factory.Trait(
+            expired=True, purge_at=factory.LazyAttribute(lambda record: record.expires_at)
+        )
+
+    key = factory.LazyFunction(lambda: str(uuid4()))
+    scope = "user:1|POST /api/charges/"
+    operation = "POST /api/charges/"
+    fingerprint = "f" * 64
+    status = Status.COMPLETED
+    owner_token = "5ec2e7" * 5
+    response_status = 201
+    response_headers = json.dumps(JSON)
+    response_body = b'{"id":17,"customer":"alice@example.org"}'
+    created_at = factory.LazyFunction(timezone.now)
+    completed_at = factory.LazyAttribute(lambda r: r.created_at + timedelta(seconds=1))
+    expires_at = factory.LazyAttribute(lambda r: r.created_at + timedelta(days=1))
+    purge_at = factory.LazyAttribute(lambda r: r.expires_at and r.expires_at + timedelta(days=30))
+    principal = "user:1"
+    method = "POST"
+    path = "/api/charges/"
+
+
+class StaffFactory(factory.django.DjangoModelFactory[User]):
+    """Somebody who may log in to the admin, and holds the permissions that are named."""
+
+    class Meta:
+        model = User
+        skip_postgeneration_save = True
+
+    username = factory.Sequence(lambda n: f"staff-{n}")
+    is_staff = True
+
+    @factory.post_generation
+    def permissions(self, create: bool, names: Any, **options: Any) -> None:
+        """Grant the permissions of idempotency_django with these codenames."""
+        held = Permission.objects.filter(
+            content_type__app_label="idempotency_django", codename__in=names or []
+        )
+        self.user_permissions.set(held)  # type: ignore[attr-defined]  # self is the user
+
+
+def ago(**duration: float) -> Any:
+    """A moment in the past."""
+    return timezone.now() - timedelta(**duration)
+
+
+def record(alias: str = "default", **traits: Any) -> IdempotencyKey:
+    """A record in one of the databases."""
+    made = IdempotencyKeyFactory.build(**traits)
+    made.save(using=alias)
+    return made
+
+
+def records(count: int, alias: str = "default", **traits: Any) -> list[IdempotencyKey]:
+    """Several records in one of the databases, in one statement."""
+    made = IdempotencyKeyFactory.build_batch(count, **traits)
+    return IdempotencyKey.objects.using(alias).bulk_create(made)
