@@ -14,7 +14,6 @@ from rest_framework.views import APIView
 
 from .errors import IdempotencyError, ResponseNotStored
 from .http import (
-    Exchange,
     body_of,
     form_of,
     key_header,
@@ -23,13 +22,12 @@ from .http import (
     problem_of,
     problem_response,
     rendered,
-    serve,
     status_of,
-    unclaimed,
 )
 from .policy import Policy
 from .policy_fields import UNSAFE_METHODS
 from .records import Body, Call, Parsed, Record
+from .serving import Exchange, serve, unclaimed
 from .transactions import OwnedTransactions, RequestTransactions, request_transactions
 
 

@@ -190,13 +190,16 @@ def _canonical(body: Body, media_type: str) -> bytes:
 
 def _plain_json(value: Any) -> bytes:
     """What a JSON parser made, as JSON again: several times faster than :func:`canonical`."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_as_dict).encode()
+    return _encode(value).encode()
 
 
 def _as_dict(value: Any) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_as_dict).encode
 
 
 def _names(argument: str, names: Iterable[str]) -> frozenset[str]:

@@ -24,6 +24,7 @@ MAX_LENGTH: Final = 255
 
 KeyFunction = Callable[[Call], str | None]
 
+_USUAL = re.compile(r'"([!#-\[\]-~]{1,255})"')  # quoted, and nothing to unescape
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
 _FORMATS: Final = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
@@ -42,6 +43,9 @@ def parse_header(value: str) -> str:
             refused too.
     """
     value = value.strip(" \t")
+    usual = _USUAL.fullmatch(value)
+    if usual:
+        return usual[1]
     key = _parsed(value) if value.startswith('"') else _bare(value)
     return checked(key)
 

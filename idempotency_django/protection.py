@@ -27,8 +27,9 @@ from django.utils.module_loading import import_string
 from django.views.generic import View
 
 from .errors import IdempotencyError
-from .http import Exchange, problem_response, rendered, serve
+from .http import problem_response, rendered
 from .policy import Policy
+from .serving import Exchange, serve
 from .transactions import own, request_transactions
 
 PROTECTED: Final = "idempotency_protected"

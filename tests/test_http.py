@@ -32,7 +32,6 @@ from idempotency_django import errors, keys
 from idempotency_django.fingerprints import digest
 from idempotency_django.http import (
     NEVER_KEPT,
-    Exchange,
     body_of,
     call_of,
     key_header,
@@ -42,11 +41,11 @@ from idempotency_django.http import (
     problem_of,
     problem_response,
     response_of,
-    serve,
     status_of,
 )
 from idempotency_django.policy import DEFAULTS, Policy
 from idempotency_django.records import Form, Payload
+from idempotency_django.serving import Exchange, serve
 from tests.properties import VISIBLE_ASCII
 
 factory = RequestFactory()

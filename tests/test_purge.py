@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.conf import settings
@@ -25,6 +23,7 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import ANSWER, PATIENCE, an_operation, in_threads
 from tests.factories import ago, record, records
 from tests.models import Effect
+from tests.plans import nodes
 
 ALIASES = list(settings.ALIASES.values())
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -253,25 +252,14 @@ def test_plan(analyzed: bool) -> None:
         with transaction.atomic(using=alias), CaptureQueriesContext(connection) as queries:
             rows(alias).purge(batch_size=batch)
             transaction.set_rollback(True, using=alias)
-        statement = next(q["sql"] for q in queries if q["sql"].startswith("DELETE"))
-        with transaction.atomic(using=alias):
-            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}")
-            plan = cursor.fetchone()[0]
-            transaction.set_rollback(True, using=alias)
-    nodes = list(nodes_of((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]))
-    assert all(node["Actual Loops"] == 1 for node in nodes)
-    assert {node.get("Index Name") for node in nodes if node.get("Index Name")} == {
+    statement = next(q["sql"] for q in queries if q["sql"].startswith("DELETE"))
+    steps = nodes(alias, statement)
+    assert all(step["Actual Loops"] == 1 for step in steps)
+    assert {step["Index Name"] for step in steps if "Index Name" in step} == {
         "idempotency_purge_at_idx",
         "idempotency_django_idempotencykey_pkey",
     }
-    assert all(node["Actual Rows"] <= batch for node in nodes)
-
-
-def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The nodes of an execution plan."""
-    yield plan
-    for below in plan.get("Plans", []):
-        yield from nodes_of(below)
+    assert all(step["Actual Rows"] <= batch for step in steps)
 
 
 class Endless(MemoryStore):

@@ -18,6 +18,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..models import DatabaseNow, IdempotencyKey
@@ -44,15 +45,14 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     """Lists and shows the records, where the default store writes them."""
 
     list_display = (
-        "key",
+        "key_cut",
         "operation",
-        "scope",
+        "scope_cut",
         "status_shown",
-        "answer_shown",
-        "attempt",
-        "replay_count",
         "created",
         "expires",
+        "attempt",
+        "replay_count",
     )
     # Opening the list must cost the same however many records there are, so nothing here counts,
     # sorts or searches without an index.
@@ -70,7 +70,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     actions = ("expire_selected", "delete_selected")
     fieldsets = (
         (_("Request"), {"fields": ("key", "scope", "operation", "principal", "request_line")}),
-        (_("State"), {"fields": ("status_shown", "attempt", "fingerprint", "lease_expires_at")}),
+        (_("State"), {"fields": ("status_shown", "attempt", "fingerprint")}),
     )
     change_form_template = "admin/idempotency_django/idempotencykey/change_form.html"
 
@@ -107,18 +107,23 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
 
     # What is shown.
 
+    @admin.display(description=_("key"))
+    def key_cut(self, record: Any) -> SafeString:
+        return _cut(record.key, 40)
+
+    @admin.display(description=_("scope"))
+    def scope_cut(self, record: Any) -> SafeString:
+        return _cut(record.scope, 60)
+
     @admin.display(description=_("status"))
     def status_shown(self, record: Any) -> SafeString:
+        tombstone = record.status == Status.COMPLETED and not record.has_body
         return format_html(
-            '<span class="idempotency-{}">{}</span>', record.status, record.get_status_display()
-        )
-
-    @admin.display(description=_("answer"), empty_value="–")
-    def answer_shown(self, record: Any) -> Any:
-        if record.status != Status.COMPLETED or record.has_body:
-            return record.response_status
-        return format_html(
-            '{} <span class="quiet">{}</span>', record.response_status, _("tombstone")
+            '<span class="idempotency-{}">{}</span> {} <span class="quiet">{}</span>',
+            record.status,
+            record.get_status_display(),
+            record.response_status or "",
+            _("tombstone") if tombstone else "",
         )
 
     @admin.display(description=_("created"), ordering="created_at")
@@ -143,6 +148,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         may_view_answer = request.user.has_perm("idempotency_django.view_answer")
         rows = self.get_queryset(request).filter(pk=obj.pk)
         context |= {
+            "subtitle": None,  # the key and the scope, which the page shows
             "timeline": timeline(obj),
             "may_view_answer": may_view_answer,
             "answer": Answer.of(rows) if may_view_answer else None,
@@ -190,3 +196,8 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
             "admin:idempotency_django_idempotencykey_changelist", current_app=self.admin_site.name
         )
         return intervene(self, request, rows, what) or HttpResponseRedirect(changelist)
+
+
+def _cut(text: str, length: int) -> SafeString:
+    """The text, or its beginning with the whole of it as a tooltip."""
+    return format_html('<span title="{}">{}</span>', text, Truncator(text).chars(length))

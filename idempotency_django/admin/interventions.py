@@ -32,6 +32,7 @@ class Intervention:
         name: of the admin action.
         title: what is going to be done.
         consequence: what follows from it, for whoever is asked.
+        limits: what it cannot be done to.
         logged: what the log says of each record.
         flag: the kind of log entry.
         eligible: which of some records it can be done to.
@@ -42,6 +43,7 @@ class Intervention:
     name: str
     title: Any
     consequence: Any
+    limits: Any
     logged: Any
     flag: int
     eligible: Callable[[QuerySet[Any]], QuerySet[Any]]
@@ -77,8 +79,8 @@ def _deleted_count(count: int) -> str:
 
 def _left_count(count: int) -> str:
     return ngettext(
-        "%(count)d was left alone: it does not apply to it, or it is in use at this moment.",
-        "%(count)d were left alone: it does not apply to them, or they are in use at this moment.",
+        "%(count)d was left alone, because it has changed or is in use at this moment.",
+        "%(count)d were left alone, because they have changed or are in use at this moment.",
         count,
     ) % {"count": count}
 
@@ -87,9 +89,10 @@ EXPIRE: Final = Intervention(
     name="expire_selected",
     title=gettext_lazy("Expire idempotency keys"),
     consequence=gettext_lazy(
-        "Their answers are replayed no more. The next request with such a key is executed, though "
-        "it be the retry of one that was executed before."
+        "Their answers are replayed no more. The next request with such a key is executed, even "
+        "if it is a retry of one that was executed before."
     ),
+    limits=gettext_lazy("Only completed keys that have not expired yet can be expired."),
     logged=gettext_lazy("Expired; the next request with this key is executed."),
     flag=CHANGE,
     eligible=_replayed,
@@ -102,8 +105,9 @@ DELETE: Final = Intervention(
     title=gettext_lazy("Delete idempotency keys"),
     consequence=gettext_lazy(
         "Nothing is left of them for the audit. The next request with such a key is executed, "
-        "though it be the retry of one that was executed before."
+        "even if it is a retry of one that was executed before."
     ),
+    limits=gettext_lazy("Keys in progress cannot be deleted."),
     logged=gettext_lazy("Deleted; the next request with this key is executed."),
     flag=DELETION,
     eligible=_settled,

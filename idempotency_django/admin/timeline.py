@@ -71,6 +71,8 @@ def timeline(record: Any) -> list[Event]:
     moments = [(_created(record), record.created_at)]
     if record.completed_at:
         moments.append((record.get_status_display(), record.completed_at))
+    if record.lease_expires_at:
+        moments.append((_("lease ends"), record.lease_expires_at))
     if record.last_replayed_at:
         moments.append((_replays(record.replay_count), record.last_replayed_at))
     if record.status != Status.FAILED:  # whose key is free already

@@ -15,6 +15,7 @@ from ...purging import BATCH_SIZE, purge
 from ...stores import Store, stores
 
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+_CENTURY: Final = timedelta(days=36_500)  # databases know no dates from far before our era
 _ERASE_LINE: Final = "\r\x1b[K"
 _INTERRUPTED: Final = 130  # what shells answer for a process that Ctrl-C has ended
 
@@ -22,12 +23,13 @@ _INTERRUPTED: Final = 130  # what shells answer for a process that Ctrl-C has en
 def duration(text: str) -> timedelta:
     """A duration in words of the command line: ``7d``, ``12h``, ``30m``, ``90s``."""
     found = re.fullmatch(r"([0-9]{1,9})([dhms])", text)
-    if found is None:
+    length = timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else None
+    if length is None or length > _CENTURY:
         raise ArgumentTypeError(
-            f"{text!r} is not a duration. Write a number and its unit, without a space: "
-            "7d, 12h, 30m or 90s."
+            f"{text!r} is not a duration of up to a century. Write a number and its unit, "
+            "without a space: 7d, 12h, 30m or 90s."
         )
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    return length
 
 
 def batch_size(text: str) -> int:

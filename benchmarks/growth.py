@@ -1,0 +1,146 @@
+"""What changes when the table grows, how fast it is purged, and how large its rows are.
+
+Each table is a copy of the real one in a schema of its own; ``search_path`` says which one the
+requests meet. Its rows are copies of a record that a real request left behind.
+"""
+
+# the page says × and –
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import Final
+
+from django.db import connection
+
+from benchmarks.inprocess import Target
+from benchmarks.project import MIXIN, new_key
+from benchmarks.report import Section, Table
+from benchmarks.timing import Block, interleave
+from idempotency_django.models import IdempotencyKey
+
+SMALL: Final = 10_000
+TABLE: Final = IdempotencyKey._meta.db_table
+
+GROWTH: Final = """\
+First requests and replays of random records, with few and with many records in the table:
+{rounds} interleaved rounds of {requests} requests; the ratio compares the two tables."""
+
+PURGE: Final = """\
+`IdempotencyKey.objects.purge()` deleted {expired:,} expired rows in {batches} batches of its
+default size: **{rate:,.0f} rows/s**."""
+
+SIZE: Final = """\
+A row that keeps the answer of this view (some 70 bytes of JSON) takes, freshly vacuumed:"""
+
+# Keys in random order and times in order, as clients and time make them.
+_FILL: Final = """
+    INSERT INTO {schema}.{table} ({columns}, key, created_at, completed_at, expires_at, purge_at)
+    SELECT {columns}, gen_random_uuid(), at, at, at + %(ttl)s, at + %(ttl)s
+    FROM (SELECT * FROM public.{table} WHERE status = 'completed' LIMIT 1) AS record,
+    LATERAL (
+        SELECT now() - interval '1 day' * (1 - n / %(rows)s::float) AS at
+        FROM generate_series(1, %(rows)s) AS n
+    ) AS times
+"""
+_FILLED_IN: Final = {"id", "key", "created_at", "completed_at", "expires_at", "purge_at"}
+
+
+def measure(rows: int, expired: int, rounds: int, requests: int) -> Section:
+    list(Target(MIXIN).first(1)())  # the record that the rows are copied from
+    _create("small", SMALL, "1 day")
+    _create("large", rows, "1 day")
+    _create("expired", expired, "-1 second")
+    sizes = {SMALL: "small", rows: "large"}
+    growth, targets = _growth(sizes, rounds, requests)
+    rate, batches = _purge(expired)
+    per_row = Table(["", "bytes per row"])
+    for name, size in _sizes("large"):
+        per_row.add(name, round(size / rows))
+    targets.append((f"purge ≥ 100,000 rows/s: {rate:,.0f}", rate >= 100_000))
+    purge = PURGE.format(expired=expired, batches=batches, rate=rate)
+    grow = GROWTH.format(rounds=rounds, requests=requests)
+    return Section("Growth, purge and size", [grow, growth, purge, SIZE, per_row], targets)
+
+
+def _create(schema: str, rows: int, ttl: str) -> None:
+    fields = IdempotencyKey._meta.concrete_fields
+    columns = ", ".join(f.column for f in fields if f.column not in _FILLED_IN)
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE SCHEMA {schema}")
+        cursor.execute(f"CREATE TABLE {schema}.{TABLE} (LIKE public.{TABLE} INCLUDING ALL)")
+        fill = _FILL.format(schema=schema, table=TABLE, columns=columns)
+        cursor.execute(fill, {"rows": rows, "ttl": ttl})
+        cursor.execute(f"VACUUM ANALYZE {schema}.{TABLE}")
+        cursor.execute("CHECKPOINT")
+
+
+def _use(schema: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET search_path = {schema}, public")
+
+
+def _growth(
+    sizes: dict[int, str], rounds: int, requests: int
+) -> tuple[Table, list[tuple[str, bool]]]:
+    target = Target(MIXIN)
+
+    def block(size: int, new: bool) -> Block:
+        def run() -> list[float]:
+            _use(sizes[size])
+            keys = [new_key() for _ in range(requests)] if new else _some_keys(size, requests)
+            return [target.post(key) for key in keys]
+
+        return run
+
+    kinds = {"first": True, "replay": False}
+    blocks = {f"{kind} {n}": block(n, new) for kind, new in kinds.items() for n in sizes}
+    series = interleave(blocks, rounds)
+    _use("public")
+
+    small, large = sizes
+    table = Table(["request", f"{small:,} rows", f"{large:,} rows", "ratio (range)"])
+    targets = []
+    for kind in kinds:
+        few, many = series[f"{kind} {small}"], series[f"{kind} {large}"]
+        ratio = many.over(few)
+        table.add(kind, f"{few.milliseconds:.2f} ms", f"{many.milliseconds:.2f} ms", ratio)
+        targets.append((f"{kind} within 1.15 ×: {ratio.value:.2f}", ratio.value <= 1.15))
+    return table, targets
+
+
+def _some_keys(size: int, count: int) -> list[str]:
+    ids = random.sample(range(1, size + 1), count)
+    return list(IdempotencyKey.objects.filter(pk__in=ids).values_list("key", flat=True))
+
+
+def _purge(rows: int) -> tuple[float, int]:
+    """Purge all of ``expired``; return the rows per second and the number of batches."""
+    _use("expired")
+    deleted = batches = 0
+    started = time.perf_counter()
+    while count := IdempotencyKey.objects.purge():
+        deleted += count
+        batches += 1
+    seconds = time.perf_counter() - started
+    assert deleted == rows, (deleted, rows)
+    _use("public")
+    return deleted / seconds, batches
+
+
+def _sizes(schema: str) -> list[tuple[str, int]]:
+    """The bytes of the table and of each index, the largest first."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_get_indexdef(indexrelid), pg_relation_size(indexrelid) FROM pg_index "
+            "WHERE indrelid = %(table)s::regclass UNION ALL SELECT '', pg_table_size(%(table)s)",
+            {"table": f"{schema}.{TABLE}"},
+        )
+        sizes = [(_columns(definition), size) for definition, size in cursor]
+    return [*sorted(sizes, key=lambda row: -row[1]), ("all of it", sum(size for _, size in sizes))]
+
+
+def _columns(definition: str) -> str:
+    columns = re.search(r"\((.+?)\)", definition)
+    return f"index on {columns[1]}" if columns else "table"

@@ -1,0 +1,16 @@
+"""What differs between databases on the hot path, one module each, by Django's ``vendor``."""
+
+from __future__ import annotations
+
+from .base import Dialect, plain
+from .mysql import MySQL
+from .postgresql import PostgreSQL
+from .sqlite import SQLite
+
+__all__ = ["DIALECTS", "Dialect", "MySQL", "PostgreSQL", "SQLite", "plain"]
+
+DIALECTS: dict[str, type[Dialect]] = {
+    "postgresql": PostgreSQL,
+    "mysql": MySQL,
+    "sqlite": SQLite,
+}

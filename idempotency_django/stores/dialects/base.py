@@ -1,0 +1,147 @@
+"""What differs between databases on the hot path: how a key is locked, and the SQL.
+
+The statements are composed once per kind of database from the model's own metadata, as Django's
+database cache backend does: building them through the ORM for each request would take longer than
+running them. The unique index is what makes two owners impossible everywhere; the lock is what
+tells a duplicate at once that it is one, where the index alone would make it wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from django.db import connections
+from django.db.models import QuerySet
+
+from ...models import IdempotencyKey
+from ...records import Claim, Operation, Payload, Status
+
+_GIVEN = "key scope operation fingerprint owner_token principal method path".split()
+_CONSTANT = {
+    "status": f"'{Status.IN_PROGRESS}'",
+    "attempt": "1",
+    "response_headers": "'[]'",
+    "error": "''",
+    "replay_count": "0",
+}
+_SELECTED = ("id status attempt fingerprint response_status response_headers response_body").split()
+
+
+class Dialect(ABC):
+    """The hot path's SQL for one kind of database."""
+
+    now: ClassVar[str]
+    later: ClassVar[str]
+    """``now`` plus a parameter of seconds; NULL stays NULL."""
+    insert: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES ({values})"
+    busy: ClassVar[frozenset[object]]
+    """The error codes that say: somebody else is at it."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        quote = connections[using].ops.quote_name
+        meta = IdempotencyKey._meta
+        names = {
+            "table": quote(meta.db_table),
+            **{field.name: quote(str(field.column)) for field in meta.concrete_fields},
+        }
+        names["selected"] = ", ".join(names[name] for name in _SELECTED)
+        self.names = names
+        columns = {
+            **dict.fromkeys(_GIVEN, "%s"),
+            **_CONSTANT,
+            "created_at": self.now,
+            "expires_at": self.later,
+            "purge_at": self.later,
+        }
+        self.insert_sql = self.insert.format(
+            columns=", ".join(names[name] for name in columns),
+            values=", ".join(columns.values()),
+            **names,
+        )
+        self.select_sql = (
+            f"SELECT {names['selected']}, {names['expires_at']} <= {self.now} "
+            f"FROM {names['table']} "
+            f"WHERE {names['key']} = %s AND {names['scope']} = %s"
+        )
+        self.complete_sql = (
+            f"UPDATE {names['table']} SET {names['status']} = '{Status.COMPLETED}', "
+            f"{names['response_status']} = %s, {names['response_headers']} = %s, "
+            f"{names['response_body']} = %s, {names['completed_at']} = {self.now}, "
+            f"{names['lease_expires_at']} = NULL "
+            f"WHERE {names['id']} = %s AND {names['owner_token']} = %s"
+        )
+
+    @abstractmethod
+    def claim(self, operation: Operation, token: str) -> int | None:
+        """Insert the operation's row and lock its key; ``None`` where either cannot be had now."""
+
+    def lockable(
+        self, rows: QuerySet[IdempotencyKey], operation: Operation
+    ) -> QuerySet[IdempotencyKey]:
+        """The rows, narrowed to nothing when the operation's key is locked by somebody else."""
+        return rows
+
+    def release(self) -> None:
+        """Free what the end of the transaction does not free."""
+
+    def complete(self, claim: Claim, payload: Payload, headers: str) -> bool:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(
+                self.complete_sql,
+                [payload.status, headers, payload.body, claim.record_id, claim.token],
+            )
+            return bool(cursor.rowcount)
+
+    def select(self, key: str, scope: str) -> tuple[Any, ...] | None:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(self.select_sql, [key, scope])
+            row: tuple[Any, ...] | None = cursor.fetchone()
+            return row
+
+    def is_busy(self, error: BaseException) -> bool:
+        """Whether a database error says that somebody else is at it, rather than a fault."""
+        return self.code(error.__cause__) in self.busy
+
+    @abstractmethod
+    def code(self, error: BaseException | None) -> object:
+        """The driver's code of an error."""
+
+    def replay(self, operation: Operation) -> tuple[Any, ...] | None:
+        """Count a replay of the operation and select it, in one statement where there is one.
+
+        ``None``: it is not completed, expired, a different request, or locked.
+        """
+        return None
+
+    @staticmethod
+    def values(operation: Operation, token: str) -> list[Any]:
+        """The parameters of ``insert_sql``, in the order of its columns."""
+        ttl = None if operation.ttl is None else operation.ttl.total_seconds()
+        kept = None if ttl is None else ttl + operation.retention.total_seconds()
+        return [
+            operation.key,
+            operation.scope,
+            plain(operation.name, 255),
+            operation.fingerprint,
+            token,
+            plain(operation.principal, 255),
+            plain(operation.method, 16),
+            plain(operation.path, 2048),
+            ttl,
+            kept,
+        ]
+
+
+def plain(text: str, limit: int) -> str:
+    """The text, cut to a column's length and rid of what a database refuses (NUL, surrogates)."""
+    return (
+        text[:limit].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    )
+
+
+def lock_digest(operation: Operation, size: int) -> bytes:
+    name = f"idempotency_django:{len(operation.key)}:{operation.key}{operation.scope}"
+    return hashlib.blake2b(name.encode(), digest_size=size).digest()

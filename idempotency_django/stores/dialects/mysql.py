@@ -1,0 +1,88 @@
+"""MariaDB and MySQL."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+from django.db import Error as DatabaseFault
+from django.db import IntegrityError, OperationalError, connections
+from django.db.models import QuerySet
+
+from ...models import IdempotencyKey
+from ...records import Operation
+from .base import Dialect, lock_digest
+
+
+class MySQL(Dialect):
+    """The lock is a named one of the session, taken before the INSERT and released after COMMIT.
+
+    The INSERT looks before it touches the unique index: a row that somebody has locked, a purge or
+    the count of a replay, would make it wait.
+    """
+
+    now = "UTC_TIMESTAMP(6)"
+    later = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
+    insert = (
+        "INSERT INTO {table} ({columns}) SELECT {values} FROM DUAL WHERE NOT EXISTS "
+        "(SELECT 1 FROM {table} WHERE {key} = %s AND {scope} = %s)"
+    )
+    # record has changed since last read, lock wait timeout, deadlock, NOWAIT failed
+    busy = frozenset({1020, 1205, 1213, 3572})
+    duplicate = 1062
+
+    def __init__(self, using: str) -> None:
+        super().__init__(using)
+        self._held = threading.local()
+
+    def claim(self, operation: Operation, token: str) -> int | None:
+        if not self._lock(operation):
+            return None
+        with connections[self.using].cursor() as cursor:
+            try:
+                cursor.execute(
+                    self.insert_sql,
+                    [*self.values(operation, token), operation.key, operation.scope],
+                )
+            except IntegrityError as error:
+                if self.code(error.__cause__) != self.duplicate:
+                    raise
+                return None
+            except OperationalError as error:
+                # Somebody holds the row after all, a purge say: the caller reads what is there.
+                if not self.is_busy(error):
+                    raise
+                return None
+            return int(cursor.lastrowid) if cursor.rowcount == 1 else None
+
+    def lockable(
+        self, rows: QuerySet[IdempotencyKey], operation: Operation
+    ) -> QuerySet[IdempotencyKey]:
+        return rows if self._lock(operation) else rows.none()
+
+    def release(self) -> None:
+        names, self._held.names = getattr(self._held, "names", []), []
+        if not names:
+            return
+        # Without a connection the session is gone, and its locks with it.
+        with suppress(DatabaseFault), connections[self.using].cursor() as cursor:
+            for name in names:
+                cursor.execute("SELECT RELEASE_LOCK(%s)", [name])
+
+    def code(self, error: BaseException | None) -> object:
+        return error.args[0] if error and error.args else None
+
+    def _lock(self, operation: Operation) -> bool:
+        name = self._lock_name(operation)
+        with connections[self.using].cursor() as cursor:
+            cursor.execute("SELECT GET_LOCK(%s, 0)", [name])
+            row = cursor.fetchone()
+        if not (row and row[0]):
+            return False
+        # A session may hold a lock several times and must release it as often.
+        self._held.names = [*getattr(self._held, "names", []), name]
+        return True
+
+    @staticmethod
+    def _lock_name(operation: Operation) -> str:
+        return f"idempotency:{lock_digest(operation, 16).hex()}"
