@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from django.db import Error as DatabaseFault
 from django.dispatch import Signal
@@ -268,7 +268,9 @@ def _announce(outcome: Outcome, operation: Operation) -> None:
         case Mismatched(record):
             _send(signals.mismatched, operation, record=record)
         case Executed():
-            pass
+            return  # its signals were sent on the way
+        case _:
+            assert_never(outcome)
 
 
 def _send(signal: Signal, operation: Operation, **arguments: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from typing import cast
+from typing import assert_never, cast
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -157,6 +157,8 @@ def _through_engine(
             raise OperationInProgress(retry_after=retry_after)
         case Mismatched():
             raise FingerprintMismatch
+        case _:
+            assert_never(outcome)
 
 
 def _replay(exchange: Exchange, policy: Policy, record: Record) -> HttpResponseBase:

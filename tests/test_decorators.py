@@ -20,6 +20,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.generic import TemplateView, View
 
+from idempotency_django import keys
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy
@@ -61,6 +62,16 @@ def payment(request: HttpRequest) -> HttpResponse:
 def template(request: HttpRequest) -> HttpResponse:
     Effect.objects.create(reference="template")
     return TemplateResponse(request, engines["django"].from_string("n={{ n }}"), {"n": 1})
+
+
+@idempotent(max_response_bytes=1)
+def tiny(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+@idempotent(key=keys.natural("reference"))
+def natural(request: HttpRequest) -> HttpResponse:
+    return create(request)
 
 
 @permission_required("tests.add_effect", raise_exception=True)
@@ -121,6 +132,8 @@ urlpatterns = [
     path("plain/", plain),
     path("payment/", payment),
     path("template/", template),
+    path("tiny/", tiny),
+    path("natural/", natural),
     path("permitted/", permitted),
     path("class/", OnClass.as_view()),
     path("handler/", OnHandler.as_view()),
@@ -167,6 +180,19 @@ class TestKinds:
         post(client, "/logged/", key)
         post(client, "/logged/", key)
         assert (effects(), effects("logged")) == (1, 1)
+
+    def test_tombstone(self, client: Client) -> None:
+        """An answer that is too large is not kept, and a retry is told so."""
+        key = new_key()
+        assert post(client, "/tiny/", key).status_code == 201
+        assert_problem(post(client, "/tiny/", key), 409, "response-not-stored")
+        assert effects() == 1
+
+    def test_derived_key_that_is_missing(self, client: Client) -> None:
+        """Without the field that is its key a request runs unprotected, unless one is required."""
+        assert post(client, "/natural/", None, "").status_code == 201
+        assert post(client, "/natural/", None, "").status_code == 201
+        assert effects("") == 2
 
     def test_template_is_rendered_inside(self, client: Client) -> None:
         """A template's answer is rendered before it is stored."""

@@ -389,7 +389,7 @@ class TestTransaction:
         assert seen == [Status.COMPLETED]
 
     def test_signal_survives_a_hook_that_raises(self, sent: list[str]) -> None:
-        """``completed`` is sent even where a hook of the handler's raises and ends those after it."""
+        """``completed`` is sent even where a hook of the handler's raises and ends the others."""
 
         def broken() -> None:
             raise LookupError("hook")

@@ -466,3 +466,10 @@ def test_canonical_bytes() -> None:
         [[1]],
     ]
     assert len({canonical(value) for value in different}) == len(different)
+
+
+def test_parsed_body_of_another_media_type() -> None:
+    """What a parser of YAML made is compared by its values; it is not taken for JSON."""
+    yaml = {"media_type": "application/yaml"}
+    assert of(Parsed({"a": [1.5]}), **yaml) == of(Parsed({"a": [1.5]}), **yaml)
+    assert of(Parsed({1: "a"}), **yaml) != of(Parsed({"1": "a"}), **yaml)

@@ -16,7 +16,7 @@ from django.contrib.auth.models import Permission, User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
@@ -33,6 +33,7 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.middleware import IdempotencyMiddleware
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
+from idempotency_django.protection import protect_innermost
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post
 
@@ -309,6 +310,30 @@ class TestChecksComeFirst:
         with pytest.raises(ImproperlyConfigured, match="Put @idempotent on"):
             post(client, "/opaque/", new_key())
         assert effects() == 0
+
+    def test_decorator_with_an_empty_cell(self) -> None:
+        """A name that the decorator's closure does not hold yet is passed by."""
+
+        def decorator(view: Any) -> Any:
+            @wraps(view)
+            def inner(request: HttpRequest) -> HttpResponse:
+                return later if request is None else view(request)
+
+            if view is None:
+                later = HttpResponse()
+            return inner
+
+        protected = protect_innermost(decorator(create), Policy())
+        key = new_key()
+
+        def send() -> int:
+            request = RequestFactory().post(
+                "/", '{"reference": "a"}', "application/json", headers={"Idempotency-Key": key}
+            )
+            return int(protected(request).status_code)
+
+        assert [send(), send()] == [201, 201]
+        assert effects() == 1
 
     def test_csrf(self) -> None:
         """A request without a CSRF token is refused before it is looked up."""

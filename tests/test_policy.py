@@ -67,7 +67,7 @@ REFUSED: dict[str, list[Any]] = {
     "methods": [None, True, "POST", {"GET"}, {"HEAD"}, {"QUERY"}, {1}, [["POST"]]],
     "client_key": NO_FLAGS,
     "key": NO_CALLABLES,
-    "key_format": ["", None, 1, "[", "(", "a{99999999999999999999}"],
+    "key_format": ["", None, 1, "[", "(", "a{99999999999999999999}", "UUID"],
     "scope": [*NO_CALLABLES, None],
     "bind_principal": NO_FLAGS,
     "operation": ["", 1, b"charge"],

@@ -29,7 +29,7 @@ class MySQL(Dialect):
     )
     # record has changed since last read, lock wait timeout, deadlock, NOWAIT failed
     busy = frozenset({1020, 1205, 1213, 3572})
-    duplicate = 1062
+    taken = busy | {1062}  # duplicate entry
 
     def __init__(self, using: str) -> None:
         super().__init__(using)
@@ -44,13 +44,9 @@ class MySQL(Dialect):
                     self.insert_sql,
                     [*self.values(operation, token), operation.key, operation.scope],
                 )
-            except IntegrityError as error:
-                if self.code(error.__cause__) != self.duplicate:
-                    raise
-                return None
-            except OperationalError as error:
-                # Somebody holds the row after all, a purge say: the caller reads what is there.
-                if not self.is_busy(error):
+            except (IntegrityError, OperationalError) as error:
+                # Somebody was faster, or holds the row after all: the caller reads what is there.
+                if self.code(error.__cause__) not in self.taken:
                     raise
                 return None
             return int(cursor.lastrowid) if cursor.rowcount == 1 else None
