@@ -71,6 +71,8 @@ class Plain(IdempotentViewMixin, APIView):
                 raise Http404("no such thing")
             case ["raise", "400"]:
                 raise exceptions.ValidationError({"reference": ["wrong"]})
+            case ["lost"]:
+                IdempotencyKey.objects.all().delete()
             case ["raise", "error"]:
                 raise LookupError("boom")
             case ["stream"]:
@@ -549,6 +551,13 @@ class TestFailure:
             assert record(key).attempt == attempt
             assert record(key).error == "LookupError: boom"
         assert effects("raise:error") == 0
+
+    def test_lost_claim(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+        """When the record vanishes meanwhile: 500, rolled back, and the log knows why."""
+        key = new_key()
+        assert_problem(post(client, "/plain/", key, "lost"), 500, "claim-lost")
+        assert effects("lost") == 0
+        assert "ClaimLost" in caplog.text
 
     def test_commit_hooks(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """``on_commit`` hooks of the view run once, and not for a replay."""

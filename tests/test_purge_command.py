@@ -155,6 +155,21 @@ class TestOptions:
             assert stores["default"].purgeable(timedelta(0)) == 0
 
 
+def test_interrupt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the command as it ends others, with what had been done until then."""
+    answers = iter([5_000, 500])
+
+    def interrupted(older_than: timedelta, limit: int) -> int:
+        for answer in answers:
+            return answer
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stores["default"], "purge", interrupted)
+    with pytest.raises(CommandError, match=r"^Interrupted after 5,500 ") as caught:
+        purge()
+    assert caught.value.returncode == 130
+
+
 # Somebody may run the tests in the background, where Ctrl-C is ignored.
 RUN = (
     "import signal, sys\n"
