@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from tempfile import TemporaryDirectory
 
 from tests.servers import mariadb, postgres
 
 _servers = ExitStack()
+os.environ["TEST_SCRATCH"] = _servers.enter_context(TemporaryDirectory(prefix="scratch-"))
 _names = os.environ.setdefault("TEST_DATABASES", "postgres,mariadb,sqlite").split(",")
 
 if "postgres" in _names:

@@ -16,7 +16,7 @@ from tests.mysql import use_pymysql
 
 use_pymysql()
 
-_scratch = Path(tempfile.gettempdir()) / f"idempotency-tests-{os.getpid()}.sqlite3"
+_scratch = Path(os.environ.get("TEST_SCRATCH", tempfile.gettempdir())) / "tests.sqlite3"
 
 
 def _database(name: str) -> dict[str, object]:

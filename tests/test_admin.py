@@ -389,7 +389,10 @@ class TestDetail:
         said = page(auditor, detail(made))
         for fact in ("the-key", made.scope, made.operation, made.fingerprint, "POST /api/charges/"):
             assert fact in said
-        told = [" ".join(item.split()) for item in said.split("<ol")[1].split("<li")[1:]]
+        told = [
+            " ".join(item.split())
+            for item in said.split("idempotency-timeline")[1].split("<li")[1:]
+        ]
         for item, words in zip(
             told,
             (

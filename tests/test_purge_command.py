@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
+from django.db import connections
 from django.test import override_settings
 
 from idempotency_django.models import IdempotencyKey
@@ -183,6 +184,8 @@ RUN = (
 @pytest.mark.parametrize("alias", settings.ALIASES.values(), ids=list(settings.ALIASES))
 def test_interrupted(alias: str) -> None:
     """Ctrl-C ends the purge within a batch, of which nothing is gone then."""
+    if connections[alias].vendor == "sqlite":
+        pytest.skip("SQLite makes an error of an interrupt that meets one of Django's functions")
     total, batch = 9000, 3
     records(total, alias, purgeable=True)
     command = ("-c", RUN, "purge_idempotency_keys", "--batch-size", str(batch))
