@@ -15,7 +15,7 @@ from django.http.response import HttpResponseBase
 
 from . import engine, keys
 from .conf import conf
-from .engine import Answer, Executed, InProgress, Mismatched, Replayed
+from .engine import Answer, Executed, InProgress, Mismatched, Outcome, Replayed
 from .errors import (
     FingerprintMismatch,
     IdempotencyError,
@@ -121,27 +121,9 @@ def _through_engine(
     operation: Operation,
     transactions: RequestTransactions | None,
 ) -> HttpResponseBase:
-    store = stores[policy.store]
-
-    def execute(claim: Claim) -> Answer:
-        exchange.http_request.idempotency = claim  # type: ignore[attr-defined]
-        return _answer(exchange.respond(), policy)
-
-    def recover(error: Exception) -> Answer:
-        if isinstance(error, IdempotencyError):
-            raise error  # ours, not the view's
-        return _answer_to_error(exchange.recover(error, policy), error, policy)
-
     retry_after = max(1, math.ceil(policy.retry_after.total_seconds()))
     try:
-        outcome = engine.run(
-            store,
-            policy,
-            operation,
-            execute,
-            recover,
-            after=transactions.around(store) if transactions else None,
-        )
+        outcome = _run(exchange, policy, operation, transactions)
     except IdempotencyError as error:
         if error.status >= 500:
             logger.exception("%s could not be made safe to retry.", operation.name)
@@ -159,6 +141,26 @@ def _through_engine(
             raise FingerprintMismatch
         case _:
             assert_never(outcome)
+
+
+def _run(
+    exchange: Exchange,
+    policy: Policy,
+    operation: Operation,
+    transactions: RequestTransactions | None,
+) -> Outcome:
+    def execute(claim: Claim) -> Answer:
+        exchange.http_request.idempotency = claim  # type: ignore[attr-defined]
+        return _answer(exchange.respond(), policy)
+
+    def recover(error: Exception) -> Answer:
+        if isinstance(error, IdempotencyError):
+            raise error  # ours, not the view's
+        return _answer_to_error(exchange.recover(error, policy), error, policy)
+
+    store = stores[policy.store]
+    after = transactions.around(store) if transactions else None
+    return engine.run(store, policy, operation, execute, recover, after=after)
 
 
 def _replay(exchange: Exchange, policy: Policy, record: Record) -> HttpResponseBase:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
+import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final
 
@@ -105,14 +109,15 @@ class Command(BaseCommand):
         names = ("older_than", "batch_size", "max_seconds")
         batches = purge(chosen, **{name: options[name] for name in names})
         started, purged = time.monotonic(), 0
-        try:
+        with _interrupts() as interrupted:
             for deleted in batches:
                 purged += deleted
                 self._show_progress(purged)
-        except KeyboardInterrupt:
-            raise CommandError(
-                f"Interrupted after {_keys(purged)} had been purged.", returncode=_INTERRUPTED
-            ) from None
+                if interrupted.is_set():
+                    raise CommandError(
+                        f"Interrupted after {_keys(purged)} had been purged.",
+                        returncode=_INTERRUPTED,
+                    )
         took = time.monotonic() - started
         self._say(f"Purged {_keys(purged)} in {took:.1f} seconds.")
         if options["max_seconds"] is not None and took >= options["max_seconds"]:
@@ -126,6 +131,30 @@ class Command(BaseCommand):
     def _say(self, text: str) -> None:
         if not self.quiet:
             self.stdout.write(f"{_ERASE_LINE}{text}" if self.stdout.isatty() else text)
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Have Ctrl-C set the event instead of tearing a batch apart; a second Ctrl-C does that.
+
+    What a driver makes of an interrupt within a statement is anything but a clean end.
+    """
+    interrupted, interrupt = threading.Event(), signal.default_int_handler
+
+    def note(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, interrupt)
+
+    # Not where Ctrl-C is ignored (in the background), or somebody else's business (in a thread).
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is interrupt
+    if ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, interrupt)
 
 
 def _keys(count: int) -> str:
