@@ -77,7 +77,8 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
 
         A record that another transaction holds is left for later (``SKIP LOCKED``), so that a
         purge waits neither for traffic nor for a second purge. Call it until it returns 0; each
-        call is one short transaction. No signals are sent.
+        call is one short transaction, for which a retry of what is being deleted may have to
+        wait. No signals are sent.
 
         Args:
             older_than: only what became purgeable longer ago than this.
