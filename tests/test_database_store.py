@@ -222,8 +222,15 @@ class TestReplayAudit:
             post(client, "/protected/", key)
             assert durability() == before
         assert record(key).replay_count == 1
+        transaction.set_autocommit(False)
+        try:
+            post(client, "/protected/", key)
+            assert durability() == before
+            transaction.commit()
+        finally:
+            transaction.set_autocommit(True)
         post(client, "/protected/", key)
-        assert (record(key).replay_count, durability()) == (2, before)
+        assert (record(key).replay_count, durability()) == (3, before)
 
 
 class TestFaults:

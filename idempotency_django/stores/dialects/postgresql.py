@@ -63,7 +63,8 @@ class PostgreSQL(Dialect):
         connection = connections[self.using]
         # Nobody is hurt when a crash forgets a count, so its commit need not wait for the disk;
         # where the transaction is somebody else's, other things are in it.
-        commit = "off" if len(connection.atomic_blocks) == 1 else "on"
+        ours = len(connection.atomic_blocks) == 1 and connection.commit_on_exit
+        commit = "off" if ours else "on"
         with connection.cursor() as cursor:
             cursor.execute(
                 self.replay_sql[commit],
