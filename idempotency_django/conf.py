@@ -30,6 +30,7 @@ NAMES: Final = frozenset(
         "POLICY",
         "REPLAYED_HEADER",
         "STATUS_CODES",
+        "STATUS_VIEW",
         "STORES",
     }
 )
@@ -111,6 +112,14 @@ class Settings:
                     "status, 400 to 599."
                 )
         return value
+
+    @property
+    def status_view(self) -> str:
+        """The name of the URL where the status of an operation is told."""
+        value = self.raw.get("STATUS_VIEW", "idempotency-status")
+        if isinstance(value, str) and value:
+            return value
+        return self._refuse("STATUS_VIEW", value, "the name of a URL")
 
     @property
     def stores(self) -> Mapping[str, Mapping[str, Any]]:

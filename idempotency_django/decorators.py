@@ -25,8 +25,8 @@ def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: A
     """Make a view safe to retry.
 
     It goes on function views, on ``@api_view`` functions (above or below ``@api_view``), on
-    class-based views, on their handler methods, and on what ``as_view()`` returns. Below
-    ``@login_required`` and its like: a replay must not be given before the caller is checked.
+    class-based views, on their handler methods, and on what ``as_view()`` returns, sync or async.
+    Below ``@login_required`` and its like: a replay must not be given before the caller is checked.
 
     ::
 
@@ -41,7 +41,7 @@ def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: A
             ``policy``.
 
     Raises:
-        ImproperlyConfigured: the view is async, or no view, or above an authentication decorator.
+        ImproperlyConfigured: what it is on is no view, or an authentication decorator.
     """
     chosen = (policy or Policy()).replace(**fields) if fields else policy or Policy()
     if view is None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from django.http import HttpRequest, QueryDict
+from django.http import Http404, HttpRequest, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
 from rest_framework.exceptions import APIException, UnsupportedMediaType
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from .errors import IdempotencyError, ResponseNotStored
@@ -28,6 +29,7 @@ from .policy import Policy
 from .policy_fields import UNSAFE_METHODS
 from .records import Body, Call, Parsed, Record
 from .serving import Exchange, serve, unclaimed
+from .status import described, record_of
 from .transactions import OwnedTransactions, RequestTransactions, request_transactions
 
 
@@ -138,6 +140,20 @@ class IdempotentViewMixin:
             ResponseNotStored: the default; the client is told that the operation was executed.
         """
         raise ResponseNotStored
+
+
+class IdempotencyStatusView(APIView):
+    """The same as :class:`idempotency_django.views.IdempotencyStatusView`, for REST framework.
+
+    It authenticates callers as the project's other views do; override ``authentication_classes``
+    where those that answer 202 have others.
+    """
+
+    def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
+        record = record_of(token, principal_of(request.user, request.auth))
+        if record is None:
+            raise Http404
+        return Response(described(record), headers={"Cache-Control": "no-store"})
 
 
 class _DRFExchange(Exchange):

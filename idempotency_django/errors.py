@@ -8,10 +8,12 @@
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
     │   └── KeyGuessable           400  an anonymous caller's key that somebody could guess
     ├── OperationInProgress        409  somebody else is executing this operation now
+    ├── OperationHeld              409  an attempt was interrupted; an operator must settle it
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its answer was not kept
     ├── StoreUnavailable           503  the store cannot be reached; nothing was executed
-    └── ClaimLost                  500  the claim vanished during execution; rolled back
+    ├── StepsChanged               500  the stored steps are not those that the code has now
+    └── ClaimLost                  500  the claim was lost during execution
 
 The slug names the page of the documentation that explains the problem; the status is the
 default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
@@ -96,6 +98,18 @@ class OperationInProgress(IdempotencyError):
     )
 
 
+class OperationHeld(IdempotencyError):
+    """An attempt was interrupted, what it did is unknown, and the policy says to ask a person."""
+
+    status = 409
+    slug = "held"
+    title = "The operation was interrupted and is held"
+    default_detail = (
+        "An earlier attempt at this operation was interrupted, and it is not known how far it "
+        "came. It is not repeated until an operator has settled it."
+    )
+
+
 class FingerprintMismatch(IdempotencyError):
     """The key was used before for a request that asked for something else."""
 
@@ -132,14 +146,25 @@ class StoreUnavailable(IdempotencyError):
     )
 
 
+class StepsChanged(IdempotencyError):
+    """An earlier attempt stored steps that the code no longer has, or has in another order."""
+
+    slug = "steps-changed"
+    title = "The steps of the operation have changed"
+    default_detail = (
+        "An earlier attempt at this operation has stored steps that the program no longer has in "
+        "this order, so it cannot be resumed. An operator must settle it."
+    )
+
+
 class ClaimLost(IdempotencyError):
-    """The claim vanished while its owner executed; the attempt was rolled back."""
+    """The claim was lost while its owner executed: taken over after its lease, or deleted."""
 
     slug = "claim-lost"
     title = "The claim on the operation was lost"
     default_detail = (
-        "The claim on this idempotency key vanished during execution, so the attempt was rolled "
-        "back. Was its record deleted or changed by hand? Retry with the same key."
+        "The claim on this idempotency key was lost during execution, so the attempt could not "
+        "commit. Was its record deleted or changed by hand? Retry with the same key."
     )
 
 

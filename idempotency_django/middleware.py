@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from asgiref.sync import (
+    async_to_sync,
+    iscoroutinefunction,
+    markcoroutinefunction,
+    sync_to_async,
+)
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -28,8 +32,6 @@ from .protection import (
     protect_innermost,
     view_class_of,
 )
-
-logger = logging.getLogger("idempotency_django")
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -82,7 +84,12 @@ class IdempotencyMiddleware:
         policy = self._policy_for(request, view)
         if policy is None:
             return None
-        return await sync_to_async(self._run)(request, view, args, kwargs)
+        if not is_async(view):
+            return await sync_to_async(self._run)(request, view, args, kwargs)
+        try:
+            return await self._protected_view(view)(request, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # as in _run
+            return _Raised(error)
 
     def _policy_for(self, request: HttpRequest, view: ViewFunction) -> Policy | None:
         """The policy to run the view under; ``None``: it takes no part."""
@@ -98,13 +105,6 @@ class IdempotencyMiddleware:
         has_key = policy.client_key and key_header(request) is not None
         if not (has_key or policy.key or policy.requires_key(method)):
             return None
-        if is_async(view):
-            logger.warning(
-                "%s %s takes part in idempotency, but its view is async and is not protected.",
-                method,
-                request.path,
-            )
-            return None
         return policy
 
     def _run(
@@ -114,14 +114,20 @@ class IdempotencyMiddleware:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        protected = self._protected.get(view)
-        if protected is None:
-            protected = protect_innermost(view, policy_of(view) or Policy())
-            self._protected[view] = protected
+        protected = self._protected_view(view)
+        if is_async(view):  # under WSGI, where Django calls it likewise
+            protected = async_to_sync(protected)
         try:
             return protected(request, *args, **kwargs)
         except Exception as error:  # noqa: BLE001  # raised again by Django's call of render()
             return _Raised(error)
+
+    def _protected_view(self, view: ViewFunction) -> ViewFunction:
+        protected = self._protected.get(view)
+        if protected is None:
+            protected = protect_innermost(view, policy_of(view) or Policy())
+            self._protected[view] = protected
+        return protected
 
 
 class _Raised(SimpleTemplateResponse):

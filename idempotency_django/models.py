@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 from django.db import connections, models, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -16,16 +18,21 @@ BATCH_SIZE: Final = 5_000
 """Records that a purge deletes at once. More are hardly faster, and stay locked for longer."""
 
 _DELETE_BATCH: Final = {
-    # The batch is chosen once. IN would make it a join, which may read the whole table.
-    "postgresql": "DELETE FROM {table} WHERE id = ANY (ARRAY({batch}))",
-    # From the batch to its rows by their key. IN, where few rows are left, would read the whole
+    # From the batch to its rows by their index. IN, where few rows are left, would read the whole
     # table and wait for each row that somebody holds: two purges would deadlock.
     "mysql": (
-        "DELETE target FROM ({batch}) batch STRAIGHT_JOIN {table} target "
-        "FORCE INDEX FOR JOIN (PRIMARY) ON target.id = batch.id"
+        "DELETE target FROM JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$')) batch "
+        "STRAIGHT_JOIN {table} target FORCE INDEX FOR JOIN ({index}) ON target.{column} = batch.id"
     ),
-    "sqlite": "DELETE FROM {table} WHERE id IN ({batch})",
+    "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM JSON_EACH(%s))",
 }
+# All in one statement, and the batch is chosen once. IN would make it a join, which may read the
+# whole table.
+_PURGE_BATCH: Final = (
+    "WITH batch AS MATERIALIZED ({batch}), "
+    "gone AS (DELETE FROM {steps} WHERE record_id = ANY (ARRAY(SELECT id FROM batch))) "
+    "DELETE FROM {table} WHERE id = ANY (ARRAY(SELECT id FROM batch))"
+)
 
 
 class DatabaseNow(Now):
@@ -63,13 +70,22 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
         """The records that are replayed no more, by the database's clock."""
         return self.filter(expires_at__lte=DatabaseNow())
 
+    def interrupted(self) -> IdempotencyKeyQuerySet:
+        """The records in progress whose owner's lease is over: it is dead, or late."""
+        return self.filter(status=Status.IN_PROGRESS, lease_expires_at__lte=DatabaseNow())
+
+    def held(self) -> IdempotencyKeyQuerySet:
+        """The interrupted records that nobody resumes before an operator has settled them."""
+        return self.interrupted().filter(hold=True)
+
     def purgeable(self, older_than: timedelta = timedelta(0)) -> IdempotencyKeyQuerySet:
         """The records past their time to live and retention for longer than ``older_than``.
 
-        What is in progress is never among them.
+        What is in progress is among them only where it was interrupted and is not held.
         """
-        return self.filter(purge_at__lte=DatabaseNow() - older_than).exclude(
-            status=Status.IN_PROGRESS
+        abandoned = Q(lease_expires_at__lte=DatabaseNow(), hold=False)
+        return self.filter(
+            ~Q(status=Status.IN_PROGRESS) | abandoned, purge_at__lte=DatabaseNow() - older_than
         )
 
     def purge(self, older_than: timedelta = timedelta(0), batch_size: int = BATCH_SIZE) -> int:
@@ -93,11 +109,20 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
             .select_for_update(skip_locked=connection.features.has_select_for_update_skip_locked)
             .values("id")[:batch_size]
         )
+        names = {
+            "table": connection.ops.quote_name(self.model._meta.db_table),
+            "steps": connection.ops.quote_name(IdempotencyStep._meta.db_table),
+        }
         with transaction.atomic(using=using), connection.cursor() as cursor:
-            chosen, parameters = batch.query.get_compiler(using).as_sql()
-            table = connection.ops.quote_name(self.model._meta.db_table)
-            delete = _DELETE_BATCH[connection.vendor].format(table=table, batch=chosen)
-            cursor.execute(delete, parameters)
+            if connection.vendor == "postgresql":
+                chosen, parameters = batch.query.get_compiler(using).as_sql()
+                cursor.execute(_PURGE_BATCH.format(batch=chosen, **names), parameters)
+                return int(cursor.rowcount)
+            ids = json.dumps([row["id"] for row in batch])
+            delete = _DELETE_BATCH[connection.vendor]
+            steps = {"table": names["steps"], "column": "record_id", "index": STEPS_INDEX}
+            cursor.execute(delete.format(**steps), [ids])
+            cursor.execute(delete.format(table=names["table"], column="id", index="PRIMARY"), [ids])
             return int(cursor.rowcount)
 
 
@@ -125,6 +150,8 @@ class IdempotencyKey(models.Model):
     attempt = models.PositiveIntegerField(_("attempt"), default=1)
     owner_token = ExactCharField(_("owner token"), max_length=32)
     lease_expires_at = models.DateTimeField(_("lease ends"), null=True, blank=True)
+    # Whether an operator must settle it when its lease ends while it is in progress.
+    hold = models.BooleanField(_("held when interrupted"), default=False, db_default=False)
 
     response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
     response_headers = models.TextField(_("response headers"), default="[]", blank=True)
@@ -161,7 +188,45 @@ class IdempotencyKey(models.Model):
             models.Index(fields=["created_at"], name="idempotency_created_at_idx"),
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
         ]
-        permissions = [("view_answer", _("Can see the stored answers of idempotency keys"))]
+        permissions = [
+            ("view_answer", _("Can see the stored answers of idempotency keys")),
+            ("settle", _("Can settle interrupted idempotency keys")),
+        ]
 
     def __str__(self) -> str:
         return f"{self.key} ({self.scope})"
+
+
+STEPS_INDEX: Final = "idempotency_step_position_uniq"
+
+
+class IdempotencyStep(models.Model):
+    """A recovery point: a step of one operation, kept as long as its record."""
+
+    id = models.BigAutoField(primary_key=True)
+    # Without a constraint in the database, which a purge would check row by row. A step is only
+    # ever written under the lock of its record.
+    record = models.ForeignKey(
+        IdempotencyKey,
+        verbose_name=_("idempotency key"),
+        on_delete=models.CASCADE,
+        related_name="steps",
+        db_index=False,
+        db_constraint=False,
+    )
+    position = models.PositiveSmallIntegerField(_("position"))
+    name = models.CharField(_("name"), max_length=100)
+    attempt = models.PositiveIntegerField(_("attempt"))
+    result = models.TextField(_("result"))
+    completed_at = models.DateTimeField(_("completed"))
+
+    class Meta:
+        verbose_name = _("idempotency step")
+        verbose_name_plural = _("idempotency steps")
+        ordering = ("record", "position")
+        constraints = [models.UniqueConstraint(fields=["record", "position"], name=STEPS_INDEX)]
+        # Steps hold what a provider answered; they are seen with the key, by those who may.
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.position + 1}. {self.name}"

@@ -63,10 +63,21 @@ class Policy:
         ttl: how long an answer is replayed; ``None``: for ever.
         ttl_from: ``"creation"`` or ``"last_use"``.
         retention: how long an expired record is kept for the audit before it may be purged.
-        on_conflict: ``"reject"`` a request whose operation is in progress at once (409), or
-            ``"wait"`` for the first to finish.
+        mode: ``"transactional"``: claim, effect and answer are one transaction. ``"leased"``: the
+            claim is committed first and kept alive, for effects outside the database. ``"auto"``:
+            transactional where it is possible (a store with transactions, a view that is sync).
+        lease: how long a leased claim outlives its owner. It is renewed while the view runs, so it
+            may be shorter than that takes.
+        on_interrupted: what follows when a leased attempt was interrupted, so that nobody knows
+            what it did: ``"resume"`` with a retry, or ``"hold"`` the key until an operator has
+            settled it in the admin (409).
+        on_conflict: ``"reject"`` a request whose operation is in progress at once (409),
+            ``"wait"`` for the first to finish, or ``"accepted"``: answer 202 and where to look for
+            its status.
         wait_timeout: the longest such wait; after it the request is rejected.
         retry_after: what the 409 tells the client in ``Retry-After``.
+        on_store_error: what to do while the store of a leased operation cannot be reached:
+            ``"refuse"`` (503), or ``"execute"`` without protection, which is logged as an error.
         store_errors: keep the answers of raised 4xx errors too, after their rollback.
         never_store: statuses that roll back and leave the key free, like a 5xx.
         max_response_bytes: a longer body is not kept; a retry is told so and is not executed.
@@ -91,9 +102,13 @@ class Policy:
     ttl: timedelta | None = UNSET
     ttl_from: Literal["creation", "last_use"] = UNSET
     retention: timedelta = UNSET
-    on_conflict: Literal["reject", "wait"] = UNSET
+    mode: Literal["auto", "transactional", "leased"] = UNSET
+    lease: timedelta = UNSET
+    on_interrupted: Literal["resume", "hold"] = UNSET
+    on_conflict: Literal["reject", "wait", "accepted"] = UNSET
     wait_timeout: timedelta = UNSET
     retry_after: timedelta = UNSET
+    on_store_error: Literal["refuse", "execute"] = UNSET
     store_errors: bool = UNSET
     never_store: frozenset[int] = UNSET
     max_response_bytes: int = UNSET
@@ -164,13 +179,21 @@ class Policy:
         if not call.principal and not keys.is_unguessable(key):
             raise KeyGuessable
 
-    def operation_for(self, call: Call, *, key: str, scope: str | None = None) -> Operation:
+    def operation_for(
+        self,
+        call: Call,
+        *,
+        key: str,
+        scope: str | None = None,
+        lease: timedelta | None = None,
+    ) -> Operation:
         """The operation that a call with this key asks for.
 
         Args:
             call: the call.
             key: its key.
             scope: overrides the policy's scope.
+            lease: how long a claim on it lives; ``None``: as long as its transaction.
         """
         if self.operation:
             call = dataclasses.replace(call, name=self.operation)
@@ -185,6 +208,8 @@ class Policy:
             fingerprint=digest(principal, asked),
             ttl=self.ttl,
             retention=self.retention,
+            lease=lease,
+            hold=lease is not None and self.on_interrupted == "hold",
             count_replays=self.record_replays,
             extend_on_replay=self.ttl_from == "last_use",
             principal=call.principal,
@@ -239,9 +264,13 @@ DEFAULTS: Final = Policy(
     ttl=timedelta(hours=24),
     ttl_from="creation",
     retention=timedelta(0),
+    mode="auto",
+    lease=timedelta(seconds=30),
+    on_interrupted="resume",
     on_conflict="reject",
     wait_timeout=timedelta(seconds=10),
     retry_after=timedelta(seconds=1),
+    on_store_error="refuse",
     store_errors=False,
     never_store=NEVER_STORED,
     max_response_bytes=1024 * 1024,

@@ -37,6 +37,12 @@ def _ttl(name: str, value: Any) -> Any:
     raise _wrong(name, value, "a timedelta above 0 up to 1000 years, or None to replay for ever")
 
 
+def _lease(name: str, value: Any) -> Any:
+    if isinstance(value, timedelta) and timedelta(0) < value <= timedelta(days=1):
+        return value
+    raise _wrong(name, value, "a timedelta above 0 up to a day, such as timedelta(seconds=30)")
+
+
 def _flag(name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return value
@@ -139,9 +145,13 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "ttl": _ttl,
     "ttl_from": _one_of("creation", "last_use"),
     "retention": _duration,
-    "on_conflict": _one_of("reject", "wait"),
+    "mode": _one_of("auto", "transactional", "leased"),
+    "lease": _lease,
+    "on_interrupted": _one_of("resume", "hold"),
+    "on_conflict": _one_of("reject", "wait", "accepted"),
     "wait_timeout": _duration,
     "retry_after": _duration,
+    "on_store_error": _one_of("refuse", "execute"),
     "store_errors": _flag,
     "never_store": _set_of(int, "a set of status codes"),
     "max_response_bytes": _whole,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import (
     BadRequest,
     ImproperlyConfigured,
@@ -29,7 +29,7 @@ from django.views.generic import View
 from .errors import IdempotencyError
 from .http import problem_response, rendered
 from .policy import Policy
-from .serving import Exchange, serve
+from .serving import Exchange, aserve, serve
 from .transactions import own, request_transactions
 
 PROTECTED: Final = "idempotency_protected"
@@ -64,11 +64,6 @@ def protect(view: Any, policy: Policy) -> Any:
     """
     if is_marked(view, PROTECTED):
         return view
-    if is_async(view):
-        raise ImproperlyConfigured(
-            f"@idempotent is on {_name(view)}, which is async. The transaction that holds the "
-            "claim cannot span an async view: make the view sync."
-        )
     if inspect.isclass(view):
         return _protected_class(view, policy)
     if view_class_of(view):
@@ -164,9 +159,15 @@ class _ProtectedView:
 
 
 def _protected_function(view: ViewFunction, policy: Policy) -> ViewFunction:
+    protected = _async(view, policy) if iscoroutinefunction(view) else _sync(view, policy)
+    setattr(protected, PROTECTED, True)
+    return protected
+
+
+def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
     @functools.wraps(view)
     def protected(*args: Any, **kwargs: Any) -> Any:
-        request = args[0] if _is_request(args[0]) else args[1]  # args[0] is a method's self
+        request = _request_among(args)
         if not isinstance(request, HttpRequest):
             serve_within = import_string("idempotency_django.drf.serve_within")
             return serve_within(request, policy, functools.partial(view, *args, **kwargs))
@@ -178,7 +179,19 @@ def _protected_function(view: ViewFunction, policy: Policy) -> ViewFunction:
                 return problem_response(error)
 
     owned = own(protected)
-    setattr(protected, PROTECTED, True)
+    return protected
+
+
+def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
+    # No transaction can span it, ATOMIC_REQUESTS's neither: what Django says of that holds here.
+    @functools.wraps(view)
+    async def protected(*args: Any, **kwargs: Any) -> Any:
+        exchange = _FunctionExchange(_request_among(args), functools.partial(view, *args, **kwargs))
+        try:
+            return await aserve(exchange, policy.resolved())
+        except IdempotencyError as error:
+            return problem_response(error)
+
     return protected
 
 
@@ -188,14 +201,22 @@ class _FunctionExchange(Exchange):
         self._view = view
 
     def respond(self) -> HttpResponseBase:
-        response = self._view()
-        if not isinstance(response, HttpResponseBase):
-            raise TypeError(
-                f"The view of {self.http_request.path} returned {type(response).__name__}, "
-                "not an HttpResponse."
-            )
         # A template is rendered here, inside the transaction, because what it says is stored.
-        return rendered(response)
+        return rendered(self._checked(self._view()))
+
+    async def arespond(self) -> HttpResponseBase:
+        response = self._checked(await self._view())
+        if not hasattr(response, "render"):
+            return response
+        return await sync_to_async(rendered)(response)
+
+    def _checked(self, response: Any) -> HttpResponseBase:
+        if isinstance(response, HttpResponseBase):
+            return response
+        raise TypeError(
+            f"The view of {self.http_request.path} returned {type(response).__name__}, "
+            "not an HttpResponse."
+        )
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         if policy.store_errors and isinstance(error, _HTTP_ERRORS):
@@ -203,8 +224,10 @@ class _FunctionExchange(Exchange):
         raise error
 
 
-def _is_request(value: Any) -> bool:
-    return isinstance(getattr(value, "_request", value), HttpRequest)
+def _request_among(args: tuple[Any, ...]) -> Any:
+    """The request among a view's arguments, of which the first may be a method's ``self``."""
+    is_request = isinstance(getattr(args[0], "_request", args[0]), HttpRequest)
+    return args[0] if is_request else args[1]
 
 
 def _layers(view: Any) -> Iterator[Any]:

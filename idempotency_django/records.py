@@ -28,6 +28,9 @@ class Operation:
         fingerprint: SHA-256 hex of what is asked for, 64 characters.
         ttl: how long a completed record is replayed; ``None``: for ever.
         retention: how long the expired record is kept for the audit before it may be purged.
+        lease: how long a claim on it lives without being renewed; ``None``: the claim lives as
+            long as the transaction that made it.
+        hold: keep an attempt whose lease ended from being resumed, until an operator settles it.
         count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
         principal: who is calling, for the audit (``"user:42"``).
@@ -41,6 +44,8 @@ class Operation:
     fingerprint: str
     ttl: timedelta | None
     retention: timedelta = timedelta(0)
+    lease: timedelta | None = None
+    hold: bool = False
     count_replays: bool = False
     extend_on_replay: bool = False
     principal: str = ""
@@ -100,6 +105,9 @@ class Record:
         fingerprint: what its request asked for; empty while that is not yet visible.
         payload: the stored answer; ``None`` unless completed.
         expired: whether its time to live is over, by the store's clock.
+        interrupted: whether it is in progress and its owner's lease is over, by the store's clock:
+            the owner is dead, or late.
+        held: whether it is interrupted and waits for an operator to settle it.
         counted: whether this look at it has been counted as a replay already.
         record_id: the store's own number of it; 0 where it has none.
     """
@@ -111,8 +119,27 @@ class Record:
     fingerprint: str = ""
     payload: Payload | None = None
     expired: bool = False
+    interrupted: bool = False
+    held: bool = False
     counted: bool = False
     record_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A recovery point: a named step of an operation, and what it came to.
+
+    Attributes:
+        position: its place among the operation's steps, from 0.
+        name: what it is called.
+        attempt: which attempt ran it.
+        result: what it returned, as JSON.
+    """
+
+    position: int
+    name: str
+    attempt: int
+    result: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

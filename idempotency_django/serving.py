@@ -8,25 +8,32 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from typing import assert_never, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, assert_never, cast
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from . import engine, keys
 from .conf import conf
-from .engine import Answer, Executed, InProgress, Mismatched, Outcome, Replayed
+from .engine import Answer, Executed, Held, InProgress, Mismatched, Outcome, Replayed
 from .errors import (
     FingerprintMismatch,
     IdempotencyError,
+    OperationHeld,
     OperationInProgress,
     ResponseNotStored,
     StoreUnavailable,
 )
+from .executions import Execution
 from .http import call_of, key_header, payload_of, rendered, response_of
 from .policy import Policy
-from .records import Call, Claim, Operation, Payload, Record
-from .stores import stores
+from .records import Call, Operation, Payload, Record
+from .status import accepted
+from .stores import Store, stores
 from .transactions import RequestTransactions
 
 logger = logging.getLogger("idempotency_django")
@@ -54,6 +61,10 @@ class Exchange(ABC):
     def respond(self) -> HttpResponseBase:
         """Run the view and render its answer."""
 
+    async def arespond(self) -> HttpResponseBase:
+        """The same, of an async view."""
+        raise NotImplementedError
+
     @abstractmethod
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         """The answer to what the view raised, rendered or not, or the error again."""
@@ -71,10 +82,10 @@ class Exchange(ABC):
 
 
 def unclaimed(request: HttpRequest) -> bool:
-    """Give the request its ``idempotency``, ``None`` so far; ``False``: it has a claim already."""
-    claim = getattr(request, "idempotency", None)
-    request.idempotency = claim  # type: ignore[attr-defined]  # ours, for the view
-    return claim is None
+    """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
+    execution = getattr(request, "idempotency", None)
+    request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
+    return execution is None
 
 
 def serve(
@@ -92,80 +103,149 @@ def serve(
     Raises:
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
-    method = exchange.http_request.method or ""
-    if not unclaimed(exchange.http_request) or method not in policy.methods:
+    if not _takes_part(exchange, policy):
         return exchange.respond()
+    asked = _asked_for(exchange, policy, asynchronous=False)
+    if asked is None:
+        return exchange.respond()
+
+    def execute(execution: Execution | None) -> Answer:
+        exchange.http_request.idempotency = execution  # type: ignore[attr-defined]
+        return _answer(exchange.respond(), policy)
+
+    with _explained(asked.operation, policy):
+        surroundings = _surroundings(asked, transactions)
+        recover = _recover(exchange, policy)
+        outcome = engine.run(asked.store, policy, asked.operation, execute, recover, **surroundings)
+        return asked.marked(_response(exchange, policy, asked, outcome))
+
+
+async def aserve(exchange: Exchange, policy: Policy) -> HttpResponseBase:
+    """:func:`serve` for an async view."""
+    if not _takes_part(exchange, policy):
+        return await exchange.arespond()
+    # In a thread: who is calling is in the database, and a policy's callables may ask it more.
+    asked = await sync_to_async(_asked_for)(exchange, policy, asynchronous=True)
+    if asked is None:
+        return await exchange.arespond()
+
+    async def execute(execution: Execution | None) -> Answer:
+        exchange.http_request.idempotency = execution  # type: ignore[attr-defined]
+        return _answer(await exchange.arespond(), policy)
+
+    with _explained(asked.operation, policy):
+        recover = _recover(exchange, policy)
+        outcome = await engine.arun(asked.store, policy, asked.operation, execute, recover)
+        if isinstance(outcome, Replayed) and _has_body(outcome.record):
+            return asked.marked(_response(exchange, policy, asked, outcome))
+        respond = sync_to_async(_response)  # what rebuilds an answer may ask the database
+        return asked.marked(await respond(exchange, policy, asked, outcome))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks for, and where it is looked up; ``derived``: the client sent no key."""
+
+    store: Store
+    operation: Operation
+    derived: bool
+
+    def marked(self, response: HttpResponseBase) -> HttpResponseBase:
+        """The response, telling the client the key that was derived for it."""
+        if self.derived:
+            response[conf.header] = keys.quoted(self.operation.key)
+        return response
+
+
+def _takes_part(exchange: Exchange, policy: Policy) -> bool:
+    return unclaimed(exchange.http_request) and exchange.http_request.method in policy.methods
+
+
+def _asked_for(exchange: Exchange, policy: Policy, *, asynchronous: bool) -> _Asked | None:
+    """The operation that a request asks for; ``None``: it has no key and needs none."""
+    method = exchange.http_request.method or ""
     key = policy.client_key_of(exchange.header())
     if key is None and policy.key is None:
         policy.refuse_missing(method)
-        return exchange.respond()
+        return None
     call = exchange.call()
     derived = key is None
     if key is None:
         key = policy.derived_key_of(call)
     if key is None:
         policy.refuse_missing(method)
-        return exchange.respond()
+        return None
     if not derived:
         policy.refuse_guessable(call, key)
-    operation = policy.operation_for(call, key=key, scope=exchange.scope())
-    response = _through_engine(exchange, policy, operation, transactions)
-    if derived:
-        response[conf.header] = keys.quoted(key)
-    return response
+    store = stores[policy.store]
+    lease = engine.lease_of(policy, store, asynchronous=asynchronous)
+    operation = policy.operation_for(call, key=key, scope=exchange.scope(), lease=lease)
+    return _Asked(store, operation, derived)
 
 
-def _through_engine(
-    exchange: Exchange,
-    policy: Policy,
-    operation: Operation,
-    transactions: RequestTransactions | None,
-) -> HttpResponseBase:
-    retry_after = max(1, math.ceil(policy.retry_after.total_seconds()))
+def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> dict[str, Any]:
+    """What surrounds the handler, as the engine takes it."""
+    if transactions is None:
+        return {}
+    if asked.operation.lease is None:
+        return {"after": transactions.around(asked.store)}
+    outer, inner = transactions.begin_later(asked.store)
+    return {"outer": outer, "inner": inner}
+
+
+def _recover(exchange: Exchange, policy: Policy) -> Callable[[Exception], Answer]:
+    def recover(error: Exception) -> Answer:
+        if isinstance(error, IdempotencyError):
+            raise error  # ours, not the view's
+        return _answer_to_error(exchange.recover(error, policy), error, policy)
+
+    return recover
+
+
+@contextmanager
+def _explained(operation: Operation, policy: Policy) -> Iterator[None]:
+    """Log what is our fault, and tell the client when to come back."""
     try:
-        outcome = _run(exchange, policy, operation, transactions)
+        yield
     except IdempotencyError as error:
         if error.status >= 500:
             logger.exception("%s could not be made safe to retry.", operation.name)
         if isinstance(error, OperationInProgress | StoreUnavailable):
-            error.retry_after = retry_after
+            error.retry_after = _retry_after(policy)
         raise
+
+
+def _response(
+    exchange: Exchange, policy: Policy, asked: _Asked, outcome: Outcome
+) -> HttpResponseBase:
     match outcome:
         case Executed(response):
             return cast("HttpResponseBase", response)
         case Replayed(record):
             return _replay(exchange, policy, record)
         case InProgress():
-            raise OperationInProgress(retry_after=retry_after)
+            if policy.on_conflict == "accepted":
+                return accepted(asked.store, asked.operation, _retry_after(policy))
+            raise OperationInProgress
+        case Held():
+            raise OperationHeld
         case Mismatched():
             raise FingerprintMismatch
         case _:
             assert_never(outcome)
 
 
-def _run(
-    exchange: Exchange,
-    policy: Policy,
-    operation: Operation,
-    transactions: RequestTransactions | None,
-) -> Outcome:
-    def execute(claim: Claim) -> Answer:
-        exchange.http_request.idempotency = claim  # type: ignore[attr-defined]
-        return _answer(exchange.respond(), policy)
+def _retry_after(policy: Policy) -> int:
+    return max(1, math.ceil(policy.retry_after.total_seconds()))
 
-    def recover(error: Exception) -> Answer:
-        if isinstance(error, IdempotencyError):
-            raise error  # ours, not the view's
-        return _answer_to_error(exchange.recover(error, policy), error, policy)
 
-    store = stores[policy.store]
-    after = transactions.around(store) if transactions else None
-    return engine.run(store, policy, operation, execute, recover, after=after)
+def _has_body(record: Record) -> bool:
+    return record.payload is not None and record.payload.body is not None
 
 
 def _replay(exchange: Exchange, policy: Policy, record: Record) -> HttpResponseBase:
     payload = record.payload
-    if payload is None or payload.body is None:
+    if payload is None or not _has_body(record):
         response = exchange.rebuild(record, policy)
         response[conf.replayed_header] = "true"
         return response

@@ -7,8 +7,8 @@ by Django and spoils no answer.
 =================  ==========================================  ============================
 signal             sent when                                   further arguments
 =================  ==========================================  ============================
-``claimed``        the right to execute was won; inside the    ``attempt``
-                   transaction of the attempt
+``claimed``        the right to execute was won; in the        ``attempt``
+                   transactional mode inside its transaction
 ``completed``      the effect and its answer are committed     ``attempt``, ``payload``
 ``replayed``       a stored answer was given                   ``record``
 ``conflicted``     a request was told "in progress"            (none)
@@ -17,10 +17,12 @@ signal             sent when                                   further arguments
                    was rolled back; the key is free
 ``released``       an attempt was rolled back for another      ``attempt``, ``error``
                    answer that is not kept; the key is free
+``lost``           an owner came too late to complete: its     ``attempt``
+                   lease had ended, a successor had taken over
 =================  ==========================================  ============================
 
-Each claimed attempt ends in exactly one of ``completed``, ``failed`` and ``released``, unless its
-process dies or its COMMIT fails.
+Each claimed attempt ends in exactly one of ``completed``, ``failed``, ``released`` and ``lost``,
+unless its process dies or the store cannot be reached when it ends.
 """
 
 from __future__ import annotations
@@ -34,3 +36,4 @@ conflicted = Signal()
 mismatched = Signal()
 failed = Signal()
 released = Signal()
+lost = Signal()

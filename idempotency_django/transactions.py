@@ -8,7 +8,7 @@ alone and opens the same transactions itself, around the same code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from django.db import connections, transaction
@@ -37,25 +37,50 @@ def own(view: Callable[..., Any]) -> OwnedTransactions:
 class RequestTransactions:
     """The transactions that are open around a request, and what waits for their end."""
 
-    def __init__(self, aliases: list[str], after: ExitStack) -> None:
+    def __init__(self, aliases: list[str]) -> None:
         self._aliases = aliases
-        self._after = after
+        self._after = ExitStack()
+        self._atomics = ExitStack()
+
+    def __enter__(self) -> RequestTransactions:
+        self._atomics.enter_context(_atomic(self._aliases))
+        return self
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        with self._after:
+            return self._atomics.__exit__(*raised)
 
     def around(self, store: Store) -> ExitStack | None:
         """What waits for the end of the store's transaction; ``None`` where none is open."""
         return self._after if store.using in self._aliases else None
 
+    def begin_later(self, store: Store) -> tuple[AbstractContextManager[None], ...]:
+        """Commit what is open, and give the same transactions to be begun later.
+
+        So that a claim can be committed before them: the one on the store's database, in which the
+        answer is to be stored, and those on all others.
+        """
+        self._atomics.close()
+        ours = [alias for alias in self._aliases if alias == store.using]
+        others = [alias for alias in self._aliases if alias != store.using]
+        return (_atomic(ours) if ours else nullcontext(), _atomic(others))
+
 
 @contextmanager
-def request_transactions(excluded: set[str]) -> Iterator[RequestTransactions]:
-    """Open what ``ATOMIC_REQUESTS`` asks for, except for the databases in ``excluded``."""
-    left_out = set(iter(excluded))  # asks an OwnedTransactions for its members, not for `in`
-    aliases = [
-        alias
-        for alias, settings in connections.settings.items()
-        if settings["ATOMIC_REQUESTS"] and alias not in left_out
-    ]
-    with ExitStack() as after, ExitStack() as atomics:
+def _atomic(aliases: list[str]) -> Iterator[None]:
+    with ExitStack() as atomics:
         for alias in aliases:
             atomics.enter_context(transaction.atomic(using=alias))
-        yield RequestTransactions(aliases, after)
+        yield
+
+
+def request_transactions(excluded: set[str]) -> RequestTransactions:
+    """What ``ATOMIC_REQUESTS`` asks for, except for the databases in ``excluded``, to be opened."""
+    left_out = set(iter(excluded))  # asks an OwnedTransactions for its members, not for `in`
+    return RequestTransactions(
+        [
+            alias
+            for alias, settings in connections.settings.items()
+            if settings["ATOMIC_REQUESTS"] and alias not in left_out
+        ]
+    )

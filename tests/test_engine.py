@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -79,6 +81,7 @@ def run(
     **fields: Any,
 ) -> Outcome:
     policy = Policy(**fields).resolved()
+    operation = replace(operation, lease=engine.lease_of(policy, store))
     return engine.run(store, policy, operation, execute, recover, after=after)
 
 
@@ -285,7 +288,7 @@ class TestConflict:
         skip_where_duplicates_queue(store)
         operation = an_operation()
         with held(store, operation) as ended:
-            monkeypatch.setattr(engine.time, "sleep", lambda seconds: ended())
+            monkeypatch.setattr(time, "sleep", lambda seconds: ended())
             outcome = run(store, operation, on_conflict="wait")
         assert isinstance(outcome, Replayed)
         assert effects() == 1
@@ -311,7 +314,7 @@ class TestConflict:
             finish.set()
             thread.join(PATIENCE)
 
-        monkeypatch.setattr(engine.time, "sleep", pause)
+        monkeypatch.setattr(time, "sleep", pause)
         assert run(store, operation, on_conflict="wait") == Executed("response")
         thread.join(PATIENCE)
         assert effects() == 1
@@ -329,8 +332,8 @@ class TestConflict:
         operation = an_operation()
         with held(store, operation):
             monkeypatch.setattr(engine, "time", type("Clock", (), {}))
-            monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0], raising=False)
-            monkeypatch.setattr(engine.time, "sleep", sleep, raising=False)
+            monkeypatch.setattr(time, "monotonic", lambda: clock[0], raising=False)
+            monkeypatch.setattr(time, "sleep", sleep, raising=False)
             outcome = run(store, operation, on_conflict="wait", wait_timeout=timedelta(seconds=3))
             assert isinstance(outcome, InProgress)
         assert sum(pauses) == pytest.approx(3)

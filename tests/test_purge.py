@@ -14,7 +14,7 @@ from django.db.models.signals import post_delete
 from django.test.utils import CaptureQueriesContext, override_settings
 
 from idempotency_django import engine
-from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet
+from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from idempotency_django.policy import Policy
 from idempotency_django.purging import purge
 from idempotency_django.records import Claim, Operation, Status
@@ -83,7 +83,7 @@ class TestWhatGoes:
         assert left(alias) == {"b"}
 
     def test_one_statement(self, alias: str) -> None:
-        """A batch is one statement, whoever listens to deletions: nothing is loaded."""
+        """A batch is few statements, whoever listens to deletions: no record is loaded."""
         records(3, alias, purgeable=True)
         heard: list[object] = []
 
@@ -98,7 +98,49 @@ class TestWhatGoes:
             post_delete.disconnect(hear)
         assert heard == []
         statements = [query["sql"].split()[0] for query in queries]
-        assert [word for word in statements if word not in ("BEGIN", "COMMIT")] == ["DELETE"]
+        expected = ["SELECT", "DELETE", "DELETE"]
+        if connections[alias].vendor == "postgresql":
+            expected = ["WITH"]
+        assert [word for word in statements if word not in ("BEGIN", "COMMIT")] == expected
+
+
+def with_steps(made: list[IdempotencyKey], alias: str) -> None:
+    """Give each record two steps."""
+    steps = [
+        IdempotencyStep(
+            record=one,
+            position=position,
+            name=f"step {position}",
+            attempt=1,
+            result="null",
+            completed_at=one.created_at,
+        )
+        for one in made
+        for position in range(2)
+    ]
+    IdempotencyStep.objects.using(alias).bulk_create(steps)
+
+
+@each_database
+def test_steps_go_with_their_record(alias: str) -> None:
+    """The recovery points of a record are purged with it, and nobody else's."""
+    with_steps(records(3, alias, purgeable=True), alias)
+    alive = records(2, alias)
+    with_steps(alive, alias)
+    assert rows(alias).purge() == 3
+    left_over = IdempotencyStep.objects.using(alias).values_list("record_id", flat=True)
+    assert sorted(left_over) == sorted(one.pk for one in alive for _ in range(2))
+
+
+@each_database
+def test_interrupted_attempts_go(alias: str) -> None:
+    """An attempt that was interrupted and never resumed goes, unless it is held or still runs."""
+    gone = {"status": "in_progress", "purgeable": True}
+    record(alias, key="abandoned", lease_expires_at=ago(days=1), **gone)
+    record(alias, key="held", lease_expires_at=ago(days=1), hold=True, **gone)
+    record(alias, key="running", lease_expires_at=ago(days=-1), **gone)
+    assert rows(alias).purge() == 1
+    assert left(alias) == {"held", "running"}
 
 
 class Replica:
@@ -245,19 +287,22 @@ def test_plan(analyzed: bool) -> None:
     with connection.cursor() as cursor:
         table = IdempotencyKey._meta.db_table
         cursor.execute(f"VACUUM ANALYZE {table}")
-        records(4000, alias, purgeable=True)
-        records(1000, alias)
+        cursor.execute(f"VACUUM ANALYZE {IdempotencyStep._meta.db_table}")
+        with_steps(records(4000, alias, purgeable=True), alias)
+        with_steps(records(1000, alias), alias)
         if analyzed:
             cursor.execute(f"VACUUM ANALYZE {table}")
+            cursor.execute(f"VACUUM ANALYZE {IdempotencyStep._meta.db_table}")
         with transaction.atomic(using=alias), CaptureQueriesContext(connection) as queries:
             rows(alias).purge(batch_size=batch)
             transaction.set_rollback(True, using=alias)
-    statement = next(q["sql"] for q in queries if q["sql"].startswith("DELETE"))
+    statement = next(q["sql"] for q in queries if q["sql"].startswith("WITH"))
     steps = nodes(alias, statement)
     assert all(step["Actual Loops"] == 1 for step in steps)
     assert {step["Index Name"] for step in steps if "Index Name" in step} == {
         "idempotency_purge_at_idx",
         "idempotency_django_idempotencykey_pkey",
+        "idempotency_step_position_uniq",
     }
     assert all(step["Actual Rows"] <= batch for step in steps)
 

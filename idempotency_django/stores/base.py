@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import ClassVar
 
+from asgiref.sync import sync_to_async
 from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 
-from ..records import Claim, Operation, Payload, Record
+from ..records import Claim, Operation, Payload, Record, Step
 
 
 class Store(ABC):
@@ -27,9 +29,12 @@ class Store(ABC):
     supports_transactions: ClassVar[bool] = False
     """Whether what the store writes commits and rolls back with the effects of the handler.
 
-    Such a store holds a claim by its open transaction: nobody else sees it, and it is gone when
-    the transaction rolls back or its process dies.
+    Such a store holds a claim without a lease by its open transaction: nobody else sees it, and
+    it is gone when the transaction rolls back or its process dies.
     """
+
+    supports_steps: ClassVar[bool] = False
+    """Whether the store keeps recovery points: :meth:`steps` and :meth:`save_step`."""
 
     using: str | None = None
     """The database whose transactions it takes part in, where ``supports_transactions``."""
@@ -43,9 +48,18 @@ class Store(ABC):
     def acquire(self, operation: Operation) -> Claim | Record:
         """Claim the operation, or say what is there.
 
-        The key is free, and claimed for the caller alone, when it has no record, a FAILED one or
-        an expired one; the attempt is then one more than the record's. Otherwise the record is
-        returned: COMPLETED with its payload, or IN_PROGRESS. It never waits for another owner.
+        The key is free, and claimed for the caller alone, with an attempt that is one more than
+        the record's, when it has
+
+        - no record, or an expired one;
+        - a FAILED record; with recovery points, only for the same fingerprint;
+        - a record in progress whose lease is over, for the same fingerprint, unless it was claimed
+          with ``hold``. Its owner is late from then on.
+
+        Otherwise the record is returned: COMPLETED with its payload, or IN_PROGRESS, or FAILED. It
+        never waits for another owner. A claim with ``operation.lease`` is there for all to see,
+        whatever becomes of its owner, when this returns. Recovery points are kept with the claim,
+        those of an expired record are not.
 
         A store that can do both in one step may count the replay, where the operation asks for it
         and its very request is completed; it returns a record that says so.
@@ -61,6 +75,13 @@ class Store(ABC):
     @abstractmethod
     def fail(self, claim: Claim, error: str) -> bool:
         """Record why the attempt ended and free the key. ``False``: as for :meth:`complete`."""
+
+    @abstractmethod
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        """Let the lease end that many seconds from now. ``False``: as for :meth:`complete`.
+
+        An owner that is late but has no successor yet may still do so.
+        """
 
     @abstractmethod
     def get(self, key: str, scope: str) -> Record | None:
@@ -79,14 +100,28 @@ class Store(ABC):
     def purge(self, older_than: timedelta, limit: int) -> int:
         """Delete up to ``limit`` records whose lifetime and retention ended ``older_than`` ago.
 
-        The oldest go first, what is in progress never goes; returns how many went, which is 0
-        when there is nothing left and where the store expires by itself.
+        The oldest go first. What is in progress never goes before its lease is over, and never
+        where it is held. Returns how many went, which is 0 when there is nothing left and where
+        the store expires by itself.
         """
+
+    # What a store without recovery points can leave as it is.
+
+    def steps(self, claim: Claim) -> Sequence[Step]:
+        """The recovery points that earlier attempts at the claim's operation stored."""
+        return ()
+
+    def save_step(self, claim: Claim, step: Step) -> bool:
+        """Store a recovery point in the running transaction. ``False``: as for :meth:`complete`.
+
+        From here to the end of that transaction nobody can take the claim over.
+        """
+        raise NotImplementedError
 
     # What a store without transactions can leave as it is.
 
     def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
-        """The transaction in which the claim, the handler and the answer belong together.
+        """The transaction in which a claim without a lease, handler and answer belong together.
 
         Args:
             after: given by a caller who has opened the transaction already and ends it itself;
@@ -98,9 +133,49 @@ class Store(ABC):
         """
         return nullcontext()
 
+    def durable(self, what: str) -> AbstractContextManager[None]:
+        """A transaction that has committed when it ends, because no other surrounds it.
+
+        Args:
+            what: is to commit, for the error: ``"The step 'charge'"``.
+
+        Raises:
+            ImproperlyConfigured: a transaction is open.
+        """
+        return nullcontext()
+
+    def fenced(self, claim: Claim) -> AbstractContextManager[None]:
+        """A transaction that can only be committed by the owner of a claim with a lease.
+
+        Raises:
+            ClaimLost: at its end, after the rollback: the claim has another owner now.
+            ImproperlyConfigured: the store has no transactions.
+        """
+        raise ImproperlyConfigured(
+            f"The store {self.alias!r} has no transactions, so it cannot keep a late owner from "
+            "committing one. Use idempotency_django.stores.database.DatabaseStore."
+        )
+
     def on_commit(self, function: Callable[[], object]) -> None:
         """Call the function once what was written is committed; never when it rolls back."""
         function()
+
+    # What only a store in front of another one has a use for.
+
+    recalls: ClassVar[bool] = False
+    """Whether :meth:`recall` is worth asking."""
+
+    def recall(self, operation: Operation) -> Record | None:
+        """The completed record of the operation, where it is known without asking the source.
+
+        ``None``: it is not; :meth:`acquire` tells.
+        """
+        return None
+
+    def forget(self, key: str, scope: str) -> None:
+        """Recall the record no more: it is about to be changed or deleted behind the store."""
+
+    # What any store can leave as it is.
 
     def purgeable(self, older_than: timedelta) -> int:
         """How many records :meth:`purge` would delete; counts, so it may take a while."""
@@ -113,3 +188,33 @@ class Store(ABC):
     def check_live(self) -> Sequence[CheckMessage]:
         """The same, asking the store itself; only called where that is allowed."""
         return []
+
+    # The same for callers that are async. A store whose driver is async overrides them.
+
+    async def aacquire(self, operation: Operation) -> Claim | Record:
+        """:meth:`acquire`"""
+        return await sync_to_async(self.acquire)(operation)
+
+    async def acomplete(self, claim: Claim, payload: Payload) -> bool:
+        """:meth:`complete`"""
+        return await sync_to_async(self.complete)(claim, payload)
+
+    async def afail(self, claim: Claim, error: str) -> bool:
+        """:meth:`fail`"""
+        return await sync_to_async(self.fail)(claim, error)
+
+    async def aextend(self, claim: Claim, seconds: float) -> bool:
+        """:meth:`extend`"""
+        return await sync_to_async(self.extend)(claim, seconds)
+
+    async def aget(self, key: str, scope: str) -> Record | None:
+        """:meth:`get`"""
+        return await sync_to_async(self.get)(key, scope)
+
+    async def arecord_replay(self, record: Record, operation: Operation) -> None:
+        """:meth:`record_replay`"""
+        await sync_to_async(self.record_replay)(record, operation)
+
+    async def arecall(self, operation: Operation) -> Record | None:
+        """:meth:`recall`"""
+        return await sync_to_async(self.recall)(operation)

@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar
@@ -15,11 +15,12 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import InterfaceError, OperationalError, connections, transaction
-from django.db.models import F, Q
+from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
+from django.db.models.functions import Coalesce
 
-from ..errors import OperationInProgress, StoreUnavailable
-from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
-from ..records import Claim, Operation, Payload, Record, Status
+from ..errors import ClaimLost, OperationInProgress, StoreUnavailable
+from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from ..records import Claim, Operation, Payload, Record, Status, Step
 from .base import Store
 from .database_checks import check_database, check_writable
 from .dialects import DIALECTS, Dialect, plain
@@ -38,6 +39,7 @@ class DatabaseStore(Store):
     """
 
     supports_transactions: ClassVar[bool] = True
+    supports_steps: ClassVar[bool] = True
     using: str
 
     def __init__(self, alias: str, *, using: str = "default") -> None:
@@ -45,8 +47,15 @@ class DatabaseStore(Store):
         self.using = using
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        with self._reachable():
-            return self._acquire(operation)
+        if operation.lease is None:
+            with self._reachable():
+                return self._acquire(operation)
+        self._refuse_surroundings(f"The claim of {operation.name}")
+        try:
+            with self._on_its_own():
+                return self._acquire(operation)
+        finally:
+            self._dialect.release()  # what locked the key; others see the row from here on
 
     def _acquire(self, operation: Operation) -> Claim | Record:
         token = secrets.token_hex(16)
@@ -60,36 +69,52 @@ class DatabaseStore(Store):
         found = self.get(operation.key, operation.scope)
         if found is None:  # an insert that is not committed yet holds the key
             return _in_progress(operation)
-        if found.status is Status.FAILED or (found.expired and found.status is Status.COMPLETED):
-            return self._take_over(operation, found, token)
+        if found.status is Status.FAILED or found.interrupted or found.expired:
+            with transaction.atomic(using=self.using, savepoint=False):
+                return self._take_over(operation, found, token)
         return found
 
     def _take_over(self, operation: Operation, found: Record, token: str) -> Claim | Record:
-        """Claim a key whose record is FAILED or expired, unless another contender is faster."""
-        rows = self._rows.filter(
-            Q(status=Status.FAILED) | Q(status=Status.COMPLETED, expires_at__lte=DatabaseNow()),
-            pk=found.record_id,
-        )
-        features = connections[self.using].features
-        row = (
-            self._dialect.lockable(rows, operation)
-            .select_for_update(skip_locked=features.has_select_for_update_skip_locked)
-            .values_list("attempt")
-            .first()
-        )
+        """Claim a key that has a record, if it is free, unless another contender is faster."""
+        row = self._locked(operation, self._rows.filter(pk=found.record_id))
         if row is None:
             return _in_progress(operation)
-        attempt = row[0] + 1
-        self._rows.filter(pk=found.record_id).update(**_fresh(operation, attempt, token))
-        return Claim(operation, attempt, token, found.record_id)
+        attempt, status, same, expired, interrupted, hold = row
+        if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
+            return found if found.status is Status.IN_PROGRESS else _in_progress(operation)
+        if status == Status.COMPLETED and not expired:
+            return _in_progress(operation)  # since we looked; the next retry is answered
+        steps = IdempotencyStep.objects.using(self.using).filter(record=found.record_id)
+        if status != Status.IN_PROGRESS and (expired or status == Status.COMPLETED):
+            steps.delete()
+        elif status == Status.FAILED and not same and steps.exists():
+            return found
+        claim = Claim(operation, attempt + 1, token, found.record_id)
+        self._rows.filter(pk=found.record_id).update(**_fresh(claim))
+        return claim
+
+    def _locked(self, operation: Operation, rows: QuerySet[Any, Any]) -> tuple[Any, ...] | None:
+        """What a take-over depends on, of a row that is locked from here on."""
+        skip = connections[self.using].features.has_select_for_update_skip_locked
+        told: QuerySet[Any, Any] = rows.annotate(
+            same=_is(fingerprint=operation.fingerprint),
+            expired=_is(expires_at__lte=DatabaseNow()),
+            interrupted=_is(lease_expires_at__lte=DatabaseNow()),
+        )
+        return (
+            self._dialect.lockable(told, operation)
+            .select_for_update(skip_locked=skip)
+            .values_list("attempt", "status", "same", "expired", "interrupted", "hold")
+            .first()
+        )
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         headers = json.dumps(payload.headers) if payload.headers else "[]"
-        with self._reachable():
+        with self._on_its_own():
             return self._dialect.complete(claim, payload, headers)
 
     def fail(self, claim: Claim, error: str) -> bool:
-        with self._reachable():
+        with self._on_its_own():
             mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
             failed = mine.filter(status=Status.IN_PROGRESS).update(
                 status=Status.FAILED,
@@ -99,8 +124,49 @@ class DatabaseStore(Store):
             )
         return bool(failed)
 
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        mine = self._rows.filter(
+            pk=claim.record_id, owner_token=claim.token, status=Status.IN_PROGRESS
+        )
+        skip = connections[self.using].features.has_select_for_update_skip_locked
+        later = DatabaseNow() + timedelta(seconds=seconds)
+        with self._on_its_own(), transaction.atomic(using=self.using):
+            if mine.select_for_update(skip_locked=skip).exists():
+                mine.update(lease_expires_at=later)
+                return True
+            # Or its own transaction has it locked, and nobody can take it over meanwhile.
+            return mine.exists()
+
+    def steps(self, claim: Claim) -> Sequence[Step]:
+        rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
+        with self._on_its_own():
+            return [
+                Step(position=position, name=name, attempt=attempt, result=result)
+                for position, name, attempt, result in rows.order_by("position").values_list(
+                    "position", "name", "attempt", "result"
+                )
+            ]
+
+    def save_step(self, claim: Claim, step: Step) -> bool:
+        with self._reachable():
+            return self._dialect.save_step(claim, step)
+
+    def durable(self, what: str) -> AbstractContextManager[None]:
+        self._refuse_surroundings(what)
+        return transaction.atomic(using=self.using)
+
+    @contextmanager
+    def fenced(self, claim: Claim) -> Iterator[None]:
+        with transaction.atomic(using=self.using):
+            yield
+            # Last, so that nobody waits for an owner that is paused before it commits.
+            with self._reachable():
+                if not self._dialect.fence(claim):
+                    raise ClaimLost
+
     def get(self, key: str, scope: str) -> Record | None:
-        row = self._dialect.select(key, scope)
+        with self._on_its_own():
+            row = self._dialect.select(key, scope)
         return _record(key, scope, row) if row else None
 
     def record_replay(self, record: Record, operation: Operation) -> None:
@@ -171,6 +237,32 @@ class DatabaseStore(Store):
             )
         return DIALECTS[vendor](self.using)
 
+    def _refuse_surroundings(self, what: str) -> None:
+        """Refuse a transaction around what must commit when it ends."""
+        if not connections[self.using].in_atomic_block:
+            return
+        try:
+            with transaction.atomic(using=self.using, durable=True, savepoint=False):
+                return  # a test's transaction, which stands for none
+        except RuntimeError:
+            raise ImproperlyConfigured(
+                f"{what} must commit by itself, but a transaction is open around it on the "
+                f"database {self.using!r}. Is it a transaction.atomic()? Then move it inside. Is "
+                "it ATOMIC_REQUESTS? Then mark the view with transaction.non_atomic_requests."
+            ) from None
+
+    @contextmanager
+    def _on_its_own(self) -> Iterator[None]:
+        """Outside a transaction: do not leave a connection that broke to the next request."""
+        connection = connections[self.using]
+        try:
+            with self._reachable():
+                yield
+        except (StoreUnavailable, OperationInProgress):
+            if not connection.in_atomic_block:
+                connection.close_if_unusable_or_obsolete()
+            raise
+
     @contextmanager
     def _reachable(self) -> Iterator[None]:
         """Say in the store's own terms what the database says of contention and of its absence."""
@@ -195,15 +287,23 @@ def _lifetime(operation: Operation) -> dict[str, Any]:
     }
 
 
-def _fresh(operation: Operation, attempt: int, token: str) -> dict[str, Any]:
+def _is(**condition: Any) -> ExpressionWrapper[Any]:
+    """Whether a row fulfils the condition; what is unknown does not."""
+    return ExpressionWrapper(Coalesce(Q(**condition), False), output_field=BooleanField())
+
+
+def _fresh(claim: Claim) -> dict[str, Any]:
     """The columns of a row that starts over."""
+    operation = claim.operation
+    lease = operation.lease
     return {
         "operation": plain(operation.name, 255),
         "fingerprint": operation.fingerprint,
         "status": Status.IN_PROGRESS,
-        "attempt": attempt,
-        "owner_token": token,
-        "lease_expires_at": None,
+        "attempt": claim.attempt,
+        "owner_token": claim.token,
+        "lease_expires_at": None if lease is None else DatabaseNow() + lease,
+        "hold": operation.hold,
         "response_status": None,
         "response_headers": "[]",
         "response_body": None,
@@ -220,7 +320,8 @@ def _fresh(operation: Operation, attempt: int, token: str) -> dict[str, Any]:
 
 
 def _record(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = False) -> Record:
-    record_id, status, attempt, fingerprint, code, headers, body, expired = row
+    record_id, status, attempt, fingerprint, code, headers, body, expired, lapsed, hold = row
+    interrupted = status == Status.IN_PROGRESS and bool(lapsed)
     payload = None
     if status == Status.COMPLETED:
         pairs = tuple((name, value) for name, value in json.loads(headers))
@@ -232,7 +333,9 @@ def _record(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = False
         attempt=attempt,
         fingerprint=fingerprint,
         payload=payload,
-        expired=bool(expired),
+        expired=bool(expired) and status != Status.IN_PROGRESS,
+        interrupted=interrupted,
+        held=interrupted and bool(hold),
         counted=counted,
         record_id=record_id,
     )

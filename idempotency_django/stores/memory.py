@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import ClassVar
 
-from ..records import Claim, Operation, Payload, Record, Status
+from ..records import Claim, Operation, Payload, Record, Status, Step
 from .base import Store
 
 
@@ -17,11 +19,13 @@ class _Entry:
     operation: Operation
     token: str
     attempt: int
+    steps: list[Step]
     status: Status = Status.IN_PROGRESS
     payload: Payload | None = None
     error: str = ""
     replays: int = 0
     started: float = field(default_factory=time.monotonic)
+    lease_ends: float | None = None
 
     def lived_beyond(self, *durations: timedelta | None) -> bool:
         seconds = [duration.total_seconds() for duration in durations if duration is not None]
@@ -31,9 +35,23 @@ class _Entry:
     def expired(self) -> bool:
         return self.status is not Status.IN_PROGRESS and self.lived_beyond(self.operation.ttl)
 
+    @property
+    def interrupted(self) -> bool:
+        lapsed = self.lease_ends is not None and time.monotonic() >= self.lease_ends
+        return self.status is Status.IN_PROGRESS and lapsed
+
     def purgeable(self, older_than: timedelta) -> bool:
         operation = self.operation
-        return self.expired and self.lived_beyond(operation.ttl, operation.retention, older_than)
+        ended = self.interrupted and not operation.hold
+        return (self.status is not Status.IN_PROGRESS or ended) and self.lived_beyond(
+            operation.ttl, operation.retention, older_than
+        )
+
+    def free_for(self, operation: Operation) -> bool:
+        same = self.operation.fingerprint == operation.fingerprint
+        if self.status is Status.FAILED:
+            return self.expired or same or not self.steps
+        return self.expired or (self.interrupted and same and not self.operation.hold)
 
 
 class MemoryStore(Store):
@@ -42,6 +60,8 @@ class MemoryStore(Store):
     Nothing rolls back with it: an attempt that fails is released, while its effects stay. Use the
     database store wherever an effect matters.
     """
+
+    supports_steps: ClassVar[bool] = True
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias)
@@ -52,11 +72,14 @@ class MemoryStore(Store):
         name = (operation.key, operation.scope)
         with self._lock:
             entry = self._entries.get(name)
-            if entry and entry.status is not Status.FAILED and not entry.expired:
+            if entry and not entry.free_for(operation):
                 return self._record(entry)
             attempt = entry.attempt + 1 if entry else 1
+            steps = entry.steps if entry and not entry.expired else []
             token = secrets.token_hex(16)
-            self._entries[name] = _Entry(operation, token, attempt)
+            self._entries[name] = _Entry(operation, token, attempt, steps)
+            if operation.lease is not None:
+                self._let_lease_end(self._entries[name], operation.lease.total_seconds())
         return Claim(operation, attempt, token)
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
@@ -65,10 +88,29 @@ class MemoryStore(Store):
     def fail(self, claim: Claim, error: str) -> bool:
         return self._end(claim, Status.FAILED, error=error)
 
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        with self._lock:
+            entry = self._owned(claim)
+            if entry:
+                self._let_lease_end(entry, seconds)
+            return entry is not None
+
     def get(self, key: str, scope: str) -> Record | None:
         with self._lock:
             entry = self._entries.get((key, scope))
             return self._record(entry) if entry else None
+
+    def steps(self, claim: Claim) -> Sequence[Step]:
+        with self._lock:
+            entry = self._owned(claim)
+            return tuple(entry.steps) if entry else ()
+
+    def save_step(self, claim: Claim, step: Step) -> bool:
+        with self._lock:
+            entry = self._owned(claim)
+            if entry:
+                entry.steps.append(step)
+            return entry is not None
 
     def record_replay(self, record: Record, operation: Operation) -> None:
         with self._lock:
@@ -90,15 +132,24 @@ class MemoryStore(Store):
         with self._lock:
             return sum(entry.purgeable(older_than) for entry in self._entries.values())
 
+    def _owned(self, claim: Claim) -> _Entry | None:
+        entry = self._entries.get((claim.key, claim.scope))
+        if entry and entry.token == claim.token and entry.status is Status.IN_PROGRESS:
+            return entry
+        return None
+
     def _end(
         self, claim: Claim, status: Status, *, payload: Payload | None = None, error: str = ""
     ) -> bool:
         with self._lock:
-            entry = self._entries.get((claim.operation.key, claim.operation.scope))
-            if not entry or entry.token != claim.token or entry.status is not Status.IN_PROGRESS:
-                return False
-            entry.status, entry.payload, entry.error = status, payload, error
-            return True
+            entry = self._owned(claim)
+            if entry:
+                entry.status, entry.payload, entry.error = status, payload, error
+            return entry is not None
+
+    @staticmethod
+    def _let_lease_end(entry: _Entry, seconds: float) -> None:
+        entry.lease_ends = time.monotonic() + seconds
 
     @staticmethod
     def _record(entry: _Entry) -> Record:
@@ -110,4 +161,6 @@ class MemoryStore(Store):
             fingerprint=entry.operation.fingerprint,
             payload=entry.payload,
             expired=entry.expired,
+            interrupted=entry.interrupted,
+            held=entry.interrupted and entry.operation.hold,
         )

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 from django.db import connections
 from django.db.models import QuerySet
 
-from ...models import IdempotencyKey
-from ...records import Claim, Operation, Payload, Status
+from ...models import IdempotencyKey, IdempotencyStep
+from ...records import Claim, Operation, Payload, Status, Step
 
-_GIVEN = "key scope operation fingerprint owner_token principal method path".split()
+_GIVEN = "key scope operation fingerprint owner_token principal method path hold".split()
 _CONSTANT = {
     "status": f"'{Status.IN_PROGRESS}'",
     "attempt": "1",
@@ -27,6 +27,7 @@ _CONSTANT = {
     "replay_count": "0",
 }
 _SELECTED = ("id status attempt fingerprint response_status response_headers response_body").split()
+_STEP = "record position name attempt result completed_at".split()
 
 
 class Dialect(ABC):
@@ -36,6 +37,7 @@ class Dialect(ABC):
     later: ClassVar[str]
     """``now`` plus a parameter of seconds; NULL stays NULL."""
     insert: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES ({values})"
+    lock: ClassVar[str] = " FOR UPDATE"
     busy: ClassVar[frozenset[object]]
     """The error codes that say: somebody else is at it."""
 
@@ -55,6 +57,7 @@ class Dialect(ABC):
             "created_at": self.now,
             "expires_at": self.later,
             "purge_at": self.later,
+            "lease_expires_at": self.later,
         }
         self.insert_sql = self.insert.format(
             columns=", ".join(names[name] for name in columns),
@@ -62,7 +65,8 @@ class Dialect(ABC):
             **names,
         )
         self.select_sql = (
-            f"SELECT {names['selected']}, {names['expires_at']} <= {self.now} "
+            f"SELECT {names['selected']}, {names['expires_at']} <= {self.now}, "
+            f"{names['lease_expires_at']} <= {self.now}, {names['hold']} "
             f"FROM {names['table']} "
             f"WHERE {names['key']} = %s AND {names['scope']} = %s"
         )
@@ -70,8 +74,27 @@ class Dialect(ABC):
             f"UPDATE {names['table']} SET {names['status']} = '{Status.COMPLETED}', "
             f"{names['response_status']} = %s, {names['response_headers']} = %s, "
             f"{names['response_body']} = %s, {names['completed_at']} = {self.now}, "
-            f"{names['lease_expires_at']} = NULL "
-            f"WHERE {names['id']} = %s AND {names['owner_token']} = %s"
+            f"{names['lease_expires_at']} = NULL WHERE {self._owned()}"
+        )
+        self.step_sql = self._step_sql()
+
+    def _owned(self) -> str:
+        """The row of a claim, as long as it is its owner's: id and token."""
+        names = self.names
+        return (
+            f"{names['id']} = %s AND {names['owner_token']} = %s "
+            f"AND {names['status']} = '{Status.IN_PROGRESS}'"
+        )
+
+    def _step_sql(self) -> str:
+        quote = connections[self.using].ops.quote_name
+        meta = IdempotencyStep._meta
+        fields = {field.name: field for field in meta.concrete_fields}
+        columns = ", ".join(quote(str(fields[name].column)) for name in _STEP)
+        return (
+            f"INSERT INTO {quote(meta.db_table)} ({columns}) "
+            f"SELECT {self.names['id']}, %s, %s, %s, %s, {self.now} FROM {self.names['table']} "
+            f"WHERE {self._owned()}{self.lock}"
         )
 
     @abstractmethod
@@ -92,6 +115,24 @@ class Dialect(ABC):
             cursor.execute(
                 self.complete_sql,
                 [payload.status, headers, payload.body, claim.record_id, claim.token],
+            )
+            return bool(cursor.rowcount)
+
+    def fence(self, claim: Claim) -> bool:
+        """Lock the claim's row until the transaction ends; ``False``: it is not its owner's."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(
+                f"SELECT 1 FROM {self.names['table']} WHERE {self._owned()}{self.lock}",
+                [claim.record_id, claim.token],
+            )
+            return cursor.fetchone() is not None
+
+    def save_step(self, claim: Claim, step: Step) -> bool:
+        """Lock the claim's row likewise, and add a step to it."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(
+                self.step_sql,
+                [step.position, step.name, step.attempt, step.result, claim.record_id, claim.token],
             )
             return bool(cursor.rowcount)
 
@@ -130,8 +171,10 @@ class Dialect(ABC):
             plain(operation.principal, 255),
             plain(operation.method, 16),
             plain(operation.path, 2048),
+            operation.hold,
             ttl,
             kept,
+            None if operation.lease is None else operation.lease.total_seconds(),
         ]
 
 

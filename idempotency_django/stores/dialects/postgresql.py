@@ -63,7 +63,9 @@ class PostgreSQL(Dialect):
         connection = connections[self.using]
         # Nobody is hurt when a crash forgets a count, so its commit need not wait for the disk;
         # where the transaction is somebody else's, other things are in it.
-        ours = len(connection.atomic_blocks) == 1 and connection.commit_on_exit
+        blocks = len(connection.atomic_blocks)
+        ours = connection.get_autocommit() if not blocks else connection.commit_on_exit
+        ours = ours and blocks <= 1
         commit = "off" if ours else "on"
         with connection.cursor() as cursor:
             cursor.execute(
@@ -89,7 +91,7 @@ class PostgreSQL(Dialect):
             f"AND {names['fingerprint']} = %s AND {names['status']} = '{Status.COMPLETED}' "
             f"AND ({names['expires_at']} > {self.now} OR {names['expires_at']} IS NULL) "
             "AND pg_try_advisory_xact_lock(%s){relaxed} FOR UPDATE SKIP LOCKED) "
-            f"RETURNING {names['selected']}, FALSE"
+            f"RETURNING {names['selected']}, FALSE, FALSE, FALSE"
         )
         relaxed = " AND set_config('synchronous_commit', 'off', true) = 'off'"
         return {"on": update.format(relaxed=""), "off": update.format(relaxed=relaxed)}

@@ -1,0 +1,110 @@
+"""The state machine behind every adapter: claim, execute, complete, or say why not.
+
+:func:`run` and :func:`arun` know nothing of HTTP and no concrete store. An adapter gives them an
+operation and a function that executes it, and matches the :data:`Outcome` they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Final
+
+from ..executions import Execution
+from ..policy import Policy
+from ..records import Operation
+from ..stores import Store
+from . import leased, transactional
+from .modes import lease_of
+from .outcomes import (
+    Answer,
+    Executed,
+    Held,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    announce,
+    decide,
+)
+
+__all__ = [
+    "Answer",
+    "Executed",
+    "Held",
+    "InProgress",
+    "Mismatched",
+    "Outcome",
+    "Replayed",
+    "arun",
+    "decide",
+    "lease_of",
+    "run",
+]
+
+Execute = Callable[[Execution | None], Answer]
+AsyncExecute = Callable[[Execution | None], Awaitable[Answer]]
+Recover = Callable[[Exception], Answer]
+
+_NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
+
+
+def run(
+    store: Store,
+    policy: Policy,
+    operation: Operation,
+    execute: Execute,
+    recover: Recover,
+    *,
+    after: ExitStack | None = None,
+    outer: AbstractContextManager[object] = _NOWHERE,
+    inner: AbstractContextManager[object] = _NOWHERE,
+) -> Outcome:
+    """Execute the operation once, or say what became of it before.
+
+    An operation without a lease is executed in the transactional mode: what ``execute`` writes and
+    the answer it returns are committed together. When it raises, or returns an answer without a
+    payload, all of it is rolled back and the key is free again. With a lease, the claim is
+    committed first and kept alive while ``execute`` runs; then the answer is stored, unless
+    somebody has taken the operation over meanwhile.
+
+    Args:
+        store: where the record lives.
+        policy: a resolved policy.
+        operation: what is to be executed.
+        execute: does it; without an execution only where the store cannot be reached and the
+            policy says to execute nevertheless.
+        recover: called after the rollback with what ``execute`` raised; returns the answer, or
+            raises the error on. A payload in its answer is stored.
+        after: without a lease, given by a caller whose own transaction surrounds this call: it
+            runs these callbacks when that has ended. Else the transaction is opened here.
+        outer: with a lease, a transaction on the store's database for ``execute`` and its answer.
+        inner: with a lease, transactions on other databases for ``execute``.
+
+    Raises:
+        StoreUnavailable: nothing was executed, or all of it was rolled back.
+        OperationInProgress: as the outcome, where the caller's transaction is spoilt by it.
+        ClaimLost: the claim vanished and has no successor.
+    """
+    if operation.lease is None:
+        outcome = transactional.run(store, policy, operation, execute, recover, after)
+    else:
+        wanted = leased.Run(store, policy, operation, operation.lease, recover, outer, inner)
+        outcome = leased.drive(wanted, execute)
+    announce(outcome, operation)
+    return outcome
+
+
+async def arun(
+    store: Store, policy: Policy, operation: Operation, execute: AsyncExecute, recover: Recover
+) -> Outcome:
+    """:func:`run` for a coroutine function, which takes an operation with a lease.
+
+    A cancellation is passed on to ``execute``, and leaves the key free; one that comes when it has
+    ended leaves the operation completed.
+    """
+    lease = operation.lease or policy.lease
+    wanted = leased.Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE)
+    outcome = await leased.adrive(wanted, execute)
+    announce(outcome, operation)
+    return outcome

@@ -1,0 +1,361 @@
+"""The leased mode: the claim is there for all to see while its owner executes.
+
+The flow is written once, as a generator that says what is to be done next; :func:`drive` does it,
+:func:`adrive` awaits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from asgiref.sync import sync_to_async
+from django.db import Error as DatabaseFault
+
+from .. import signals
+from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
+from ..executions import Execution
+from ..leases import Lease, kept_alive
+from ..policy import Policy
+from ..records import Claim, Operation, Payload, Record, Status
+from ..stores import Store
+from .outcomes import (
+    Answer,
+    Executed,
+    InProgress,
+    Outcome,
+    Patience,
+    Replayed,
+    announce_end,
+    decide,
+    failure,
+    send,
+)
+
+logger = logging.getLogger("idempotency_django")
+
+PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between attempts to store the answer of what has been done already."""
+
+
+# What is to be done next.
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Call the store's method of that name."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run the handler; without an execution, where nothing could be claimed."""
+
+    execution: Execution | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a function that may ask the database."""
+
+    function: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait."""
+
+    seconds: float
+
+
+Wish = Ask | Execute | Call | Pause
+Flow = Generator[Wish, Any, Outcome]
+Recover = Callable[[Exception], Answer]
+
+
+class _RolledBack(Exception):  # carries an answer out of a transaction; no error
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.error)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One operation that is to be run.
+
+    Attributes:
+        store: where its record lives.
+        policy: a resolved policy.
+        operation: what is to be executed.
+        lease: the operation's.
+        recover: makes an answer of what the handler raised, or raises it on.
+        outer: the transaction on the store's database to run the handler and store its answer in.
+        inner: the transactions on other databases to run the handler in.
+    """
+
+    store: Store
+    policy: Policy
+    operation: Operation
+    lease: timedelta
+    recover: Recover
+    outer: AbstractContextManager[object]
+    inner: AbstractContextManager[object]
+
+    def flow(self) -> Flow:
+        """Run it, waiting for another owner as long as the policy says."""
+        patience = Patience(self.policy)
+        while True:
+            outcome = yield from self._once()
+            if not isinstance(outcome, InProgress):
+                return outcome
+            pause = patience.pause()
+            if pause is None:
+                return outcome
+            yield Pause(pause)
+
+    def _once(self) -> Flow:
+        asked = time.monotonic()
+        try:
+            found = yield from self._found()
+        except OperationInProgress:
+            return InProgress()
+        except StoreUnavailable as error:
+            unavailable = error
+        else:
+            decision = decide(found, self.operation)
+            if isinstance(decision, Replayed) and not decision.record.counted:
+                yield Ask("record_replay", (decision.record, self.operation))
+            if isinstance(decision, Claim):
+                return (yield from self._attempt(decision, asked))
+            return decision
+        return (yield from self._unprotected(unavailable))
+
+    def _found(self) -> Generator[Wish, Any, Claim | Record]:
+        known = None
+        if self.store.recalls:
+            known = yield Ask("recall", (self.operation,))
+        return known or (yield Ask("acquire", (self.operation,)))  # type: ignore[no-any-return]
+
+    def _unprotected(self, error: StoreUnavailable) -> Flow:
+        if self.policy.on_store_error != "execute":
+            raise error
+        logger.error(
+            "%s is executed WITHOUT protection, because its store cannot be reached and its policy "
+            "says on_store_error='execute': a retry of %s executes it again.",
+            self.operation.name,
+            self.operation.key,
+            exc_info=error,
+        )
+        try:
+            answer = yield Execute(None)
+        except Exception as raised:  # noqa: BLE001  # the adapter makes an answer of it, or raises
+            problem = raised
+        else:
+            return Executed(answer.response)
+        answer = yield Call(partial(self.recover, problem))
+        return Executed(answer.response)
+
+    def _attempt(self, claim: Claim, asked: float) -> Flow:
+        send(signals.claimed, self.operation, attempt=claim.attempt)
+        lease = Lease(self.store, claim, self.lease.total_seconds(), asked)
+        ended: Answer | Exception
+        try:
+            return (yield from self._execute(claim, lease))
+        except _RolledBack as signal:
+            ended = signal.answer
+        except Exception as error:  # noqa: BLE001  # whatever it is, it goes on
+            ended = error
+        except GeneratorExit:
+            raise
+        except BaseException as exit_request:
+            yield from self._settle(claim, Answer(None, None, repr(exit_request), failed=True))
+            raise
+        # Outside the except clauses, so that an error raised on shows no trace of this detour.
+        if isinstance(ended, ClaimLost):
+            return (yield from self._superseded(claim))
+        if isinstance(ended, Exception):
+            return (yield from self._recovered(claim, ended))
+        yield from self._settle(claim, ended)
+        return Executed(ended.response)
+
+    def _execute(self, claim: Claim, lease: Lease) -> Flow:
+        execution = Execution(self.store, claim, lease)
+        with kept_alive(lease):
+            with self.outer:
+                with self.inner:
+                    answer: Answer = yield Execute(execution)
+                    if not isinstance(answer.payload, Payload):
+                        raise _RolledBack(answer)
+                    if claim.attempt > 1:
+                        yield Call(execution.refuse_unreached_steps)
+                stored = yield from self._complete(claim, answer.payload, lease)
+            if stored:
+                self._announce_completed(claim, answer.payload)
+            return Executed(answer.response)
+
+    def _complete(self, claim: Claim, payload: Payload, lease: Lease) -> Generator[Wish, Any, bool]:
+        """Store the answer of what has been done; ``False``: the store could not be reached.
+
+        Raises:
+            ClaimLost: the claim has another owner now.
+        """
+        for pause in (*PERSISTENCE, None):
+            try:
+                if (yield Ask("complete", (claim, payload))):
+                    return True
+                # Unless it was stored at an earlier try, whose answer did not arrive.
+                found = yield Ask("get", (claim.key, claim.scope))
+                if found and (found.attempt, found.payload) == (claim.attempt, payload):
+                    return True
+                raise ClaimLost
+            except (StoreUnavailable, OperationInProgress):
+                if not isinstance(self.outer, nullcontext):
+                    raise  # all of it rolls back
+                if pause is None or lease.is_over:
+                    logger.exception(
+                        "%s was executed, but its answer could not be stored: a retry of %s is "
+                        "executed again when its lease has ended.",
+                        self.operation.name,
+                        self.operation.key,
+                    )
+                    return False
+            yield Pause(pause)
+        raise AssertionError
+
+    def _superseded(self, claim: Claim) -> Flow:
+        """The outcome of an owner that came too late: what its successor made of it."""
+        send(signals.lost, self.operation, attempt=claim.attempt)
+        logger.warning(
+            "Attempt %d of %s came too late: its lease had ended and it was taken over.",
+            claim.attempt,
+            self.operation.name,
+        )
+        found = yield Ask("get", (claim.key, claim.scope))
+        if found is None or found.status is Status.FAILED:
+            raise ClaimLost
+        return decide(found, self.operation)  # type: ignore[return-value]  # it is no claim
+
+    def _recovered(self, claim: Claim, error: Exception) -> Flow:
+        answer = failure(error)
+        try:
+            answer = yield Call(partial(self.recover, error))
+        finally:
+            yield from self._settle(claim, answer)
+        return Executed(answer.response)
+
+    def _settle(self, claim: Claim, answer: Answer) -> Generator[Wish, Any, None]:
+        """Write down how an attempt ended that did not complete."""
+        try:
+            if callable(answer.payload):
+                payload = yield Call(answer.payload)
+                if (yield Ask("complete", (claim, payload))):
+                    self._announce_completed(claim, payload)
+                    return
+            else:
+                yield Ask("fail", (claim, answer.error))
+        except (IdempotencyError, DatabaseFault):
+            logger.warning(
+                "How attempt %d of %s ended could not be recorded (%s): its key is free when its "
+                "lease has ended.",
+                claim.attempt,
+                self.operation.name,
+                answer.error,
+                exc_info=True,
+            )
+        announce_end(claim, answer)
+
+    def _announce_completed(self, claim: Claim, payload: Payload) -> None:
+        send(signals.completed, self.operation, attempt=claim.attempt, payload=payload)
+
+
+def drive(run: Run, execute: Callable[[Execution | None], Answer]) -> Outcome:
+    """Do what the flow wants, to its end."""
+    flow = run.flow()
+    advance: Callable[[], Wish] = partial(next, flow)
+    while True:
+        try:
+            wish = advance()
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            advance = partial(flow.send, _granted(run.store, wish, execute))
+        except BaseException as error:  # noqa: BLE001  # it is the flow's to handle
+            advance = partial(flow.throw, error)
+
+
+def _granted(store: Store, wish: Wish, execute: Callable[[Execution | None], Answer]) -> Any:
+    match wish:
+        case Ask(method, arguments):
+            return getattr(store, method)(*arguments)
+        case Execute(execution):
+            return execute(execution)
+        case Call(function):
+            return function()
+        case Pause(seconds):
+            return time.sleep(seconds)
+
+
+async def adrive(run: Run, execute: Callable[[Execution | None], Awaitable[Answer]]) -> Outcome:
+    """Await what the flow wants, to its end.
+
+    A cancellation ends the handler, or keeps it from being begun, at once. What the store was asked
+    is finished first: half-asked, a claim could be made that nobody knows of.
+    """
+    flow = run.flow()
+    advance: Callable[[], Wish] = partial(next, flow)
+    cancelled: list[asyncio.CancelledError] = []
+    while True:
+        try:
+            wish = advance()
+        except StopIteration as end:
+            if cancelled:
+                raise cancelled[0] from None
+            return end.value  # type: ignore[no-any-return]
+        try:
+            value = await _awaited(run.store, wish, execute, cancelled)
+            advance = partial(flow.send, value)
+        except BaseException as error:  # noqa: BLE001  # it is the flow's to handle
+            advance = partial(flow.throw, error)
+
+
+async def _awaited(
+    store: Store,
+    wish: Wish,
+    execute: Callable[[Execution | None], Awaitable[Answer]],
+    cancelled: list[asyncio.CancelledError],
+) -> Any:
+    match wish:
+        case Ask(method, arguments):
+            return await _finished(getattr(store, f"a{method}")(*arguments), cancelled)
+        case Call(function):
+            return await _finished(sync_to_async(function)(), cancelled)
+    if cancelled:
+        raise cancelled.pop()
+    match wish:
+        case Execute(execution):
+            return await execute(execution)
+        case Pause(seconds):
+            return await asyncio.sleep(seconds)
+
+
+async def _finished(asked: Awaitable[Any], cancelled: list[asyncio.CancelledError]) -> Any:
+    """The result of something that a cancellation must not tear apart."""
+    task = asyncio.ensure_future(asked)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if not task.cancelled():
+                cancelled.append(error)
+        except BaseException:  # noqa: BLE001, S110  # it is in the task
+            pass
+    return task.result()

@@ -1,0 +1,139 @@
+"""What an execution can come to: a closed set, decided in one place."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from django.dispatch import Signal
+
+from .. import signals
+from ..policy import Policy
+from ..records import Claim, Operation, Payload, Record, Status
+
+FIRST_PAUSE: Final = 0.02
+LONGEST_PAUSE: Final = 0.25
+"""Seconds between two looks at an operation that is waited for; they grow from first to longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an execution came to.
+
+    Attributes:
+        response: the answer in the adapter's own terms; the engine only passes it on.
+        payload: what to store of it; ``None`` rolls the attempt back and frees the key. After a
+            rollback, a function that makes it: it is called when the transaction has ended.
+        error: why the attempt is rolled back, for the audit.
+        failed: whether that is a failure (an exception, a 5xx) or just no answer to keep.
+    """
+
+    response: Any
+    payload: Payload | Callable[[], Payload] | None
+    error: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """The operation was executed by this call, successfully or not."""
+
+    response: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The operation was executed before; this is its record."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """Somebody else is executing the operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An attempt was interrupted, and an operator must settle it; this is its record."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """The key was used for a different request; this is its record."""
+
+    record: Record
+
+
+Outcome = Executed | Replayed | InProgress | Held | Mismatched
+
+
+def decide(
+    found: Claim | Record, operation: Operation
+) -> Claim | Replayed | InProgress | Held | Mismatched:
+    """What follows from what a store said; pure."""
+    match found:
+        case Claim():
+            return found
+        case Record(status=Status.IN_PROGRESS, fingerprint=operation.fingerprint, held=True):
+            return Held(found)
+        case Record(status=Status.IN_PROGRESS, fingerprint="" | operation.fingerprint):
+            return InProgress()
+        case Record(fingerprint=operation.fingerprint):
+            return Replayed(found)
+        case _:
+            return Mismatched(found)
+
+
+class Patience:
+    """How long to wait for an operation that is in progress, and how often to look."""
+
+    def __init__(self, policy: Policy) -> None:
+        patient = policy.on_conflict == "wait"
+        self._deadline = time.monotonic() + patient * policy.wait_timeout.total_seconds()
+        self._pause = FIRST_PAUSE
+
+    def pause(self) -> float | None:
+        """Seconds until the next look; ``None``: it has been long enough."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return None
+        pause = self._pause * random.uniform(0.5, 1)  # noqa: S311  # not a secret
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        return min(pause, left)
+
+
+def failure(error: Exception) -> Answer:
+    """What an exception comes to, where nobody makes another answer of it."""
+    return Answer(None, None, error=f"{type(error).__name__}: {error}", failed=True)
+
+
+def announce(outcome: Outcome, operation: Operation) -> None:
+    """Send the signal of an outcome."""
+    match outcome:
+        case Replayed(record):
+            send(signals.replayed, operation, record=record)
+        case InProgress() | Held():
+            send(signals.conflicted, operation)
+        case Mismatched(record):
+            send(signals.mismatched, operation, record=record)
+        case Executed():
+            return  # its signals were sent on the way
+        case _:
+            assert_never(outcome)
+
+
+def announce_end(claim: Claim, answer: Answer) -> None:
+    """Send the signal of an attempt whose key is free again."""
+    signal = signals.failed if answer.failed else signals.released
+    send(signal, claim.operation, attempt=claim.attempt, error=answer.error)
+
+
+def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
+    """Send a signal; a receiver's error spoils nothing."""
+    signal.send_robust(Operation, operation=operation, **arguments)

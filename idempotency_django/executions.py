@@ -1,0 +1,271 @@
+"""What a handler may ask of the operation that it executes: ``request.idempotency``.
+
+Nothing here knows HTTP: views, tasks and plain functions are given the same object.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+from .errors import ClaimLost, StepsChanged
+from .leases import Lease
+from .records import Claim, Operation, Step
+from .stores import Store
+
+NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
+"""Of the keys that :meth:`Execution.derive_key` makes."""
+
+LONGEST_NAME: Final = 100  # characters of a step's name
+
+_running: ContextVar[str] = ContextVar("idempotency_step")
+
+
+class Execution:
+    """One attempt at an operation, as its handler sees it.
+
+    Args:
+        store: where the operation's record lives.
+        claim: the right to execute.
+        lease: the claim's lease; ``None``: a transaction holds the claim.
+    """
+
+    def __init__(self, store: Store, claim: Claim, lease: Lease | None) -> None:
+        self._store = store
+        self._claim = claim
+        self._lease = lease
+        self._stored: dict[int, Step] | None = None if claim.attempt > 1 else {}
+        self._reached: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Execution {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
+
+    @property
+    def operation(self) -> Operation:
+        """What is executed."""
+        return self._claim.operation
+
+    @property
+    def key(self) -> str:
+        """The operation's key."""
+        return self._claim.key
+
+    @property
+    def scope(self) -> str:
+        """The operation's scope."""
+        return self._claim.scope
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first execution of this key, one more for each that follows."""
+        return self._claim.attempt
+
+    def derive_key(self, name: str) -> str:
+        """A key for somebody else's service: a UUID (RFC 9562, version 5).
+
+        It is the same on every attempt and on every machine, and another one for each name and
+        each operation. Give it to a payment provider as *its* idempotency key.
+
+        Args:
+            name: what the key is for, ``"charge"``.
+        """
+        parts = (self.scope, self.key, name)
+        return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
+
+    def atomic(self) -> AbstractContextManager[None]:
+        """A transaction on the store's database that a late owner cannot commit.
+
+        Raises:
+            ClaimLost: the lease was over and the operation was taken over; at its end, after the
+                rollback, or before it is begun.
+            ImproperlyConfigured: the store has no transactions.
+        """
+        if self._lease is None:
+            return transaction.atomic(using=self._store.using)  # the claim's own holds it already
+        self._lease.ensure()
+        return self._store.fenced(self._claim)
+
+    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function, once to a stored result per key, and return what it returned.
+
+        What it writes to the store's database, in the transaction that is opened around it,
+        commits together with the result. Where it was interrupted before that commit, the next
+        attempt calls it again: hand ``derive_key(name)`` to a service that is called in it.
+
+        Args:
+            name: what the step is called; each step of an operation has its own.
+            function: what to do.
+            args: positional arguments for it.
+            kwargs: keyword arguments for it.
+
+        Returns:
+            The result as it reads back from JSON, on every attempt alike: a tuple is a list.
+
+        Raises:
+            TypeError: the result is not JSON; the step was rolled back.
+            ClaimLost: the operation was taken over; the step was not begun, or was rolled back.
+            StepsChanged: an earlier attempt stored other steps than the code has now.
+            ImproperlyConfigured: the policy is not ``leased``, the store keeps no steps, or a
+                transaction surrounds the step, which could not commit then.
+        """
+        lease = self._leased(name)
+        self._load()
+        position, stored = self._reach(name)
+        if stored is not None:
+            return json.loads(stored.result)
+        lease.ensure()
+        with self._store.durable(f"The step {name!r}"):
+            with _within(name):
+                result = function(*args, **kwargs)
+            return self._save(position, name, result)
+
+    async def astep(
+        self,
+        name: str,
+        function: Callable[..., Any] | Callable[..., Awaitable[Any]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """:meth:`step` for an async handler.
+
+        A coroutine function is awaited outside of any transaction, and its result stored
+        afterwards; a plain function runs in a thread, within the transaction, as in :meth:`step`.
+        """
+        lease = self._leased(name)
+        if self._stored is None:
+            await sync_to_async(self._load)()
+        position, stored = self._reach(name)
+        if stored is not None:
+            return json.loads(stored.result)
+        if lease.is_over:
+            await sync_to_async(lease.ensure)()
+
+        def commit(make: Callable[[], Any]) -> Any:
+            with self._store.durable(f"The step {name!r}"):
+                with _within(name):
+                    result = make()
+                return self._save(position, name, result)
+
+        if not iscoroutinefunction(function):
+            return await sync_to_async(commit)(lambda: function(*args, **kwargs))
+        with _within(name):
+            result = await function(*args, **kwargs)
+        return await sync_to_async(commit)(lambda: result)
+
+    def refuse_unreached_steps(self) -> None:
+        """Raise ``StepsChanged`` where an earlier attempt stored steps that this one never reached.
+
+        Asked before the operation is completed: what those steps did would be forgotten.
+        """
+        if self._lease is None or not self._store.supports_steps:
+            return
+        self._load()
+        left = [step.name for step in self._steps.values() if step.name not in self._reached]
+        if left:
+            raise StepsChanged(
+                f"Attempt {self.attempt} of this operation ended without {_named(left)}, which an "
+                "earlier attempt had done. Was a step removed, or is it skipped by a condition?"
+            )
+
+    @property
+    def _steps(self) -> dict[int, Step]:
+        return self._stored or {}
+
+    def _leased(self, name: str) -> Lease:
+        """The lease, where a step can keep its promise."""
+        if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
+            raise ValueError(f"A step's name has 1-{LONGEST_NAME} characters: {name!r} has not.")
+        if self._lease is None:
+            raise ImproperlyConfigured(
+                f"The step {name!r} cannot be kept: in the transactional mode all of an attempt is "
+                "rolled back when it fails. Give the policy mode='leased'."
+            )
+        if not self._store.supports_steps:
+            raise ImproperlyConfigured(
+                f"The step {name!r} cannot be kept: the store {self._store.alias!r} "
+                f"({type(self._store).__name__}) keeps no steps. Use "
+                "idempotency_django.stores.database.DatabaseStore."
+            )
+        outer = _running.get("")
+        if outer:
+            raise ImproperlyConfigured(
+                f"The step {name!r} was begun within the step {outer!r}, with which it would "
+                "commit. Begin it after that one."
+            )
+        return self._lease
+
+    def _load(self) -> None:
+        if self._stored is None:
+            self._stored = {step.position: step for step in self._store.steps(self._claim)}
+
+    def _reach(self, name: str) -> tuple[int, Step | None]:
+        """The position of a step that is called now, and what an earlier attempt stored of it.
+
+        Raises:
+            StepsChanged: another step is stored there, or this one elsewhere.
+            ValueError: this attempt has stored a step with this name already.
+        """
+        again = self._reached.get(name)  # after a failure that the handler dealt with itself
+        if again is not None and again in self._steps:
+            raise ValueError(
+                f"This operation has two steps that are called {name!r}. Give each its own name."
+            )
+        position = len(self._reached) if again is None else again
+        stored = self._steps.get(position)
+        if stored is not None and stored.name != name:
+            raise StepsChanged(
+                f"Step {position + 1} of this operation is {name!r} now, but attempt "
+                f"{stored.attempt} stored {stored.name!r} there. Was a step renamed, moved, added "
+                "or removed? What it did stays done; an operator must settle the operation."
+            )
+        if stored is None and any(step.name == name for step in self._steps.values()):
+            raise StepsChanged(
+                f"Step {position + 1} of this operation is {name!r} now, which an earlier attempt "
+                "stored at another place. Were steps moved, or one before it removed? What they "
+                "did stays done; an operator must settle the operation."
+            )
+        self._reached[name] = position
+        return position, stored
+
+    def _save(self, position: int, name: str, result: Any) -> Any:
+        step = Step(
+            position=position, name=name, attempt=self.attempt, result=_as_json(name, result)
+        )
+        if not self._store.save_step(self._claim, step):
+            raise ClaimLost
+        self._remember(step)
+        return json.loads(step.result)
+
+    def _remember(self, step: Step) -> None:
+        self._stored = {**self._steps, step.position: step}
+
+
+@contextmanager
+def _within(name: str) -> Iterator[None]:
+    token = _running.set(name)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def _as_json(name: str, result: Any) -> str:
+    try:
+        return json.dumps(result, allow_nan=False, ensure_ascii=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"The step {name!r} returned what is not JSON: {error}. Return what the next steps "
+            "need as dicts, lists, texts, numbers, booleans and None: an id instead of an object."
+        ) from error
+
+
+def _named(names: list[str]) -> str:
+    return f"the step{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

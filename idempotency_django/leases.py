@@ -1,0 +1,193 @@
+"""Leases: how long a claim lives, as its owner knows it, and the heartbeat that renews it."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from django.db import connections
+
+from .errors import ClaimLost
+from .records import Claim
+from .stores import Store
+
+logger = logging.getLogger("idempotency_django")
+
+RENEWALS: Final = 3
+RETRIES: Final = 12
+"""A lease is renewed after a third of its time; what fails is tried again after a twelfth."""
+
+
+class Lease:
+    """The lease of a claim as its owner knows it.
+
+    Until a lease is over nobody else can have the claim, so its owner need not ask: time is
+    counted from *before* the store was asked, by a clock that nobody sets.
+
+    Args:
+        store: where the claim was made.
+        claim: the claim.
+        seconds: how long it lives without being renewed.
+        asked: ``time.monotonic()`` before the store was asked for the claim.
+    """
+
+    def __init__(self, store: Store, claim: Claim, seconds: float, asked: float) -> None:
+        self.store = store
+        self.claim = claim
+        self.seconds = seconds
+        self.ended = False
+        self.renewed = False
+        self._lost = False
+        self._valid_until = asked + self.seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether somebody else may have the claim by now."""
+        return self._lost or time.monotonic() >= self._valid_until
+
+    def renew(self) -> None:
+        """Ask the store for more time.
+
+        Raises:
+            ClaimLost: the claim has another owner now.
+            StoreUnavailable: the store cannot be reached; the lease is as long as it was.
+        """
+        asked = time.monotonic()
+        if not self.store.extend(self.claim, self.seconds):
+            self._lost = True
+            raise ClaimLost
+        self.renewed = True
+        self._valid_until = asked + self.seconds
+
+    def ensure(self) -> None:
+        """Make sure that the claim is still its owner's; asks the store where it may not be.
+
+        Raises:
+            ClaimLost: it is not.
+            StoreUnavailable: the store cannot be reached, so nobody knows.
+        """
+        if self._lost:
+            raise ClaimLost
+        if self.is_over:
+            self.renew()
+
+
+@contextmanager
+def kept_alive(lease: Lease) -> Iterator[None]:
+    """Renew the lease for the length of the block, from another thread."""
+    heartbeat = _heartbeat_of(lease.store)
+    heartbeat.add(lease)
+    try:
+        yield
+    finally:
+        lease.ended = True
+        if lease.renewed:
+            heartbeat.wake()  # it may let go of its connections
+
+
+class _Heartbeat:
+    """Renews the leases of one store, from one thread, which has connections of its own.
+
+    The thread sleeps until a lease is due, so an execution that is over by then costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._due: list[tuple[float, int, Lease]] = []
+        self._numbers = count()  # for leases that are due at the same moment
+        self._thread: threading.Thread | None = None
+
+    def add(self, lease: Lease) -> None:
+        with self._condition:
+            if self._thread is None:
+                name = f"idempotency-heartbeat-{lease.store.alias}"
+                self._thread = threading.Thread(target=self._beat, name=name, daemon=True)
+                self._thread.start()
+            self._put(lease, RENEWALS)
+
+    def wake(self) -> None:
+        with self._condition:
+            self._condition.notify()
+
+    def _put(self, lease: Lease, fraction: int) -> None:
+        due = time.monotonic() + lease.seconds / fraction
+        heapq.heappush(self._due, (due, next(self._numbers), lease))
+        if self._due[0][2] is lease:
+            self._condition.notify()
+
+    def _beat(self) -> None:
+        while True:
+            lease = self._next()
+            fraction = _renew(lease)
+            if fraction:
+                with self._condition:
+                    self._put(lease, fraction)
+
+    def _next(self) -> Lease:
+        """The next lease that is due and not over."""
+        with self._condition:
+            while True:
+                while self._due and self._due[0][2].ended:
+                    heapq.heappop(self._due)
+                if not self._due:
+                    connections.close_all()  # it may be long until the next one
+                    self._condition.wait()
+                elif (left := self._due[0][0] - time.monotonic()) > 0:
+                    self._condition.wait(left)
+                else:
+                    return heapq.heappop(self._due)[2]
+
+
+def _renew(lease: Lease) -> int:
+    """Renew a lease; after which fraction of its time it is due again, 0: never."""
+    attempt, name = lease.claim.attempt, lease.claim.operation.name
+    try:
+        lease.renew()
+    except ClaimLost:
+        if not lease.ended:
+            logger.warning(
+                "Attempt %d of %s came too late to renew its lease: it has been taken over and "
+                "cannot complete any more.",
+                attempt,
+                name,
+            )
+        return 0
+    except Exception:
+        logger.warning(
+            "The lease of attempt %d of %s could not be renewed; trying again.",
+            attempt,
+            name,
+            exc_info=True,
+        )
+        return RETRIES
+    return RENEWALS
+
+
+_heartbeats: WeakKeyDictionary[Store, _Heartbeat] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def _heartbeat_of(store: Store) -> _Heartbeat:
+    heartbeat = _heartbeats.get(store)
+    if heartbeat is None:
+        with _making:
+            heartbeat = _heartbeats.setdefault(store, _Heartbeat())
+    return heartbeat
+
+
+def _forget_heartbeats() -> None:
+    """A forked process has none of its parent's threads, and leases of its own."""
+    global _making  # noqa: PLW0603  # it may be held by a thread that is not here
+    _making = threading.Lock()
+    _heartbeats.clear()
+
+
+os.register_at_fork(after_in_child=_forget_heartbeats)

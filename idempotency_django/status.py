@@ -1,0 +1,94 @@
+"""The status of an operation: where a duplicate is told to look, and what it finds there.
+
+The address names the operation in a signed token, so that nobody can ask for another one, and the
+caller must be the one who started it.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+from django.core import signing
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse, JsonResponse
+from django.urls import NoReverseMatch, reverse
+
+from .conf import conf
+from .records import Operation, Payload, Record, Status
+from .stores import Store, stores
+
+SALT: Final = "idempotency_django.status"
+
+
+def accepted(store: Store, operation: Operation, retry_after: int) -> HttpResponse:
+    """The answer to a duplicate of an operation in progress: 202, and where to look."""
+    response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
+    response["Location"] = location(store, operation)
+    response["Retry-After"] = str(retry_after)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def location(store: Store, operation: Operation) -> str:
+    """The path of the operation's status.
+
+    Raises:
+        ImproperlyConfigured: the project's URLs have no status view.
+    """
+    named = [store.alias, operation.key, operation.scope, operation.principal]
+    try:
+        return reverse(conf.status_view, args=[signing.dumps(named, salt=SALT)])
+    except NoReverseMatch as error:
+        raise ImproperlyConfigured(
+            "An idempotency policy has on_conflict='accepted', but no URL is named "
+            f"{conf.status_view!r}. Add path('operations/<str:token>/', "
+            f"IdempotencyStatusView.as_view(), name={conf.status_view!r}) to the project's URLs."
+        ) from error
+
+
+def record_of(token: str, principal: str) -> Record | None:
+    """The record that a token names; ``None``: there is none, or it is not for this caller.
+
+    Args:
+        token: from the address that :func:`location` made.
+        principal: who is calling.
+    """
+    try:
+        alias, key, scope, owner = signing.loads(token, salt=SALT)
+    except signing.BadSignature:
+        return None
+    if owner != principal:
+        return None
+    record = stores[alias].get(key, scope)
+    return None if record is None or record.expired else record
+
+
+def described(record: Record) -> dict[str, Any]:
+    """What is told of a record: its status, its attempt, and its answer when it has one.
+
+    The status is ``in_progress``, ``interrupted`` (a retry resumes it), ``held`` (an operator must
+    settle it), ``completed`` or ``failed`` (a retry is a new attempt).
+    """
+    status = str(record.status)
+    if record.interrupted:
+        status = "held" if record.held else "interrupted"
+    told: dict[str, Any] = {"status": status, "attempt": record.attempt}
+    if record.payload is not None:
+        told["response"] = _answer(record.payload)
+    return told
+
+
+def _answer(payload: Payload) -> dict[str, Any]:
+    """The answer: its body as text where it is one, else in base64; ``None``: it was not kept."""
+    told: dict[str, Any] = {
+        "status": payload.status,
+        "headers": [list(pair) for pair in payload.headers],
+        "body": None,
+    }
+    if payload.body is not None:
+        try:
+            told["body"] = payload.body.decode()
+        except UnicodeDecodeError:
+            told["body_base64"] = base64.b64encode(payload.body).decode()
+    return told

@@ -1,0 +1,34 @@
+"""The status view for plain Django; :mod:`idempotency_django.drf` has one for REST framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import Http404, HttpRequest, JsonResponse
+from django.http.response import HttpResponseBase
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from django.views.generic import View
+
+from .http import principal_of
+from .status import described, record_of
+
+
+@method_decorator(never_cache, name="dispatch")
+class IdempotencyStatusView(View):
+    """Tells the caller of an operation what has become of it, as JSON.
+
+    It is where the ``Location`` of a 202 leads, under ``on_conflict="accepted"``::
+
+        path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status")
+
+    Nobody else is told anything: 404. See :func:`idempotency_django.status.described`.
+    """
+
+    http_method_names = ["get", "head", "options"]
+
+    def get(self, request: HttpRequest, token: str, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        record = record_of(token, principal_of(getattr(request, "user", None)))
+        if record is None:
+            raise Http404
+        return JsonResponse(described(record))
