@@ -237,7 +237,7 @@ class Execution:
 
     def _save(self, position: int, name: str, result: Any) -> Any:
         step = Step(
-            position=position, name=name, attempt=self.attempt, result=_as_json(name, result)
+            position=position, name=name, attempt=self.attempt, result=as_json(name, result)
         )
         if not self._store.save_step(self._claim, step):
             raise ClaimLost
@@ -257,13 +257,18 @@ def _within(name: str) -> Iterator[None]:
         _running.reset(token)
 
 
-def _as_json(name: str, result: Any) -> str:
+def as_json(name: str, result: Any) -> str:
+    """The result of what is called ``name``, to be stored.
+
+    Raises:
+        TypeError: it is not JSON.
+    """
     try:
         return json.dumps(result, allow_nan=False, ensure_ascii=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"The step {name!r} returned what is not JSON: {error}. Return what the next steps "
-            "need as dicts, lists, texts, numbers, booleans and None: an id instead of an object."
+            f"{name!r} returned what is not JSON, so it cannot be stored: {error}. Return what is "
+            "needed as dicts, lists, texts, numbers, booleans and None: an id, not an object."
         ) from error
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -62,12 +63,14 @@ class Claim:
         attempt: 1 for the first execution of this key, one more for each that follows.
         token: the owner's secret; what a store writes for a claim, it writes for its token only.
         record_id: the store's own number of the record; 0 where it has none.
+        asked: ``time.monotonic()`` no later than the claim was made.
     """
 
     operation: Operation
     attempt: int
     token: str
     record_id: int = 0
+    asked: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     @property
     def key(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
@@ -58,10 +59,10 @@ class DatabaseStore(Store):
             self._dialect.release()  # what locked the key; others see the row from here on
 
     def _acquire(self, operation: Operation) -> Claim | Record:
-        token = secrets.token_hex(16)
+        token, asked = secrets.token_hex(16), time.monotonic()
         record_id = self._dialect.claim(operation, token)
         if record_id is not None:
-            return Claim(operation, 1, token, record_id)
+            return Claim(operation, 1, token, record_id, asked)
         if operation.count_replays and not operation.extend_on_replay:
             row = self._dialect.replay(operation)
             if row is not None:
@@ -101,12 +102,11 @@ class DatabaseStore(Store):
             expired=_is(expires_at__lte=DatabaseNow()),
             interrupted=_is(lease_expires_at__lte=DatabaseNow()),
         )
-        return (
-            self._dialect.lockable(told, operation)
-            .select_for_update(skip_locked=skip)
-            .values_list("attempt", "status", "same", "expired", "interrupted", "hold")
-            .first()
-        )
+        free: Any = self._dialect.lockable(told, operation).select_for_update(skip_locked=skip)
+        row: tuple[Any, ...] | None = free.values_list(
+            "attempt", "status", "same", "expired", "interrupted", "hold"
+        ).first()
+        return row
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         headers = json.dumps(payload.headers) if payload.headers else "[]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.conf import settings
 
+from idempotency_django.stores.cached import CachedStore
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import StoreContract
@@ -22,12 +23,14 @@ class TestMemoryStore(StoreContract):
 
 class _DatabaseStore(StoreContract):
     name: str
+    cached: bool = False
 
     @pytest.fixture(autouse=True)
     def _store(self) -> None:
         if self.name not in settings.ALIASES:
             pytest.skip(f"NO {self.name} HERE")
-        self.store = DatabaseStore("default", using=settings.ALIASES[self.name])
+        store = CachedStore if self.cached else DatabaseStore
+        self.store = store("default", using=settings.ALIASES[self.name])
 
 
 @ALL_DATABASES
@@ -50,3 +53,11 @@ class TestSQLite(_DatabaseStore):
 
     name = "sqlite"
     tells_at_once = False
+
+
+@ALL_DATABASES
+class TestCached(_DatabaseStore):
+    """The database store behind a cache, on PostgreSQL."""
+
+    name = "postgres"
+    cached = True

@@ -1,0 +1,200 @@
+"""The database store behind a cache: a replay costs no statement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, Final
+
+from django.conf import settings
+from django.core.cache import caches
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
+from django.db.models import ExpressionWrapper, F, fields
+
+from ..models import DatabaseNow
+from ..records import Claim, Operation, Payload, Record, Status
+from .database import DatabaseStore
+
+logger = logging.getLogger("idempotency_django")
+
+FORGOTTEN: Final = b""
+"""What stands in the place of an answer that must not be put back by a request under way."""
+
+_OWN_MEMORY: Final = ("LocMemCache", "DummyCache")
+
+
+class CachedStore(DatabaseStore):
+    """The database is the truth; completed answers are read through one of Django's caches.
+
+    An answer is put into the cache after the commit that stored it, and never stays there longer
+    than its record lives. Replays from the cache are not counted, and records whose time to live
+    counts from their last use are not cached. A fault of the cache is logged and shown to nobody:
+    the database answers then.
+
+    Args:
+        alias: the store's name in ``IDEMPOTENCY["STORES"]``.
+        using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
+        cache: the cache, by its alias in ``CACHES``. All processes must share it.
+        max_age: how long an answer is cached at most, in seconds. A record that is deleted while
+            the cache cannot be reached may be replayed for so long.
+        prefix: of the names in the cache.
+    """
+
+    recalls: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        using: str = "default",
+        cache: str = "default",
+        max_age: float = 600,
+        prefix: str = "idempotency",
+    ) -> None:
+        super().__init__(alias, using=using)
+        self.cache = cache
+        self.max_age = max_age
+        self.prefix = prefix
+
+    def recall(self, operation: Operation) -> Record | None:
+        if operation.extend_on_replay:
+            return None
+        try:
+            cached = caches[self.cache].get(self._name(operation.key, operation.scope))
+        except Exception:
+            logger.warning("The cache %r of answers cannot be read.", self.cache, exc_info=True)
+            return None
+        return _decoded(cached, operation) if cached else None
+
+    def forget(self, key: str, scope: str) -> None:
+        try:
+            caches[self.cache].set(self._name(key, scope), FORGOTTEN, int(self.max_age))
+        except Exception:
+            logger.exception(
+                "The cached answer of %s could not be removed: it may be replayed for up to %d "
+                "seconds.",
+                key,
+                self.max_age,
+            )
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        asked = time.monotonic()
+        found = super().acquire(operation)
+        if isinstance(found, Record) and found.status is Status.COMPLETED and not found.expired:
+            self._remember(found, self._lifetime_left(found), asked)
+        return found
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        completed = super().complete(claim, payload)
+        if completed:
+            operation = claim.operation
+            record = Record(
+                key=claim.key,
+                scope=claim.scope,
+                status=Status.COMPLETED,
+                attempt=claim.attempt,
+                fingerprint=operation.fingerprint,
+                payload=payload,
+                record_id=claim.record_id,
+            )
+            self.on_commit(lambda: self._remember(record, operation.ttl, claim.asked))
+        return completed
+
+    def check(self) -> Sequence[CheckMessage]:
+        return [*super().check(), *self._check_cache()]
+
+    def _check_cache(self) -> Sequence[CheckMessage]:
+        if self.cache not in settings.CACHES:
+            return [
+                Error(
+                    f"The store {self.alias!r} uses the cache {self.cache!r}, which is not in "
+                    "CACHES.",
+                    hint=f"CACHES has: {', '.join(map(repr, settings.CACHES))}.",
+                    id="idempotency_django.E013",
+                )
+            ]
+        backend = str(settings.CACHES[self.cache].get("BACKEND", ""))
+        if not backend.endswith(_OWN_MEMORY):
+            return []
+        return [
+            Warning(
+                f"The store {self.alias!r} uses the cache {self.cache!r}, which each process has "
+                "for itself.",
+                hint=(
+                    "What is deleted in one process would still be replayed by the others. Use a "
+                    "cache that all of them share, such as Redis."
+                ),
+                id="idempotency_django.W018",
+            )
+        ]
+
+    def _remember(self, record: Record, left: timedelta | None, since: float) -> None:
+        """Cache a committed answer for the time that was left of its life at that moment."""
+        lifetime = self.max_age
+        if left is not None:
+            # A second less, as clocks do not run alike.
+            lifetime = min(lifetime, left.total_seconds() - (time.monotonic() - since) - 1)
+        if lifetime < 1:
+            return
+        name = self._name(record.key, record.scope)
+        try:
+            # Only where nothing is: what was forgotten meanwhile must stay so.
+            caches[self.cache].add(name, _encoded(record), int(lifetime))
+        except Exception:
+            logger.warning("An answer could not be cached in %r.", self.cache, exc_info=True)
+
+    def _lifetime_left(self, record: Record) -> timedelta | None:
+        """How long a record still lives, by the database's clock; ``None``: for ever."""
+        left = ExpressionWrapper(F("expires_at") - DatabaseNow(), fields.DurationField())
+        rows = self._rows.filter(pk=record.record_id).annotate(left=left)
+        found: Any = rows.values_list("left", "expires_at").first()
+        if found is None:
+            return timedelta(0)
+        return None if found[1] is None else found[0]
+
+    def _name(self, key: str, scope: str) -> str:
+        digest = hashlib.sha256(f"{len(key)}:{key}{scope}".encode()).hexdigest()
+        return f"{self.prefix}:{self.alias}:{digest}"
+
+
+def _encoded(record: Record) -> bytes:
+    payload = record.payload
+    assert payload is not None  # noqa: S101  # a completed record has one
+    told = [
+        record.key,
+        record.scope,
+        record.attempt,
+        record.fingerprint,
+        payload.status,
+        payload.headers,
+        payload.body is not None,
+        record.record_id,
+    ]
+    return json.dumps(told).encode() + b"\n" + (payload.body or b"")
+
+
+def _decoded(cached: Any, operation: Operation) -> Record | None:
+    """The record of the operation that was cached; ``None``: it is not one."""
+    try:
+        told, _, body = cached.partition(b"\n")
+        key, scope, attempt, fingerprint, status, headers, has_body, record_id = json.loads(told)
+        pairs = tuple((name, value) for name, value in headers)
+    except (AttributeError, TypeError, ValueError):
+        logger.warning("What is cached for %s is no answer; the database is asked.", operation.key)
+        return None
+    if (key, scope) != (operation.key, operation.scope):
+        return None
+    return Record(
+        key=key,
+        scope=scope,
+        status=Status.COMPLETED,
+        attempt=attempt,
+        fingerprint=fingerprint,
+        payload=Payload(status, pairs, body if has_body else None),
+        counted=True,
+        record_id=record_id,
+    )
