@@ -16,6 +16,7 @@ DEFAULTS = {
     "POLICY": {},
     "REPLAYED_HEADER": "Idempotent-Replayed",
     "STATUS_CODES": {},
+    "STATUS_VIEW": "idempotency-status",
     "STORES": DEFAULT_STORES,
 }
 OTHERS = {
@@ -25,6 +26,7 @@ OTHERS = {
     "POLICY": {"required": True},
     "REPLAYED_HEADER": "X-Replayed",
     "STATUS_CODES": {"mismatch": 409},
+    "STATUS_VIEW": "operation",
     "STORES": {},
 }
 

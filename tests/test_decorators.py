@@ -352,26 +352,6 @@ class TestForms:
 class TestMisuse:
     """What cannot be protected is refused when it is defined, and says what to do."""
 
-    def test_async_view(self) -> None:
-        """An async view cannot hold a transaction."""
-        with pytest.raises(ImproperlyConfigured, match="make the view sync"):
-
-            @idempotent
-            async def view(request: HttpRequest) -> HttpResponse:
-                return HttpResponse()
-
-    def test_async_class(self) -> None:
-        """Nor can an async class-based view."""
-
-        class Async(View):
-            async def post(self, request: HttpRequest) -> HttpResponse:
-                return HttpResponse()
-
-        with pytest.raises(ImproperlyConfigured, match="make the view sync"):
-            idempotent(Async.as_view())
-        with pytest.raises(ImproperlyConfigured, match="make the view sync"):
-            idempotent(Async)
-
     def test_no_view(self) -> None:
         """A class that is no view."""
         with pytest.raises(ImproperlyConfigured, match="which is no view"):

@@ -25,9 +25,10 @@ from rest_framework.views import APIView, exception_handler
 from idempotency_django import keys, scopes, signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotencyAPIException, IdempotentViewMixin
+from idempotency_django.executions import Execution
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy
-from idempotency_django.records import Call, Claim, Record
+from idempotency_django.records import Call, Record
 from tests.models import Effect
 from tests.support import (
     assert_problem,
@@ -236,7 +237,7 @@ def below(request: Request) -> Response:
 
 
 def function(request: Request) -> Response:
-    assert isinstance(request.idempotency, Claim)
+    assert isinstance(request.idempotency, Execution)
     Effect.objects.create(reference=request.data["reference"])
     return Response({"attempt": request.idempotency.attempt}, status=201)
 

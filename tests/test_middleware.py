@@ -407,7 +407,7 @@ class TestNeighbours:
 
 
 class TestAsync:
-    """Under ASGI sync views keep their transaction; async views are not protected."""
+    """Under ASGI sync views keep their transaction; async views have leases."""
 
     @pytest.fixture
     def async_client(self) -> AsyncClient:
@@ -442,15 +442,20 @@ class TestAsync:
         assert self.send(async_client, "/plain/", None).status_code == 201
 
     @pytest.mark.parametrize("url", ["/async/", "/async-class/"])
-    def test_async_view(
-        self, async_client: AsyncClient, url: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """An async view runs unprotected, and the log says so."""
+    def test_async_view(self, async_client: AsyncClient, url: str) -> None:
+        """An async view under ASGI: one effect, then replays."""
         key = new_key()
-        for _ in range(2):
-            assert self.send(async_client, url, key).status_code == 200
-        assert "its view is async and is not protected" in caplog.text
-        assert effects("async") == 2
+        assert not is_replay(self.send(async_client, url, key))
+        assert is_replay(self.send(async_client, url, key))
+        assert effects("async") == 1
+
+    @pytest.mark.parametrize("url", ["/async/", "/async-class/"])
+    def test_async_view_under_wsgi(self, client: Client, url: str) -> None:
+        """An async view under WSGI likewise."""
+        key = new_key()
+        assert not is_replay(post(client, url, key))
+        assert is_replay(post(client, url, key))
+        assert effects("async") == 1
 
     def test_is_a_coroutine_under_asgi(self) -> None:
         """Django sees which kind it is."""

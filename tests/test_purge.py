@@ -304,7 +304,7 @@ def test_plan(analyzed: bool) -> None:
         "idempotency_django_idempotencykey_pkey",
         "idempotency_step_position_uniq",
     }
-    assert all(step["Actual Rows"] <= batch for step in steps)
+    assert all(step["Actual Rows"] <= 2 * batch for step in steps)  # a record's two steps
 
 
 class Endless(MemoryStore):

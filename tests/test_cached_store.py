@@ -1,0 +1,221 @@
+"""``CachedStore``: replays without a statement, and a cache that outlives nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.cache import caches
+from django.core.cache.backends.locmem import LocMemCache
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.records import Claim, Operation, Record
+from idempotency_django.stores import stores
+from idempotency_django.stores.cached import CachedStore
+from idempotency_django.testing import ANSWER, an_operation
+from tests.models import Effect
+from tests.servers import valkey
+from tests.support import assert_replays, effects, new_key, post
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+STORES = {"default": {"BACKEND": "idempotency_django.stores.cached.CachedStore"}}
+
+
+class Broken(LocMemCache):
+    """A cache that cannot be reached."""
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        raise ConnectionError("no cache")
+
+    add = set = get
+
+
+@idempotent
+def order(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    return HttpResponse(b"\x00\xff", status=201, headers={"Location": "/orders/1"})
+
+
+@idempotent(mode="leased")
+def leased(request: HttpRequest) -> HttpResponse:
+    return order.__wrapped__(request)
+
+
+urlpatterns = [path("order/", csrf_exempt(order)), path("leased/", csrf_exempt(leased))]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A Valkey of the module's own."""
+    with valkey() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["valkey", "memory"], autouse=True)
+def cache(request: pytest.FixtureRequest, server: str) -> Iterator[Any]:
+    """A cache, empty."""
+    backend = {
+        "valkey": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server},
+        "memory": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    }[request.param]
+    broken = {"BACKEND": f"{__name__}.Broken"}
+    with override_settings(
+        CACHES={"default": backend, "broken": broken},
+        IDEMPOTENCY={"STORES": STORES},
+        ROOT_URLCONF=__name__,
+    ):
+        caches["default"].clear()
+        yield caches["default"]
+
+
+@pytest.fixture
+def store() -> CachedStore:
+    made = stores["default"]
+    assert isinstance(made, CachedStore)
+    return made
+
+
+def completed(store: CachedStore, **changes: Any) -> Operation:
+    """An operation that was executed."""
+    operation = an_operation(**changes)
+    with store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        assert store.complete(claim, ANSWER)
+    return operation
+
+
+@pytest.mark.parametrize("url", ["/order/", "/leased/"])
+def test_a_replay_costs_no_statement(client: Client, url: str) -> None:
+    """Every replay, the first one too, comes from the cache alone; it is the first answer."""
+    key = new_key()
+    first = post(client, url, key)
+    with CaptureQueriesContext(connection) as queries:
+        assert_replays(first, post(client, url, key))
+        assert post(client, url, key, reference="b").status_code == 422
+    assert [query["sql"] for query in queries if query["sql"] not in ("BEGIN", "COMMIT")] == []
+    assert effects() == 1
+
+
+def test_nothing_is_cached_before_the_commit(store: CachedStore) -> None:
+    """What is rolled back was never in the cache."""
+    operation = an_operation()
+    with pytest.raises(InterruptedError), store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        store.complete(claim, ANSWER)
+        assert store.recall(operation) is None
+        raise InterruptedError
+    assert store.recall(operation) is None
+
+
+def test_the_cache_is_filled_again(store: CachedStore, cache: Any) -> None:
+    """What the cache has lost is read from the database once, and cached again."""
+    operation = completed(store)
+    cache.clear()
+    assert store.recall(operation) is None
+    with store.transaction():
+        assert isinstance(store.acquire(operation), Record)
+    known = store.recall(operation)
+    assert known is not None
+    assert known.payload == ANSWER
+
+
+def test_no_longer_than_the_record(store: CachedStore, cache: Any) -> None:
+    """Nothing is cached beyond the end of its record's life, by the database's clock."""
+    short = completed(store, ttl=timedelta(seconds=1))
+    assert store.recall(short) is None
+    operation = completed(store, ttl=timedelta(seconds=60))
+    cache.clear()
+    IdempotencyKey.objects.update(expires_at=DatabaseNow() + timedelta(seconds=1.5))
+    with store.transaction():
+        store.acquire(operation)
+    assert store.recall(operation) is None
+
+
+def test_permanent_records(store: CachedStore, cache: Any) -> None:
+    """A record that never expires is cached for ``max_age``."""
+    operation = completed(store, ttl=None)
+    assert store.recall(operation) is not None
+    cache.clear()
+    with store.transaction():
+        store.acquire(operation)
+    assert store.recall(operation) is not None
+
+
+def test_forgotten_stays_so(store: CachedStore) -> None:
+    """What was forgotten is not put back by a request that had read it before."""
+    operation = completed(store)
+    under_way = store.acquire(operation)
+    store.forget(operation.key, operation.scope)
+    assert store.recall(operation) is None
+    assert isinstance(under_way, Record)
+    store._remember(under_way, None, 0)
+    assert store.recall(operation) is None
+    with store.transaction():
+        assert isinstance(store.acquire(operation), Record)
+    assert store.recall(operation) is None
+
+
+def test_life_from_the_last_use(store: CachedStore) -> None:
+    """Where every use counts, every use goes to the database."""
+    operation = completed(store)
+    assert store.recall(replace(operation, extend_on_replay=True)) is None
+
+
+def test_somebody_elses_answer(store: CachedStore, cache: Any) -> None:
+    """What is cached is for its key and its scope, even if two names of the cache collide."""
+    operation = completed(store)
+    other = an_operation(scope="user:2|POST /charges/")
+    stolen = cache.get(store._name(operation.key, operation.scope))
+    cache.set(store._name(other.key, other.scope), stolen)
+    assert store.recall(other) is None
+    assert store.recall(an_operation(key=operation.key, scope="user:2")) is None
+
+
+@pytest.mark.parametrize("rubbish", [b"[]", b"no\nbody", "text", 17, b'["k"]\nbody', {"a": 1}])
+def test_rubbish_in_the_cache(store: CachedStore, cache: Any, rubbish: object) -> None:
+    """What is no answer is logged and not given; the database answers."""
+    operation = completed(store)
+    cache.set(store._name(operation.key, operation.scope), rubbish)
+    assert store.recall(operation) is None
+    with store.transaction():
+        found = store.acquire(operation)
+    assert isinstance(found, Record)
+    assert found.payload == ANSWER
+
+
+def test_faults_are_logged_and_not_shown(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """While the cache cannot be reached, the database answers."""
+    broken = {"default": {**STORES["default"], "OPTIONS": {"cache": "broken"}}}
+    with override_settings(IDEMPOTENCY={"STORES": broken}), caplog.at_level(logging.WARNING):
+        key = new_key()
+        first = post(client, "/order/", key)
+        assert_replays(first, post(client, "/order/", key))
+        stores["default"].forget(key, "scope")
+    assert effects() == 1
+    assert "cannot be read" in caplog.text
+    assert "could not be cached" in caplog.text
+    assert "may be replayed for up to 600 seconds" in caplog.text
+
+
+def test_checks(cache: Any) -> None:
+    """A cache that is not there, or that each process has for itself, is told."""
+
+    def ids(**options: Any) -> list[str | None]:
+        return [message.id for message in CachedStore("default", **options).check()]
+
+    assert "idempotency_django.E013" in ids(cache="missing")
+    assert ("idempotency_django.W018" in ids()) is isinstance(cache, LocMemCache)
