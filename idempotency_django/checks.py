@@ -15,6 +15,14 @@ id                                     what is wrong
 ``idempotency_django.E010``            our middleware stands before the authentication's
 ``idempotency_django.E011``            ``IdempotentViewMixin`` behind ``APIView``: no protection
 ``idempotency_django.E012``            ``idempotency_policies`` names an action that is not
+``idempotency_django.E013``            a store cannot work with the cache that it is to use
+``idempotency_django.E014``            the Redis server is older than 6.2
+``idempotency_django.W015``            the Redis server may evict keys: a retry would be executed again
+``idempotency_django.W016``            the Redis server cannot be reached
+``idempotency_django.W017``            fewer replicas than ``wait_replicas``: nothing is executed
+``idempotency_django.W018``            each process has the cache of answers for itself
+``idempotency_django.E019``            a policy asks for what its store or its mode cannot promise
+``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 =====================================  =========================================================
 """
 
@@ -32,8 +40,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
 from .conf import NAMES, conf
+from .engine import lease_of
 from .middleware import IdempotencyMiddleware, skipped_middleware
 from .policy import UNSET, Policy
+from .status import status_url
 from .stores import stores
 
 OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
@@ -87,10 +97,11 @@ def check_stores(**_: Any) -> Sequence[CheckMessage]:
         except ImproperlyConfigured as error:
             messages.append(Error(str(error), id="idempotency_django.E003"))
     try:
-        alias = Policy().resolved().store
+        policy = Policy().resolved()
     except ImproperlyConfigured:
         return messages  # said by check_settings
-    return [*messages, *_unknown_store(alias, "IDEMPOTENCY['POLICY']")]
+    where = "IDEMPOTENCY['POLICY']"
+    return [*messages, *_unknown_store(policy.store, where), *_promise(policy, where)]
 
 
 def _aliases() -> list[str]:
@@ -201,6 +212,25 @@ def _check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
         return
     if policy.store is not UNSET:
         yield from _unknown_store(policy.store, where)
+    yield from _promise(policy, where)
+
+
+def _promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
+    """What the policy asks for and nobody can promise."""
+    try:
+        resolved = policy.resolved()
+        store = stores[resolved.store]
+    except ImproperlyConfigured:
+        return  # said elsewhere
+    try:
+        lease_of(resolved, store)
+    except ImproperlyConfigured as error:
+        yield Error(str(error), hint=f"It is {where}.", id="idempotency_django.E019")
+    if resolved.on_conflict == "accepted":
+        try:
+            status_url("token")
+        except ImproperlyConfigured as error:
+            yield Error(str(error), hint=f"It is {where}.", id="idempotency_django.E020")
 
 
 def _subclasses(of: type[Any]) -> Iterator[type[Any]]:

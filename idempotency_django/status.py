@@ -37,8 +37,17 @@ def location(store: Store, operation: Operation) -> str:
         ImproperlyConfigured: the project's URLs have no status view.
     """
     named = [store.alias, operation.key, operation.scope, operation.principal]
+    return status_url(signing.dumps(named, salt=SALT))
+
+
+def status_url(token: str) -> str:
+    """The path of the status view for a token.
+
+    Raises:
+        ImproperlyConfigured: the project's URLs have no status view.
+    """
     try:
-        return reverse(conf.status_view, args=[signing.dumps(named, salt=SALT)])
+        return reverse(conf.status_view, args=[token])
     except NoReverseMatch as error:
         raise ImproperlyConfigured(
             "An idempotency policy has on_conflict='accepted', but no URL is named "

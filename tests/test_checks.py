@@ -6,6 +6,7 @@ import gc
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +17,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections
 from django.test import override_settings
+from django.urls import path
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
@@ -26,6 +28,7 @@ from idempotency_django.policy import Policy
 from idempotency_django.stores import Store, stores
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.views import IdempotencyStatusView
 
 OURS = "idempotency_django.middleware.IdempotencyMiddleware"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"
@@ -581,3 +584,44 @@ def test_command() -> None:
     """``manage.py check`` fails for what is wrong, and so does every command that runs it."""
     with configured(STORE={}), pytest.raises(SystemCheckError, match="E001"):
         call_command("check")
+
+
+@pytest.mark.parametrize(
+    ("policy", "store", "said"),
+    [
+        ({"mode": "transactional"}, MEMORY, "has no transactions"),
+        ({"mode": "leased", "ttl": timedelta(seconds=20)}, DATABASE, "not longer than its lease"),
+        ({"on_conflict": "accepted"}, DATABASE, "in the transactional mode"),
+    ],
+)
+def test_promises_that_nobody_can_keep(policy: dict[str, Any], store: str, said: str) -> None:
+    """A policy that its store or its mode cannot fulfil is told, for the project and for a view."""
+
+    class View(IdempotentViewMixin, APIView):
+        idempotency_policy = Policy(**policy)
+
+    stores_ = {"default": {"BACKEND": store}}
+    with configured(STORES=stores_), override_settings(ROOT_URLCONF=__name__):
+        errors = [message for message in found() if message.id == "idempotency_django.E019"]
+    assert len(errors) == 1
+    assert said in errors[0].msg
+    assert "View.idempotency_policy" in str(errors[0].hint)
+    with configured(STORES=stores_, POLICY=policy), override_settings(ROOT_URLCONF=__name__):
+        hints = [str(m.hint) for m in found() if m.id == "idempotency_django.E019"]
+    assert "It is IDEMPOTENCY['POLICY']." in hints
+    del View
+    gc.collect()
+
+
+def test_accepted_without_a_status_view() -> None:
+    """Who answers 202 must have a place to point at."""
+    policy = {"mode": "leased", "on_conflict": "accepted"}
+    with configured(POLICY=policy):
+        assert "no URL is named 'idempotency-status'" in only("E020").msg
+    with configured(POLICY=policy), override_settings(ROOT_URLCONF=__name__):
+        assert found() == []
+
+
+urlpatterns = [
+    path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status")
+]
