@@ -18,7 +18,7 @@ signal             sent when                                   further arguments
 ``released``       an attempt was rolled back for another      ``attempt``, ``error``
                    answer that is not kept; the key is free
 ``lost``           an owner came too late to complete: its     ``attempt``
-                   lease had ended, a successor had taken over
+                   lease had ended, it was taken over
 =================  ==========================================  ============================
 
 Each claimed attempt ends in exactly one of ``completed``, ``failed``, ``released`` and ``lost``,

@@ -1,4 +1,4 @@
-"""The documented statements of the transactional mode are those that PostgreSQL is sent."""
+"""The documented statements of the two modes are those that PostgreSQL is sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.docs.examples import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "transactional-mode.md"
-KEYWORDS = re.compile(r"^(BEGIN|COMMIT|ROLLBACK|INSERT|SELECT|UPDATE)", re.MULTILINE)
+KEYWORDS = re.compile(r"^(BEGIN|COMMIT|ROLLBACK|INSERT|SELECT|UPDATE|DELETE)", re.MULTILINE)
 
 pytestmark = [
     pytest.mark.postgres,
@@ -37,7 +37,14 @@ def charge(request: HttpRequest) -> JsonResponse:
     return JsonResponse({}, status=201)
 
 
-urlpatterns = [path("charges/", charge)]
+@idempotent(mode="leased")
+def leased_charge(request: HttpRequest) -> JsonResponse:
+    if "step" in request.GET:
+        request.idempotency.step("charge", lambda: 17)  # type: ignore[attr-defined]
+    return JsonResponse({}, status=201)
+
+
+urlpatterns = [path("charges/", charge), path("leased/", leased_charge)]
 
 
 def documented(heading: str) -> list[str]:
@@ -49,11 +56,11 @@ def documented(heading: str) -> list[str]:
     return KEYWORDS.findall(re.sub(r"(INSERT [^;]*?)\nSELECT", r"\1 SELECT", block))
 
 
-def sent(client: Client, key: str, query: str = "") -> list[str]:
+def sent(client: Client, key: str, query: str = "", url: str = "/charges/") -> list[str]:
     """The statements that a request leads to, its view's own apart."""
     client.raise_request_exception = False
     with CaptureQueriesContext(connection) as queries:
-        client.post(f"/charges/{query}", headers={"Idempotency-Key": key})
+        client.post(f"{url}{query}", headers={"Idempotency-Key": key})
     statements = [query["sql"] for query in queries if Charge._meta.db_table not in query["sql"]]
     return [KEYWORDS.findall(statement)[0] for statement in statements]
 
@@ -79,7 +86,9 @@ def test_taking_over(client: Client, earlier: str) -> None:
     if earlier == "expired":
         IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(seconds=1))
     looked_up = documented("A duplicate while the first one runs")[:-1]
-    claimed = [*looked_up, *documented("A failed or expired record")]
+    locked, *rest = documented("A failed or expired record")
+    # The steps of an expired record go before it is started over.
+    claimed = [*looked_up, locked, *(["DELETE"] if earlier == "expired" else []), *rest]
     assert sent(client, key, query)[: len(claimed)] == claimed
 
 
@@ -87,3 +96,16 @@ def test_roll_back(client: Client) -> None:
     """A failed attempt is rolled back and written down in a transaction of its own."""
     statements = sent(client, str(uuid.uuid4()), "?fail")
     assert statements == ["BEGIN", "INSERT", *documented("An attempt that is rolled back")]
+
+
+def test_leased(client: Client) -> None:
+    """A leased request claims and completes, each by itself; a step is one statement more."""
+    page = (PAGE.parent / "leases.md").read_text()
+    request, step = (
+        KEYWORDS.findall(re.sub(r"\nSELECT", " SELECT", block))
+        for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    )
+    claim, complete = request
+    assert sent(client, str(uuid.uuid4()), url="/leased/") == [claim, complete]
+    statements = sent(client, str(uuid.uuid4()), "?step", url="/leased/")
+    assert statements == [claim, "BEGIN", *step, "COMMIT", complete]
