@@ -17,7 +17,7 @@ id                                     what is wrong
 ``idempotency_django.E012``            ``idempotency_policies`` names an action that is not
 ``idempotency_django.E013``            a store cannot work with the cache that it is to use
 ``idempotency_django.E014``            the Redis server is older than 6.2
-``idempotency_django.W015``            the Redis server may evict keys: a retry would be executed again
+``idempotency_django.W015``            the Redis server may evict keys, which retries then execute
 ``idempotency_django.W016``            the Redis server cannot be reached
 ``idempotency_django.W017``            fewer replicas than ``wait_replicas``: nothing is executed
 ``idempotency_django.W018``            each process has the cache of answers for itself

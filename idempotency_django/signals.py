@@ -11,7 +11,7 @@ signal             sent when                                   further arguments
                    transactional mode inside its transaction
 ``completed``      the effect and its answer are committed     ``attempt``, ``payload``
 ``replayed``       a stored answer was given                   ``record``
-``conflicted``     a request was told "in progress"            (none)
+``conflicted``     a request was told "in progress" or "held"  (none)
 ``mismatched``     a key came with a different request         ``record``
 ``failed``         an attempt raised, or answered 5xx, and     ``attempt``, ``error``
                    was rolled back; the key is free

@@ -1,0 +1,225 @@
+"""The store in Redis or Valkey: leases only, and what the server forgets is forgotten."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, NoReturn
+
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+
+from ..errors import StoreUnavailable
+from ..records import Claim, Operation, Payload, Record
+from .base import Store
+from .redis_checks import check_redis
+from .redis_codec import flag, milliseconds, read_record, text
+from .redis_server import Client, RedisServer
+
+logger = logging.getLogger("idempotency_django")
+
+
+class RedisStore(Store):
+    """Records as hashes of a Redis (6.2 or newer) or Valkey server, one key for each.
+
+    Every step is one Lua script on one key, and one round trip; all times are the server's. The
+    server forgets records by itself when their time to live is over, so ``retention`` has no
+    meaning here, and the first attempt after that is attempt 1 again. Nothing rolls back with this
+    store, and it keeps no recovery points. An operation without a lease stays claimed until its
+    owner completes or fails it.
+
+    Args:
+        alias: the store's name in ``IDEMPOTENCY["STORES"]``.
+        cache: a cache of django-redis, by its alias in ``CACHES``, whose primary is used.
+        connection_factory: instead of ``cache``: a function, or its dotted path, that returns the
+            ``redis.Redis`` or ``redis.cluster.RedisCluster`` to use; called once.
+        prefix: what the keys in Redis begin with.
+        wait_replicas: how many replicas must know of a claim before its operation is executed.
+        wait_timeout: how long to wait for them; when it is over, nothing is executed.
+        max_payload_bytes: bodies larger than this are not kept, so that a retry is told that its
+            operation was executed, but not with what answer; ``None``: all are kept.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        cache: str = "default",
+        connection_factory: str | Callable[[], Client] | None = None,
+        prefix: str = "idempotency",
+        wait_replicas: int = 0,
+        wait_timeout: timedelta = timedelta(milliseconds=500),
+        max_payload_bytes: int | None = 1024 * 1024,
+    ) -> None:
+        super().__init__(alias)
+        if wait_replicas < 0 or wait_timeout <= timedelta(0):
+            raise ImproperlyConfigured(
+                f"The store {alias!r} waits for {wait_replicas} replicas for {wait_timeout}; "
+                "neither may be negative, nor the time nothing."
+            )
+        self._server = RedisServer(cache, connection_factory)
+        self._prefix = prefix
+        self._wait_replicas = wait_replicas
+        self._wait_timeout = wait_timeout
+        self._max_payload_bytes = max_payload_bytes
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        token = secrets.token_hex(16)
+        reply, acknowledged = self._written(
+            "acquire",
+            operation.key,
+            operation.scope,
+            token,
+            operation.fingerprint,
+            milliseconds(operation.ttl),
+            milliseconds(operation.lease),
+            flag(operation.hold),
+            flag(operation.count_replays),
+            flag(operation.extend_on_replay),
+            *map(text, (operation.name, operation.principal, operation.method, operation.path)),
+        )
+        if reply[0] != b"claimed":
+            return self._record(operation.key, operation.scope, reply)
+        claim = Claim(operation, int(reply[1]), token)
+        if acknowledged < self._wait_replicas:
+            self._refuse(claim, acknowledged)
+        return claim
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        body = self._kept(claim, payload.body)
+        reply, acknowledged = self._written(
+            "complete",
+            claim.key,
+            claim.scope,
+            claim.token,
+            secrets.token_hex(8),
+            str(payload.status),
+            json.dumps(payload.headers),
+            "" if body is None else str(len(body)),
+            body or b"",
+        )
+        if reply and acknowledged < self._wait_replicas:
+            logger.warning(
+                "The answer of %s is known to %d of %d replicas: it may be lost in a fail-over.",
+                claim.operation.name,
+                acknowledged,
+                self._wait_replicas,
+            )
+        return bool(reply)
+
+    def fail(self, claim: Claim, error: str) -> bool:
+        return bool(
+            self._run(
+                "fail",
+                claim.key,
+                claim.scope,
+                claim.token,
+                secrets.token_hex(8),
+                text(error[:4096]),
+            )
+        )
+
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        lease = milliseconds(timedelta(seconds=seconds))
+        return bool(self._run("extend", claim.key, claim.scope, claim.token, lease))
+
+    def get(self, key: str, scope: str) -> Record | None:
+        reply = self._run("get", key, scope)
+        return self._record(key, scope, reply) if reply else None
+
+    def record_replay(self, record: Record, operation: Operation) -> None:
+        if not (operation.count_replays or operation.extend_on_replay):
+            return
+        try:
+            self._run(
+                "replay",
+                record.key,
+                record.scope,
+                str(record.attempt),
+                flag(operation.count_replays),
+                flag(operation.extend_on_replay),
+                milliseconds(operation.ttl),
+            )
+        except StoreUnavailable:
+            logger.warning("A replay of %s was not counted.", record.key, exc_info=True)
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        return 0
+
+    def check(self) -> Sequence[CheckMessage]:
+        return check_redis(self.alias, self._server, self._wait_replicas)
+
+    def redis_key(self, key: str, scope: str) -> str:
+        """Where the record is kept. The braces keep it on one node of a cluster."""
+        parts = f"{len(key)}:{key}{len(scope)}:{scope}"
+        return f"{self._prefix}:{{{sha256(parts.encode()).hexdigest()}}}"
+
+    def _run(self, script: str, key: str, scope: str, *arguments: str | bytes) -> Any:
+        reply = self._server.run(script, self.redis_key(key, scope), key, scope, *arguments)
+        return self._whole(key, scope, reply)
+
+    def _written(
+        self, script: str, key: str, scope: str, *arguments: str | bytes
+    ) -> tuple[Any, int]:
+        """The same, and how many replicas know of it, where somebody wants to know."""
+        if not self._wait_replicas:
+            return self._run(script, key, scope, *arguments), 0
+        reply, acknowledged = self._server.run_and_wait(
+            script,
+            self._wait_replicas,
+            int(milliseconds(self._wait_timeout)),
+            self.redis_key(key, scope),
+            key,
+            scope,
+            *arguments,
+        )
+        return self._whole(key, scope, reply), acknowledged
+
+    def _whole(self, key: str, scope: str, reply: Any) -> Any:
+        if isinstance(reply, list) and reply[0] == b"broken":
+            self._broken(key, scope, reply[1].decode("utf-8", "replace"))
+        return reply
+
+    def _record(self, key: str, scope: str, reply: list[bytes]) -> Record:
+        try:
+            return read_record(key, scope, reply)
+        except ValueError as error:
+            self._broken(key, scope, str(error))
+
+    def _broken(self, key: str, scope: str, problem: str) -> NoReturn:
+        """Neither answer from what is no whole record, nor execute what it may stand for."""
+        logger.error(
+            "What Redis holds as %s is no record of key %r in scope %r: %s. Delete it once you "
+            "know whether the operation was executed.",
+            self.redis_key(key, scope),
+            key,
+            scope,
+            problem,
+        )
+        raise StoreUnavailable
+
+    def _refuse(self, claim: Claim, acknowledged: int) -> NoReturn:
+        """Give back a claim that a fail-over might forget; nothing has been executed."""
+        problem = f"{acknowledged} of {self._wait_replicas} replicas knew of the claim in time"
+        logger.error("%s was not executed: %s.", claim.operation.name, problem)
+        try:
+            self.fail(claim, problem)
+        except StoreUnavailable:
+            logger.warning("The claim on %s stays until its lease is over.", claim.operation.name)
+        raise StoreUnavailable
+
+    def _kept(self, claim: Claim, body: bytes | None) -> bytes | None:
+        limit = self._max_payload_bytes
+        if body is None or limit is None or len(body) <= limit:
+            return body
+        logger.warning(
+            "The answer of %s has %d bytes, more than max_payload_bytes (%d): it is not kept.",
+            claim.operation.name,
+            len(body),
+            limit,
+        )
+        return None

@@ -1,0 +1,43 @@
+-- Claim the key, or say what is there; a replay is counted on the way.
+
+local key, scope, token, fingerprint = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local ttl, lease, hold = ARGV[5], ARGV[6], ARGV[7]
+local count, extend = ARGV[8], ARGV[9]
+
+local clock = now()
+local record, problem = load(key, scope)
+if problem then return broken(problem) end
+
+local function is_free()
+  if record.status == 'failed' or is_expired(record, clock) then return true end
+  return lease_is_over(record, clock) and record.hold ~= '1' and record.fingerprint == fingerprint
+end
+
+local attempt = 1
+if is_owned(record, token) then
+  -- The client sent this very claim again, because its connection broke before the answer came. It
+  -- is written again as well: WAIT counts from the last write of the connection it is sent on.
+  attempt = tonumber(record.attempt)
+elseif record then
+  if not is_free() then
+    local replayed = record.status == 'completed' and record.fingerprint == fingerprint
+    local counted = replayed and (count == '1' or extend == '1')
+    if counted then note_replay(count, extend, ttl, clock) end
+    return describe(record, clock, counted)
+  end
+  attempt = tonumber(record.attempt) + 1
+end
+
+local lease_ends = lease == '' and '' or ms(clock + tonumber(lease))
+local expires = ttl == '' and '' or ms(clock + tonumber(ttl))
+redis.call(
+  'HSET', KEYS[1],
+  'version', VERSION, 'key', key, 'scope', scope, 'status', 'in_progress',
+  'attempt', ms(attempt), 'token', token, 'fingerprint', fingerprint,
+  'lease', lease_ends, 'hold', hold, 'expires', expires, 'settled', '',
+  'code', '', 'headers', '', 'size', '', 'body', '', 'error', '',
+  'created', ms(clock), 'completed', '', 'replays', '0', 'last_replayed', '',
+  'operation', ARGV[10], 'principal', ARGV[11], 'method', ARGV[12], 'path', ARGV[13]
+)
+keep(lease_ends, hold, expires, clock)
+return {'claimed', ms(attempt)}

@@ -1,0 +1,200 @@
+"""How the Redis store reaches its server: scripts by their digest, and WAIT behind them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha1
+from importlib import resources
+from typing import Any, Final
+
+from django.core.cache import InvalidCacheBackendError
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+from django_redis import get_redis_connection  # type: ignore[import-untyped]
+from redis import Redis
+from redis.client import NEVER_DECODE
+from redis.cluster import RedisCluster
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..errors import StoreUnavailable
+
+logger = logging.getLogger("idempotency_django")
+
+Client = Redis | RedisCluster  # whose annotations say too little to check anything by them
+FAULTS: Final = (RedisError, RedisClusterException, OSError)
+REDIRECTIONS: Final = 5
+"""How often a cluster may say that a key is elsewhere before it counts as unreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script and the digest that the server knows it by."""
+
+    text: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    """The script of that name in ``redis_scripts``, behind what all of them share."""
+    folder = resources.files(__package__) / "redis_scripts"
+    text = "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("record", name))
+    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@contextmanager
+def reachable() -> Iterator[None]:
+    """Say in the store's own terms that Redis is absent, full, read-only or otherwise of no use."""
+    try:
+        yield
+    except FAULTS as error:
+        raise StoreUnavailable from error
+
+
+class RedisServer:
+    """The server, or the cluster, behind a cache of django-redis or a connection factory."""
+
+    def __init__(self, cache: str, connection_factory: str | Callable[[], Client] | None) -> None:
+        self._cache = cache
+        self._factory = connection_factory
+        self._lock = threading.Lock()
+
+    def client(self) -> Client:
+        """The client; shared by all threads where a connection factory makes it.
+
+        Raises:
+            ImproperlyConfigured: there can be none.
+        """
+        if self._factory is not None:
+            with self._lock:
+                return self._made
+        try:
+            client: Client = get_redis_connection(self._cache, write=True)
+        except InvalidCacheBackendError as error:
+            raise ImproperlyConfigured(
+                f"There is no cache {self._cache!r} in CACHES that can be used: {error}."
+            ) from error
+        except NotImplementedError as error:
+            raise ImproperlyConfigured(
+                f"The cache {self._cache!r} is not one of django-redis that has one primary. Its "
+                "BACKEND must be django_redis.cache.RedisCache, without ShardClient."
+            ) from error
+        except ValueError as error:
+            raise ImproperlyConfigured(
+                f"The cache {self._cache!r} has no usable LOCATION: {error}"
+            ) from error
+        return client
+
+    @cached_property
+    def _made(self) -> Client:
+        factory = self._factory
+        if isinstance(factory, str):
+            try:
+                factory = import_string(factory)
+            except ImportError as error:
+                raise ImproperlyConfigured(
+                    f"The connection factory {factory!r} cannot be imported: {error}."
+                ) from error
+        client = factory() if callable(factory) else factory
+        if not isinstance(client, Client):
+            raise ImproperlyConfigured(
+                f"The connection factory {self._factory!r} must be a function that returns a "
+                f"redis.Redis or a redis.cluster.RedisCluster; it came to {client!r}."
+            )
+        return client
+
+    def run(self, name: str, key: str, *arguments: str | bytes) -> Any:
+        """Run the script on the key: one round trip.
+
+        Raises:
+            StoreUnavailable: it is not known whether it ran.
+        """
+        with reachable():
+            client = self.client()
+            return _loaded(script(name), key, arguments, lambda *command: _run(client, *command))
+
+    def run_and_wait(
+        self, name: str, replicas: int, milliseconds: int, key: str, *arguments: str | bytes
+    ) -> tuple[Any, int]:
+        """The same, and how many replicas know what it wrote, waiting so long for so many."""
+        wait = ("WAIT", replicas, milliseconds)
+        with reachable():
+            client = self.client()
+
+            def execute(*command: Any) -> tuple[Any, int]:
+                if isinstance(client, RedisCluster):
+                    return _on_primary(client, key, command, wait)
+                return _pipelined(client, command, wait)
+
+            result: tuple[Any, int] = _loaded(script(name), key, arguments, execute)
+        return result
+
+
+def _loaded(
+    script: Script, key: str, arguments: tuple[str | bytes, ...], execute: Callable[..., Any]
+) -> Any:
+    """Execute the script by its digest; by its text where the server has not seen it yet."""
+    try:
+        return execute("EVALSHA", script.sha, 1, key, *arguments)
+    except NoScriptError:
+        return execute("EVAL", script.text, 1, key, *arguments)
+
+
+def _run(client: Any, *command: Any) -> Any:
+    # Bytes, also from clients that are set to decode what they receive.
+    return client.execute_command(*command, **{NEVER_DECODE: True})
+
+
+def _pipelined(
+    node: Any, command: tuple[Any, ...], wait: tuple[Any, ...], *, asking: bool = False
+) -> tuple[Any, int]:
+    """Send both at once: WAIT speaks of what was written on its own connection."""
+    pipeline = node.pipeline(transaction=False)
+    if asking:
+        pipeline.execute_command("ASKING")
+    pipeline.execute_command(*command, **{NEVER_DECODE: True})
+    pipeline.execute_command(*wait)
+    *_, result, acknowledged = pipeline.execute(raise_on_error=False)
+    if isinstance(result, Exception):
+        raise result
+    if isinstance(acknowledged, Exception):
+        logger.error("Redis does not wait for replicas: %s", acknowledged)
+        return result, 0
+    return result, int(acknowledged)
+
+
+def _on_primary(
+    cluster: Any, key: str, command: tuple[Any, ...], wait: tuple[Any, ...]
+) -> tuple[Any, int]:
+    """The same on the node that has the key; the cluster's own pipelines know no WAIT."""
+    for _ in range(REDIRECTIONS):
+        node = cluster.get_node_from_key(key)
+        try:
+            return _pipelined(cluster.get_redis_connection(node), command, wait)
+        except MovedError:
+            cluster.nodes_manager.initialize()
+        except AskError as elsewhere:  # for this one command: the key's slot is on the move
+            node = cluster.get_node(host=elsewhere.host, port=elsewhere.port)
+            if node is not None:
+                target = cluster.get_redis_connection(node)
+                return _pipelined(target, command, wait, asking=True)
+            cluster.nodes_manager.initialize()
+        except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
+            with suppress(*FAULTS):  # so that the next call finds a new primary
+                cluster.nodes_manager.initialize()
+            raise
+    raise RedisError("The cluster says again and again that the key is elsewhere.")

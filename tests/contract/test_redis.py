@@ -1,0 +1,62 @@
+"""The store contract, over the Redis store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django_redis import get_redis_connection
+
+from idempotency_django.records import Record
+from idempotency_django.stores.redis import RedisStore
+from idempotency_django.testing import ANSWER, StoreContract, an_operation
+from tests.servers import Server, valkey
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One server for all of them; each test has keys of its own."""
+    with valkey() as started:
+        yield started
+
+
+class TestRedisStore(StoreContract):
+    """The Redis store on Valkey, which forgets by itself what is expired."""
+
+    forgets_expired = True
+
+    @pytest.fixture(autouse=True)
+    def _store(self, server: Server, settings: Any) -> Iterator[None]:
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        settings.CACHES = {"default": cache}
+        self.store = RedisStore("redis")
+        yield
+        get_redis_connection("default").connection_pool.disconnect()
+
+    def test_replay_starts_a_new_lifetime(self) -> None:
+        """With ``extend_on_replay`` the time to live counts from the last use."""
+        operation = an_operation(ttl=timedelta(milliseconds=300))
+        longer = an_operation(key=operation.key, extend_on_replay=True)
+        self.completed(operation)
+        self.store.record_replay(self.record(operation), longer)
+        self._outlives(operation)
+
+    def test_acquire_starts_a_new_lifetime(self) -> None:
+        """With ``extend_on_replay`` looking at it is the last use already."""
+        operation = an_operation(ttl=timedelta(milliseconds=300))
+        longer = an_operation(key=operation.key, extend_on_replay=True, count_replays=False)
+        self.completed(operation)
+        found = self.store.acquire(longer)
+        assert isinstance(found, Record)
+        assert found.counted
+        self._outlives(operation)
+
+    def _outlives(self, operation: Any) -> None:
+        """It is still there when one of the same age, without a new lifetime, is not."""
+        short = an_operation(ttl=operation.ttl)
+        self.completed(short)
+        self.expire(short)
+        assert self.record(operation).payload == ANSWER
+        assert not self.record(operation).expired
