@@ -126,7 +126,9 @@ class StoreContract:
 
         def is_over() -> bool:
             record = self.store.get(operation.key, operation.scope)
-            return record.expired if record and not self.forgets_expired else record is None
+            if record is None:
+                return self.forgets_expired
+            return record.expired and not self.forgets_expired
 
         eventually(is_over)
 
