@@ -11,7 +11,7 @@ import factory
 from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Status
 
 JSON = [["Content-Type", "application/json"], ["Location", "/api/charges/17/"]]
@@ -27,10 +27,16 @@ class IdempotencyKeyFactory(factory.django.DjangoModelFactory[IdempotencyKey]):
         in_progress = factory.Trait(
             status=Status.IN_PROGRESS,
             completed_at=None,
+            lease_expires_at=factory.LazyFunction(lambda: ago(seconds=-30)),
             response_status=None,
             response_headers="[]",
             response_body=None,
         )
+        # In progress, but the lease is over; held ones wait for an operator.
+        interrupted = factory.Trait(
+            in_progress=True, lease_expires_at=factory.LazyFunction(lambda: ago(minutes=5))
+        )
+        held = factory.Trait(interrupted=True, hold=True)
         failed = factory.Trait(
             status=Status.FAILED,
             response_status=None,
@@ -100,3 +106,20 @@ def records(count: int, alias: str = "default", **traits: Any) -> list[Idempoten
     """Several records in one of the databases, in one statement."""
     made = IdempotencyKeyFactory.build_batch(count, **traits)
     return IdempotencyKey.objects.using(alias).bulk_create(made)
+
+
+def step(made: IdempotencyKey, position: int = 0, **columns: Any) -> IdempotencyStep:
+    """A recovery point of a record, in its database."""
+    stored = IdempotencyStep(
+        record=made,
+        position=position,
+        **{
+            "name": f"step-{position}",
+            "attempt": 1,
+            "result": json.dumps({"position": position}),
+            "completed_at": made.created_at + timedelta(milliseconds=position),
+            **columns,
+        },
+    )
+    stored.save(using=made._state.db)
+    return stored

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from html import unescape
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.conf import settings
@@ -23,11 +23,13 @@ from idempotency_django.admin import IdempotencyKeyAdmin, answers, changelist, i
 from idempotency_django.admin.answers import Answer
 from idempotency_django.admin.changelist import AuditQuerySet
 from idempotency_django.admin.timeline import Event, timeline
-from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Claim, Operation
+from idempotency_django.stores import stores
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import an_operation
-from tests.factories import IdempotencyKeyFactory, StaffFactory, ago, record, records
+from tests.factories import IdempotencyKeyFactory, StaffFactory, ago, record, records, step
 from tests.plans import rows_read
 from tests.test_purge import held
 
@@ -55,6 +57,31 @@ def member(*permissions: str) -> Client:
     client = Client()
     client.force_login(StaffFactory(permissions=permissions))
     return client
+
+
+class Recalling(MemoryStore):
+    """A store that recalls answers, and notes what it is told to forget, and when."""
+
+    recalls = True
+    noted: ClassVar[list[tuple[str, str, str]]]
+
+    def forget(self, key: str, scope: str) -> None:
+        using = stores["default"].using
+        pending = using is not None and connections[using].in_atomic_block
+        self.noted.append((key, scope, "uncommitted" if pending else "committed"))
+
+
+@pytest.fixture
+def forgotten(alias: str) -> Iterator[list[tuple[str, str, str]]]:
+    """What a store that recalls answers is told to forget: key, scope, and when."""
+    Recalling.noted = []
+    configured = {
+        **settings.IDEMPOTENCY["STORES"],
+        "plain": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
+        "recalling": {"BACKEND": f"{__name__}.Recalling"},
+    }
+    with override_settings(IDEMPOTENCY={"STORES": configured}):
+        yield Recalling.noted
 
 
 @pytest.fixture
@@ -98,6 +125,8 @@ class TestList:
         record(alias, key="c", failed=True)
         record(alias, key="d", in_progress=True)
         record(alias, key="e", expired=True)
+        record(alias, key="f", interrupted=True, created_at=ago(days=3))
+        record(alias, key="g", held=True, created_at=ago(days=4))
         rows = page(operator, LIST).split("<tbody>")[1].split("</tbody>")[0].split("</tr>")
         texts = {row.partition('title="')[2][0]: row for row in rows if "title=" in row}
         told = {
@@ -106,8 +135,10 @@ class TestList:
             "c": ["failed", ">–<", "user:1|POST /api/charges/"],
             "d": ["in progress"],
             "e": ["1\xa0day ago"],
+            "f": [">interrupted<"],
+            "g": [">held<"],
         }
-        assert list(texts) == ["d", "c", "b", "a", "e"]  # the newest first
+        assert list(texts) == ["d", "c", "b", "a", "e", "f", "g"]  # the newest first
         assert {key: [w for w in words if w not in texts[key]] for key, words in told.items()} == {
             key: [] for key in told
         }
@@ -141,6 +172,7 @@ class TestList:
             "error__contains=bob",
             "owner_token=5",
             "response_headers=[]",
+            "steps__result__contains=17",
         ],
     )
     def test_secrets_cannot_be_filtered_by(self, operator: Client, lookup: str) -> None:
@@ -153,7 +185,8 @@ class TestList:
         record(alias)
         with CaptureQueriesContext(connections[alias]) as few:
             page(operator, LIST)
-        records(40, alias)
+        records(20, alias)
+        records(20, alias, held=True)
         with CaptureQueriesContext(connections[alias]) as many:
             page(operator, LIST)
         assert len(many) == len(few)
@@ -196,9 +229,15 @@ class TestFinding:
     @pytest.mark.parametrize(
         ("query", "found"),
         [
-            ({"status__exact": "failed"}, {"failed"}),
-            ({"status__exact": "in_progress"}, {"in_progress"}),
-            ({"expiry": "live"}, {"stored", "permanent", "tombstone", "in_progress", "failed"}),
+            ({"state": "failed"}, {"failed"}),
+            ({"state": "in_progress"}, {"in_progress"}),
+            ({"state": "interrupted"}, {"interrupted"}),
+            ({"state": "held"}, {"held"}),
+            ({"state": "klingon", "expiry": "purgeable"}, {"purgeable"}),
+            (
+                {"expiry": "live"},
+                set("stored permanent tombstone in_progress interrupted held failed".split()),
+            ),
             ({"expiry": "expired"}, {"expired", "purgeable"}),
             ({"expiry": "purgeable"}, {"purgeable"}),
             ({"answer": "stored"}, {"stored", "permanent", "expired", "purgeable"}),
@@ -213,7 +252,8 @@ class TestFinding:
         """Records are told apart by status, expiry, answer and operation."""
         record(alias, key="stored")
         record(alias, key="permanent", permanent=True, operation="POST /other/")
-        for trait in ("failed", "in_progress", "tombstone", "expired", "purgeable"):
+        traits = "failed in_progress interrupted held tombstone expired purgeable"
+        for trait in traits.split():
             record(alias, key=trait, **{trait: True})
         assert set(listed(auditor, **query)) == found
 
@@ -357,6 +397,9 @@ def test_big_table(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         {"q": "00ab"},
         {"q": "user:4711|"},
         {"operation": "POST /api/charges/"},
+        {"state": "in_progress"},
+        {"state": "interrupted"},
+        {"state": "held"},
         dates,
         {**dates, "created_at__day": day.day},
     ]
@@ -481,6 +524,53 @@ class TestDetail:
         said = page(operator, detail(record(alias, **traits)))
         assert [word for word in words if word not in said] == []
 
+    def test_steps(self, alias: str, operator: Client, auditor: Client) -> None:
+        """Steps are in the timeline; what they returned is text, and shown with the answers."""
+        now = timezone.now()
+        made = record(alias, held=True, attempt=2, created_at=now - timedelta(minutes=9))
+        script = json.dumps({"note": "<script>alert(1)</script>"})
+        # The first step is older than the attempt that is running: another one made it.
+        first = ago(minutes=12)
+        step(made, 0, name="<i>debit</i>", result=script, completed_at=first)
+        step(made, 1, name="ledger", attempt=2, result='"5ec2e7"')
+        step(record(alias), 0, name="somebody else's")
+        said = page(operator, detail(made))
+        told = said.split("idempotency-timeline")[1].split("<li")[1:]
+        expected = [
+            "Step 1, <i>debit</i>, by attempt 1",
+            "Attempt 2 began",
+            "Step 2, ledger, by attempt 2",
+            "Lease ended",
+            "Expires",
+        ]
+        for item, words in zip(told, expected, strict=True):
+            assert words in item
+        assert '{\n  "note": "<script>alert(1)</script>"\n}' in told[0]
+        assert "Retries are refused until" in said
+        raw = operator.get(detail(made)).content.decode()
+        assert "<script>alert" not in raw
+        assert "<i>" not in raw
+        with CaptureQueriesContext(connections[alias]) as queries:
+            public = page(auditor, detail(made))
+        assert "Step 2, ledger, by attempt 2" in public
+        assert "alert(1)" not in public
+        result = f"{IdempotencyStep._meta.db_table}.result"
+        asked = "".join(query["sql"] for query in queries)
+        assert result not in asked.replace('"', "").replace("`", "")
+
+    def test_no_query_per_step(self, alias: str, operator: Client) -> None:
+        """A page costs the same, however many steps the record has."""
+        made = record(alias, held=True)
+        page(operator, detail(made))  # the content types are asked for once
+        counts = []
+        for count in (0, 1, 30):
+            for position in range(IdempotencyStep.objects.using(alias).count(), count):
+                step(made, position)
+            with CaptureQueriesContext(connections[alias]) as queries:
+                page(operator, detail(made))
+            counts.append(len(queries))
+        assert counts == [counts[0]] * 3
+
     def test_purged_meanwhile(self, alias: str) -> None:
         """A record that is purged while its page is made has no answer."""
         assert Answer.of(IdempotencyKey.objects.using(alias).all()) is None
@@ -585,14 +675,34 @@ class TestInterventions:
 
     def test_delete(self, alias: str, operator: Client) -> None:
         """What is deleted after asking is gone, and nothing else is."""
-        chosen = [record(alias), record(alias, failed=True), record(alias, expired=True)]
+        traits: list[dict[str, bool]] = [
+            {},
+            *({name: True} for name in ("failed", "expired", "interrupted", "held")),
+        ]
+        chosen = [record(alias, **trait) for trait in traits]
         other = record(alias)
+        for made in (*chosen, other):
+            step(made)
         asked = act(operator, "delete_selected", chosen)
-        assert asked.content.decode().count('<th scope="row">') == 3
-        assert IdempotencyKey.objects.using(alias).count() == 4
+        assert asked.content.decode().count('<th scope="row">') == 5
+        assert "<td>held</td>" in asked.content.decode()
+        assert IdempotencyKey.objects.using(alias).count() == 6
         done = act(operator, "delete_selected", chosen, post="yes")
-        assert messages(done) == ["3 idempotency keys were deleted."]
+        assert messages(done) == ["5 idempotency keys were deleted."]
         assert IdempotencyKey.objects.using(alias).get() == other
+        assert IdempotencyStep.objects.using(alias).get().record_id == other.pk
+
+    @pytest.mark.parametrize("action", ["expire_selected", "delete_selected"])
+    def test_recalled_no_more(
+        self, alias: str, operator: Client, forgotten: list[Any], action: str
+    ) -> None:
+        """Stores that recall answers forget each record, before anybody sees it changed."""
+        chosen = [record(alias, key="a"), record(alias, key="b"), record(alias, in_progress=True)]
+        record(alias, key="c")
+        act(operator, action, chosen)
+        assert forgotten == []
+        act(operator, action, chosen, post="yes")
+        assert sorted(forgotten) == [(key, chosen[0].scope, "uncommitted") for key in "ab"]
 
     @pytest.mark.parametrize(
         ("action", "flag", "said"),
@@ -630,7 +740,8 @@ class TestInterventions:
             ("expire_selected", "in_progress", "Only completed keys that have not expired yet"),
             ("expire_selected", "failed", "Only completed keys that have not expired yet"),
             ("expire_selected", "expired", "Only completed keys that have not expired yet"),
-            ("delete_selected", "in_progress", "Keys in progress cannot be deleted."),
+            ("expire_selected", "held", "Only completed keys that have not expired yet"),
+            ("delete_selected", "in_progress", "Keys in progress cannot be deleted before"),
         ],
     )
     def test_what_is_left_alone(
@@ -725,6 +836,14 @@ class TestTimeline:
             (
                 {"in_progress": True, "lease_expires_at": NOW + timedelta(seconds=30)},
                 ["created", "lease ends", "expires", "may be purged"],
+            ),
+            (
+                {"in_progress": True, "lease_expires_at": NOW, "attempt": 2},
+                ["attempt 2 began", "lease ended", "expires", "may be purged"],
+            ),
+            (  # which no purge deletes
+                {"in_progress": True, "lease_expires_at": NOW, "hold": True},
+                ["created", "lease ended", "expires"],
             ),
             (
                 {"attempt": 2, "last_replayed_at": NOW + timedelta(hours=1), "replay_count": 1},

@@ -1,8 +1,8 @@
-"""The admin of idempotency keys: read-only, for whoever asks what became of a request.
+"""The admin of idempotency keys: for whoever asks what became of a request, or must settle it.
 
-Stored answers and errors carry personal data. They are fetched for holders of the permission
-``idempotency_django.view_answer`` only, on the page of one record; nobody can list them, search
-or filter by them.
+Stored answers, results of steps and errors carry personal data. They are fetched for holders of
+the permission ``idempotency_django.view_answer`` only, on the page of one record; nobody can list
+them, search or filter by them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ from .changelist import (
     BoundedPaginator,
     ExpiryFilter,
     OperationFilter,
+    StateFilter,
     beginning_with,
 )
 from .interventions import DELETE, EXPIRE, Intervention, intervene
-from .timeline import Event, timeline
+from .settlements import Completion, Release, Settlement
+from .settling import settle
+from .states import HELD, INTERRUPTED, STATES, state_of
+from .timeline import Event, steps_of, timeline
 
 SECRET = ("owner_token", "response_headers", "response_body", "error")
 """Columns that no query of a list or a form fetches."""
@@ -46,9 +50,9 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
 
     list_display = (
         "key_cut",
+        "status_shown",
         "operation",
         "scope_cut",
-        "status_shown",
         "created",
         "expires",
         "attempt",
@@ -58,7 +62,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     # sorts or searches without an index.
     sortable_by = ("created",)
     ordering = ("-created_at",)
-    list_filter = ("status", OperationFilter, ExpiryFilter, AnswerFilter)
+    list_filter = (StateFilter, OperationFilter, ExpiryFilter, AnswerFilter)
     date_hierarchy = "created_at"
     search_fields = ("key", "scope")
     search_help_text = _("Finds the keys and the scopes that begin with exactly this.")
@@ -84,6 +88,11 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def has_settle_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may settle what was interrupted."""
+        may_settle = request.user.has_perm("idempotency_django.settle")
+        return may_settle and self.has_view_permission(request)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # Whoever may filter by a column can find out what is in it.
@@ -118,10 +127,11 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     @admin.display(description=_("status"))
     def status_shown(self, record: Any) -> SafeString:
         tombstone = record.status == Status.COMPLETED and not record.has_body
+        state = state_of(record)
         return format_html(
             '<span class="idempotency-{}">{}</span> {} <span class="quiet">{}</span>',
-            record.status,
-            record.get_status_display(),
+            state,
+            STATES[state],
             record.response_status or "",
             _("tombstone") if tombstone else "",
         )
@@ -147,21 +157,37 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         may_delete = self.has_delete_permission(request, obj)
         may_view_answer = request.user.has_perm("idempotency_django.view_answer")
         rows = self.get_queryset(request).filter(pk=obj.pk)
+        interrupted = state_of(obj) in (INTERRUPTED, HELD)
         context |= {
             "subtitle": None,  # the key and the scope, which the page shows
-            "timeline": timeline(obj),
+            "timeline": timeline(obj, steps_of(obj, rows.db, with_results=may_view_answer)),
             "may_view_answer": may_view_answer,
             "answer": Answer.of(rows) if may_view_answer else None,
             "may_expire": may_delete and EXPIRE.eligible(rows).exists(),
+            "may_settle": interrupted and self.has_settle_permission(request),
+            "interrupted": interrupted,
         }
         return super().render_change_form(request, context, *args, **options)
 
     # What an operator does.
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.expire_view)
-        name = "idempotency_django_idempotencykey_expire"
-        return [path("<path:object_id>/expire/", view, name=name), *super().get_urls()]
+        views = {
+            "expire": self.expire_view,
+            Completion.name: self.complete_view,
+            Release.name: self.release_view,
+        }
+        return [
+            *(
+                path(
+                    f"<path:object_id>/{name}/",
+                    self.admin_site.admin_view(view),
+                    name=f"idempotency_django_idempotencykey_{name}",
+                )
+                for name, view in views.items()
+            ),
+            *super().get_urls(),
+        ]
 
     @admin.action(permissions=["delete"], description=EXPIRE.title)
     def expire_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -182,6 +208,22 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     ) -> HttpResponse:
         """Delete one record, after asking."""
         return self._intervene_on_one(request, object_id, DELETE)
+
+    def complete_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Complete one interrupted record by hand, after asking."""
+        return self._settle(request, object_id, Completion)
+
+    def release_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Release one interrupted record for its next retry, after asking."""
+        return self._settle(request, object_id, Release)
+
+    def _settle(self, request: HttpRequest, object_id: str, way: type[Settlement]) -> HttpResponse:
+        if not self.has_settle_permission(request):
+            raise PermissionDenied
+        record = self.get_object(request, unquote(object_id))
+        if record is None:
+            raise Http404
+        return settle(self, request, self.get_queryset(request).filter(pk=record.pk), record, way)
 
     def _intervene_on_one(
         self, request: HttpRequest, object_id: str, what: Intervention

@@ -70,7 +70,7 @@ class Answer:
             text.encode()  # some charsets can say what no page can show
         except (LookupError, ValueError):
             return None
-        return _shortened(_indented(text)) if media_type.endswith("json") else _shortened([text])
+        return indented(text) if media_type.endswith("json") else _shortened([text])
 
     @property
     def dump(self) -> str:
@@ -78,6 +78,11 @@ class Answer:
         start = (self.body or b"")[:LONGEST_DUMP]
         lines = [_dumped(start[at : at + 16], at) for at in range(0, len(start), 16)]
         return "\n".join([*lines, "…"] if self.size > len(start) else lines)
+
+
+def indented(text: str) -> str:
+    """A JSON text with one member per line, as far as it is shown."""
+    return _shortened(_indented(text))
 
 
 def _named(code: int | None) -> str:

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import DatabaseNow, IdempotencyKeyQuerySet
 from ..records import Status
+from .states import STATES, in_state
 from .timeline import local
 
 COUNTED: Final = 10_000
@@ -73,6 +74,20 @@ def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
     return rows.filter(
         Q(key__gte=text, key__lt=beyond) | Q(scope__gte=text, scope__lt=beyond) if text else Q()
     )
+
+
+class StateFilter(SimpleListFilter):
+    """By what the list says of their status."""
+
+    title = _("status")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
+        return list(STATES.items())
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        state = self.value()
+        return in_state(queryset, state) if state in STATES else queryset
 
 
 class OperationFilter(SimpleListFilter):

@@ -19,6 +19,8 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import DatabaseNow
 from ..records import Status
+from ..stores import stores
+from .states import STATES, state_of
 
 MOST: Final = 1_000
 """Records that are selected at once, each of which is logged; a purge is the tool for more."""
@@ -61,8 +63,9 @@ def _expire(rows: QuerySet[Any]) -> None:
     rows.update(purge_at=Coalesce(DatabaseNow() + kept, DatabaseNow()), expires_at=DatabaseNow())
 
 
-def _settled(rows: QuerySet[Any]) -> QuerySet[Any]:
-    return rows.exclude(status=Status.IN_PROGRESS)
+def _not_running(rows: QuerySet[Any]) -> QuerySet[Any]:
+    interrupted = Q(lease_expires_at__lte=DatabaseNow())
+    return rows.filter(~Q(status=Status.IN_PROGRESS) | interrupted)
 
 
 def _expired_count(count: int) -> str:
@@ -104,13 +107,13 @@ DELETE: Final = Intervention(
     name="delete_selected",
     title=gettext_lazy("Delete idempotency keys"),
     consequence=gettext_lazy(
-        "Nothing is left of them for the audit. The next request with such a key is executed, "
-        "even if it is a retry of one that was executed before."
+        "Nothing is left of them for the audit, nor of their steps. The next request with such a "
+        "key is executed from the beginning, even if it is a retry of one that was executed before."
     ),
-    limits=gettext_lazy("Keys in progress cannot be deleted."),
+    limits=gettext_lazy("Keys in progress cannot be deleted before they are interrupted."),
     logged=gettext_lazy("Deleted; the next request with this key is executed."),
     flag=DELETION,
-    eligible=_settled,
+    eligible=_not_running,
     apply=lambda rows: rows.delete(),
     done=_deleted_count,
 )
@@ -126,7 +129,15 @@ def intervene(
         model_admin.message_user(request, text, messages.ERROR)
         return None
     if request.POST.get("post"):
-        _report(model_admin, request, what, _carry_out(rows, what, request.user.pk), selected)
+        done = carry_out(
+            rows,
+            user_id=request.user.pk,
+            eligible=what.eligible,
+            flag=what.flag,
+            logged=str(what.logged),
+            apply=what.apply,
+        )
+        _report(model_admin, request, what, done, selected)
         return None
     eligible = list(what.eligible(rows))
     context = {
@@ -135,7 +146,7 @@ def intervene(
         "media": model_admin.media,
         "title": what.title,
         "what": what,
-        "records": eligible,
+        "records": [(record, STATES[state_of(record)]) for record in eligible],
         "left_alone": selected - len(eligible),
         "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
     }
@@ -143,18 +154,36 @@ def intervene(
     return TemplateResponse(request, template, context)
 
 
-def _carry_out(rows: QuerySet[Any], what: Intervention, user_id: Any) -> int:
-    """Log it and do it, in one transaction; what somebody else holds at this moment is left."""
+def carry_out(
+    rows: QuerySet[Any],
+    *,
+    user_id: Any,
+    eligible: Callable[[QuerySet[Any]], QuerySet[Any]],
+    flag: int,
+    logged: str,
+    apply: Callable[[QuerySet[Any]], object],
+) -> int:
+    """Log it and do it, in one transaction, to those of the rows that are eligible then.
+
+    What somebody else holds at this moment is left alone. Returns how many it was done to.
+    """
     features = connections[rows.db].features
     with transaction.atomic(using=rows.db):
-        held = list(
-            what.eligible(rows).select_for_update(
-                skip_locked=features.has_select_for_update_skip_locked
-            )
+        locked = list(
+            eligible(rows).select_for_update(skip_locked=features.has_select_for_update_skip_locked)
         )
-        LogEntry.objects.log_actions(user_id, held, what.flag, str(what.logged))
-        what.apply(rows.model._base_manager.using(rows.db).filter(pk__in=[r.pk for r in held]))
-    return len(held)
+        LogEntry.objects.log_actions(user_id, locked, flag, logged)
+        _forget(locked)
+        apply(rows.model._base_manager.using(rows.db).filter(pk__in=[r.pk for r in locked]))
+    return len(locked)
+
+
+def _forget(records: list[Any]) -> None:
+    """Keep every store from recalling what is about to change."""
+    for store in stores.all():
+        if store.recalls:
+            for record in records:
+                store.forget(record.key, record.scope)
 
 
 def _report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,7 +14,10 @@ from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..models import IdempotencyStep
 from ..records import Status
+from .answers import indented
+from .states import HELD, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +28,13 @@ class Event:
         what: the event, in a word or two.
         at: the moment; ``None``: never.
         now: the database's clock when the record was read.
+        result: what came of it, as text, for those who may see it.
     """
 
     what: str
     at: datetime | None
     now: datetime
+    result: str = ""
 
     @property
     def ahead(self) -> bool:
@@ -66,21 +72,41 @@ def local(moment: datetime) -> datetime:
     return localtime(moment) if is_aware(moment) else moment
 
 
-def timeline(record: Any) -> list[Event]:
-    """The life of a record as the admin's queryset reads it, in order of time."""
+def timeline(record: Any, steps: Iterable[Event] = ()) -> list[Event]:
+    """The life of a record as the admin's queryset reads it, in order of time, with its steps."""
     moments = [(_created(record), record.created_at)]
     if record.completed_at:
         moments.append((record.get_status_display(), record.completed_at))
     if record.lease_expires_at:
-        moments.append((_("lease ends"), record.lease_expires_at))
+        over = record.lease_expires_at <= record.now
+        moments.append((_("lease ended") if over else _("lease ends"), record.lease_expires_at))
     if record.last_replayed_at:
         moments.append((_replays(record.replay_count), record.last_replayed_at))
     if record.status != Status.FAILED:  # whose key is free already
         moments.append((_("expires"), record.expires_at))
-    if record.purge_at:
+    if record.purge_at and state_of(record) != HELD:
         moments.append((_("may be purged"), record.purge_at))
-    moments.sort(key=lambda moment: (moment[1] is None, moment[1]))
-    return [Event(what, at, record.now) for what, at in moments]
+    events = [*steps, *(Event(what, at, record.now) for what, at in moments)]
+    return sorted(events, key=lambda event: (event.at is None, event.at))
+
+
+def steps_of(record: Any, using: str, *, with_results: bool) -> list[Event]:
+    """The recovery points of a record, in their order."""
+    steps = IdempotencyStep.objects.using(using).filter(record=record.pk).order_by("position")
+    return [
+        Event(
+            _step(step),
+            step.completed_at,
+            record.now,
+            indented(step.result) if with_results else "",
+        )
+        for step in (steps if with_results else steps.defer("result"))
+    ]
+
+
+def _step(step: IdempotencyStep) -> str:
+    said = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
+    return _("step %(place)d, %(name)s, by attempt %(attempt)d") % said
 
 
 def _created(record: Any) -> str:

@@ -1,0 +1,41 @@
+"""The state of a record, as people are told it: its status, and what a lease that is over means."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.utils.translation import gettext_lazy as _
+
+from ..models import DatabaseNow, IdempotencyKeyQuerySet
+from ..records import Status
+
+INTERRUPTED: Final = "interrupted"
+HELD: Final = "held"
+
+STATES: Final[dict[str, Any]] = {
+    Status.IN_PROGRESS.value: _("in progress"),
+    INTERRUPTED: _("interrupted"),
+    HELD: _("held"),
+    Status.COMPLETED.value: _("completed"),
+    Status.FAILED.value: _("failed"),
+}
+"""What each state is called. Every record is in one of them."""
+
+
+def state_of(record: Any) -> str:
+    """The state of a record as the admin's queryset reads it: one of ``STATES``."""
+    ends = record.lease_expires_at
+    if record.status != Status.IN_PROGRESS or ends is None or ends > record.now:
+        return str(record.status)
+    return HELD if record.hold else INTERRUPTED
+
+
+def in_state(rows: IdempotencyKeyQuerySet, state: str) -> IdempotencyKeyQuerySet:
+    """The rows in that state; what is not done with is found by the index on leases."""
+    if state == HELD:
+        return rows.held()
+    if state == INTERRUPTED:
+        return rows.interrupted().filter(hold=False)
+    if state == Status.IN_PROGRESS:
+        return rows.filter(status=state, lease_expires_at__gt=DatabaseNow())
+    return rows.filter(status=state)
