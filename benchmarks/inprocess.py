@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any, Final
+from unittest import mock
 
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection
+from redis.connection import AbstractConnection
 
 from benchmarks.models import Order
 from benchmarks.project import (
     ATOMIC,
     BARE,
+    CACHED,
     LABELS,
+    LEASED,
     MEMORY,
     MIXIN,
     OTHER,
+    REDIS,
     application,
     new_key,
     order,
@@ -26,13 +32,14 @@ from benchmarks.project import (
 from benchmarks.report import Section, Table
 from benchmarks.timing import Block, Series, interleave
 
-COUNTED_OVER: Final = 100  # requests
+COUNTED_OVER: Final = 25  # requests
 
 TEXT: Final = """\
 {rounds} interleaved rounds of {requests} requests each; the ratio is the median of the rounds'
 ratios to the bare view. The middleware is `startproject`'s, connections persist, authentication
 costs nothing. Statements are the application's own; BEGIN and COMMIT are not among them. Commits
-are PostgreSQL's `xact_commit`, those that wrote nothing included."""
+are PostgreSQL's `xact_commit`, those that wrote nothing included. Redis is asked as often as
+something is sent to it."""
 
 PARTS: Final = """\
 The first request costs {added:.2f} ms more than the bare view: {transaction:.2f} ms for BEGIN and
@@ -101,7 +108,7 @@ def measure(rounds: int, requests: int) -> Section:
         if variant not in (BARE, ATOMIC):
             blocks[f"{variant} replay"] = target.replays
     series = interleave(blocks, rounds)
-    table = Table(["", "request", "median", "× bare (range)", "statements", "commits"])
+    table = Table(["", "request", "median", "× bare (range)", "statements", "commits", "Redis"])
     for name, one in series.items():
         variant, kind = name.split()
         ratio = "1.00" if variant == BARE else one.over(series[f"{BARE} first"])
@@ -126,19 +133,35 @@ def _targets(series: dict[str, Series]) -> list[tuple[str, bool]]:
         series[name].over(bare).value
         for name in (f"{MIXIN} first", f"{MIXIN} replay", f"{OTHER} first")
     )
+    leased, redis, cached = (
+        series[name].over(bare).value
+        for name in (f"{LEASED} first", f"{REDIS} first", f"{CACHED} replay")
+    )
     return [
         (f"first request ≤ 1.45 × bare: {first:.2f}", first <= 1.45),
         (f"replay ≤ 0.70 × bare: {replay:.2f}", replay <= 0.70),
         (f"first request ahead of django-idempotency-key's {other:.2f}", first < other),
+        (f"leased first request ≤ 1.75 × bare: {leased:.2f}", leased <= 1.75),
+        (f"first request on `RedisStore` ≤ 1.30 × bare: {redis:.2f}", redis <= 1.30),
+        (f"replay on `CachedStore` ≤ 0.35 × bare: {cached:.2f}", cached <= 0.35),
     ]
 
 
-def per_request(target: Target, kind: str) -> tuple[str, str]:
-    """How many statements and commits a request of this kind makes."""
+def per_request(target: Target, kind: str) -> tuple[str, str, str]:
+    """How many statements, commits and round trips to Redis a request of this kind makes."""
     block = target.first(COUNTED_OVER)
     if kind == "replay":
         list(block())
         block = target.replays
+    orders = Order.objects.count()
+    counts = counted(block)
+    executed = Order.objects.count() - orders
+    assert executed == (COUNTED_OVER if kind == "first" else 0), (target.variant, kind, executed)
+    return counts
+
+
+def counted(block: Block) -> tuple[str, str, str]:
+    """How many statements, commits and round trips to Redis each of ``COUNTED_OVER`` makes."""
     statements = 0
 
     def count(execute: Callable[..., Any], *arguments: Any) -> Any:
@@ -146,13 +169,26 @@ def per_request(target: Target, kind: str) -> tuple[str, str]:
         statements += 1
         return execute(*arguments)
 
-    orders, before = Order.objects.count(), _commits()
-    with connection.execute_wrapper(count):
+    before = _commits()
+    with connection.execute_wrapper(count), round_trips() as trips:
         list(block())
     commits = _commits() - before
-    executed = Order.objects.count() - orders
-    assert executed == (COUNTED_OVER if kind == "first" else 0), (target.variant, kind, executed)
-    return f"{statements / COUNTED_OVER:.0f}", f"{commits / COUNTED_OVER:.0f}"
+    each = [f"{number / COUNTED_OVER:.0f}" for number in (statements, commits, len(trips))]
+    return each[0], each[1], each[2]
+
+
+@contextmanager
+def round_trips() -> Iterator[list[None]]:
+    """One entry for each time that redis-py, which everybody here uses, sends something."""
+    trips: list[None] = []
+    send = AbstractConnection.send_packed_command
+
+    def counted(self: AbstractConnection, *arguments: Any, **options: Any) -> Any:
+        trips.append(None)
+        return send(self, *arguments, **options)
+
+    with mock.patch.object(AbstractConnection, "send_packed_command", counted):
+        yield trips
 
 
 def _commits() -> int:

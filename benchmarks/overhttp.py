@@ -15,16 +15,15 @@ from statistics import median
 
 from benchmarks.client import Client
 from benchmarks.models import Order
-from benchmarks.project import BARE, LABELS, MIXIN, OTHER, new_key
+from benchmarks.project import BARE, LABELS, SERVED, new_key
 from benchmarks.report import Section, Table
 from benchmarks.timing import Block, interleave
 
-SERVED = BARE, MIXIN, OTHER
 WORKERS, THREADS = 2, 8
 CONNECTIONS = 4
 DUPLICATES = 50
 SLEEP = 0.5  # seconds that the handler of a duplicated request takes
-START_TIMEOUT = 30  # seconds
+START_TIMEOUT = 60  # seconds
 
 ONE_BY_ONE = f"""\
 {WORKERS} worker processes with {THREADS} threads each, {CONNECTIONS} connections that are kept
@@ -40,16 +39,16 @@ median over these races."""
 
 @contextmanager
 def server(variant: str) -> Iterator[int]:
-    """The port of gunicorn processes that serve a variant."""
+    """The port of gunicorn processes that will serve a variant."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "gunicorn", f"benchmarks.wsgi:{variant}"]
     command += ["--bind", f"127.0.0.1:{port}", "--workers", str(WORKERS)]
-    command += ["--threads", str(THREADS), "--keep-alive", "60", "--log-level", "warning"]
+    command += ["--threads", str(THREADS), "--keep-alive", "60", "--preload"]
+    command += ["--log-level", "warning"]
     with subprocess.Popen(command) as process:
         try:
-            _wait_for(port)
             yield port
         finally:
             process.terminate()
@@ -69,6 +68,8 @@ def _wait_for(port: int) -> None:
 def measure(rounds: int, requests: int, races: int) -> Section:
     with ExitStack() as servers:
         ports = {variant: servers.enter_context(server(variant)) for variant in SERVED}
+        for port in ports.values():
+            _wait_for(port)
         parts = [
             ONE_BY_ONE.format(rounds=rounds, requests=requests),
             _one_by_one(ports, rounds, requests),

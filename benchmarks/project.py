@@ -16,6 +16,11 @@ ATOMIC: Final = "atomic"
 MIXIN: Final = "mixin"
 UNCOUNTED: Final = "uncounted"
 MEMORY: Final = "memory"
+LEASED: Final = "leased"
+FENCED: Final = "fenced"
+STEPS: Final = "steps"
+REDIS: Final = "redis"
+CACHED: Final = "cached"
 OTHER: Final = "other"
 LABELS: Final = {
     BARE: "bare view",
@@ -23,8 +28,17 @@ LABELS: Final = {
     MIXIN: "`IdempotentViewMixin`",
     UNCOUNTED: "`IdempotentViewMixin`, `record_replays=False`",
     MEMORY: "`IdempotentViewMixin` on `MemoryStore`",
+    LEASED: '`IdempotentViewMixin`, `mode="leased"`',
+    FENCED: "… and its INSERT within `idempotency.atomic()`",
+    STEPS: "… and its INSERT in the second of three steps",
+    REDIS: "`IdempotentViewMixin` on `RedisStore`",
+    CACHED: "`IdempotentViewMixin` on `CachedStore`",
     OTHER: "django-idempotency-key on Redis",
 }
+SERVED: Final = BARE, MIXIN, LEASED, REDIS, CACHED, OTHER
+"""Those that are measured over HTTP as well."""
+
+ORDER: Final = {"reference": "benchmark", "amount": 1250, "currency": "EUR"}
 
 _MIDDLEWARE: Final = {OTHER: ["idempotency_key.middleware.ExemptIdempotencyKeyMiddleware"]}
 
@@ -43,4 +57,4 @@ def new_key() -> str:
 
 def order(reference: str = "benchmark") -> bytes:
     """The body of a request."""
-    return json.dumps({"reference": reference, "amount": 1250, "currency": "EUR"}).encode()
+    return json.dumps({**ORDER, "reference": reference}).encode()

@@ -59,7 +59,8 @@ class Section:
 
 
 def page(sections: Sequence[Section]) -> str:
-    names = ["Django", "djangorestframework", "psycopg", "gunicorn", "django-idempotency-key"]
+    names = ["Django", "djangorestframework", "psycopg", "redis", "gunicorn"]
+    names += ["django-idempotency-key", "aws-lambda-powertools"]
     versions = [f"Python {platform.python_version()}", f"PostgreSQL {_postgres_version()}"]
     versions += [f"Valkey {os.environ['BENCH_REDIS_VERSION']}"]
     versions += [f"{name} {version(name)}" for name in names]

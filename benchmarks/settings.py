@@ -41,6 +41,8 @@ IDEMPOTENCY = {
     "STORES": {
         "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"},
         "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
+        "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},
+        "cached": {"BACKEND": "idempotency_django.stores.cached.CachedStore"},
     }
 }
 

@@ -19,6 +19,7 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
 
 CALLER = User(pk=1, username="caller")
+LEASED = Policy(mode="leased")
 
 
 class Everyone(BaseAuthentication):
@@ -50,9 +51,28 @@ class Mixin(IdempotentViewMixin, Bare):
     pass
 
 
+class Fenced(Mixin):
+    def perform_create(self, serializer: Any) -> None:
+        with self.request.idempotency.atomic():
+            super().perform_create(serializer)
+
+
+class Stepped(Mixin):
+    def perform_create(self, serializer: Any) -> None:
+        step = self.request.idempotency.step
+        step("check", bool, True)
+        step("order", lambda: serializer.save().pk)
+        step("notify", dict, sent=True)
+
+
 bare = Bare.as_view()
 atomic = transaction.atomic(Bare.as_view())
 mixin = Mixin.as_view()
 uncounted = Mixin.as_view(idempotency_policy=Policy(record_replays=False))
 memory = Mixin.as_view(idempotency_policy=Policy(store="memory"))
+leased = Mixin.as_view(idempotency_policy=LEASED)
+fenced = Fenced.as_view(idempotency_policy=LEASED)
+steps = Stepped.as_view(idempotency_policy=LEASED)
+redis = Mixin.as_view(idempotency_policy=Policy(store="redis"))
+cached = Mixin.as_view(idempotency_policy=Policy(store="cached"))
 other = idempotency_key(Bare.as_view())

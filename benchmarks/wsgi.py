@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.project import BARE, MIXIN, OTHER, application
+from benchmarks.project import SERVED, application
 
-bare, mixin, other = (application(variant) for variant in (BARE, MIXIN, OTHER))
+bare, mixin, leased, redis, cached, other = map(application, SERVED)

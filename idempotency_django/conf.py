@@ -130,7 +130,9 @@ class Settings:
         return self._refuse("STORES", value, "a dict of stores by alias")
 
     def _header(self, name: str, default: str) -> str:
-        value = self.raw.get(name, default)
+        value: object = self.raw.get(name, default)
+        if value is default:
+            return default
         if isinstance(value, str) and _FIELD_NAME.fullmatch(value):
             return value
         return self._refuse(name, value, "the name of an HTTP header")

@@ -153,6 +153,8 @@ def _request(call: Call, body: bytes) -> bytes:
 
 
 def _query(query: str) -> list[tuple[str, str]]:
+    if not query:
+        return []
     return parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
 
 

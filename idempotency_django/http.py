@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from io import BytesIO
 from typing import Any, Final
 
@@ -53,8 +54,11 @@ def call_of(request: HttpRequest) -> Call:
 def key_header(request: HttpRequest) -> str | None:
     """The value of the key header, as it was sent."""
     # Not request.headers, which makes a dict of all of them first.
-    value: str | None = request.META.get(HttpHeaders.to_wsgi_name(conf.header))
+    value: str | None = request.META.get(_wsgi_name(conf.header))
     return value
+
+
+_wsgi_name = lru_cache(HttpHeaders.to_wsgi_name)
 
 
 def operation_name(request: HttpRequest) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 from django.db import connections, transaction
 
@@ -34,6 +34,9 @@ def own(view: Callable[..., Any]) -> OwnedTransactions:
     return owned
 
 
+_NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
+
+
 class RequestTransactions:
     """The transactions that are open around a request, and what waits for their end."""
 
@@ -43,10 +46,13 @@ class RequestTransactions:
         self._atomics = ExitStack()
 
     def __enter__(self) -> RequestTransactions:
-        self._atomics.enter_context(_atomic(self._aliases))
+        if self._aliases:  # most projects have none, and every request comes by here
+            self._atomics.enter_context(_atomic(self._aliases))
         return self
 
     def __exit__(self, *raised: Any) -> bool | None:
+        if not self._aliases:
+            return None
         with self._after:
             return self._atomics.__exit__(*raised)
 
@@ -60,6 +66,8 @@ class RequestTransactions:
         So that a claim can be committed before them: the one on the store's database, in which the
         answer is to be stored, and those on all others.
         """
+        if not self._aliases:
+            return (_NOWHERE, _NOWHERE)
         self._atomics.close()
         ours = [alias for alias in self._aliases if alias == store.using]
         others = [alias for alias in self._aliases if alias != store.using]

@@ -94,8 +94,9 @@ class Patience:
     """How long to wait for an operation that is in progress, and how often to look."""
 
     def __init__(self, policy: Policy) -> None:
-        patient = policy.on_conflict == "wait"
-        self._deadline = time.monotonic() + patient * policy.wait_timeout.total_seconds()
+        self._deadline = 0.0
+        if policy.on_conflict == "wait":
+            self._deadline = time.monotonic() + policy.wait_timeout.total_seconds()
         self._pause = FIRST_PAUSE
 
     def pause(self) -> float | None:

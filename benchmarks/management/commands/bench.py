@@ -7,24 +7,29 @@ from typing import Any, Final
 
 from django.core.management import BaseCommand, CommandParser, call_command
 
-from benchmarks import growth, inprocess, overhttp
+from benchmarks import growth, inprocess, overhttp, plain
 from benchmarks.report import DOCUMENT, Section, page
 
 PARTS: Final[dict[str, tuple[Callable[..., Section], dict[str, int], dict[str, int]]]] = {
     "in-process": (
         inprocess.measure,
         {"rounds": 12, "requests": 200},
-        {"rounds": 4, "requests": 50},
+        {"rounds": 3, "requests": 50},
+    ),
+    "plain": (
+        plain.measure,
+        {"rounds": 12, "calls": 200, "races": 5, "owners": 5},
+        {"rounds": 3, "calls": 50, "races": 1, "owners": 1},
     ),
     "over-http": (
         overhttp.measure,
         {"rounds": 12, "requests": 400, "races": 5},
-        {"rounds": 3, "requests": 100, "races": 1},
+        {"rounds": 2, "requests": 100, "races": 1},
     ),
     "growth": (
         growth.measure,
         {"rows": 2_000_000, "expired": 1_000_000, "rounds": 12, "requests": 200},
-        {"rows": 100_000, "expired": 100_000, "rounds": 4, "requests": 50},
+        {"rows": 50_000, "expired": 50_000, "rounds": 3, "requests": 50},
     ),
 }
 """Each part, with how much it measures, and how much with --quick."""

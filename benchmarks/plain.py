@@ -1,0 +1,263 @@
+"""A plain function, protected by this package and by AWS Powertools: its cost and its promises."""
+
+# the page says × and –
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final
+
+from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyValidationError
+from django.db import connections
+
+from benchmarks import models
+from benchmarks.functions import (
+    BARE,
+    DATABASE,
+    FENCED,
+    LABELS,
+    POWERTOOLS,
+    REDIS,
+    REFUSALS,
+    SUCCESSOR,
+    VALIDATED,
+    Order,
+    create,
+    made_by,
+    protected,
+)
+from benchmarks.inprocess import COUNTED_OVER, counted
+from benchmarks.project import ORDER, new_key
+from benchmarks.report import Section, Table
+from benchmarks.timing import Block, interleave
+
+THREADS: Final = 50
+SLEEP: Final = 0.5  # seconds that a duplicated call takes
+LEASE: Final = 0.6  # seconds
+LATE_AFTER: Final = 2  # leases
+PATIENCE: Final = 30  # seconds
+
+COST: Final = """\
+What the view does (validation, one INSERT, the answer as a dict) as a plain function, without HTTP:
+{rounds} interleaved rounds of {calls} calls. `idempotent_call` is given the order as its
+fingerprint. [Powertools for AWS Lambda](https://docs.aws.amazon.com/powertools/python/latest/) is
+set up as its documentation says: `@idempotent_function`, a `CachePersistenceLayer` with a client of
+redis-py, the key by `event_key_jmespath`, and a registered context that says how much time is left.
+It is not given the payload to compare: with `payload_validation_jmespath`, a second identical call
+{validated}."""
+
+PROMISES: Final = """\
+{threads} threads called the function with one key at the same moment, {races} times; the function
+takes {sleep} s. Then owners in a process of their own: a slow one, which works for {late} leases
+(Powertools: for {late} times what its context said is left), and a paused one, which SIGSTOP holds
+for as long and then lets go on. Meanwhile another process calls with the same key. The effect is a
+row for each time that the function ran to its end and committed. Lambda ends a function when its
+time is over, so Powertools meets no such owners there."""
+
+
+def measure(rounds: int, calls: int, races: int, owners: int) -> Section:
+    parts = [
+        COST.format(rounds=rounds, calls=calls, validated=_validated()),
+        _cost(rounds, calls),
+        PROMISES.format(threads=THREADS, races=races, sleep=SLEEP, late=LATE_AFTER),
+        _promises(races, owners),
+    ]
+    return Section("Around a plain function, beside Powertools", parts)
+
+
+class _Source:
+    """Blocks of first calls and of their repetitions."""
+
+    def __init__(self, variant: str, calls: int) -> None:
+        self._function = protected(variant)
+        self._calls = calls
+        self._keys: Sequence[str] = ()
+
+    def first(self) -> Iterator[float]:
+        self._keys = [new_key() for _ in range(self._calls)]
+        return map(self._call, self._keys)
+
+    def replays(self) -> Iterator[float]:
+        return map(self._call, self._keys)
+
+    def _call(self, key: str) -> float:
+        started = time.perf_counter()
+        answer = self._function(key, ORDER)
+        seconds = time.perf_counter() - started
+        assert answer["amount"] == ORDER["amount"], answer
+        return seconds
+
+
+def _cost(rounds: int, calls: int) -> Table:
+    blocks: dict[str, Block] = {}
+    for variant in LABELS:
+        source = _Source(variant, calls)
+        blocks[f"{variant} first"] = source.first
+        if variant != BARE:
+            blocks[f"{variant} replay"] = source.replays
+    series = interleave(blocks, rounds)
+    bare = series[f"{BARE} first"]
+    headings = ["", "call", "median", "× bare (range)", "statements", "commits", "Redis"]
+    table = Table(headings)
+    for name, one in series.items():
+        variant, kind = name.split()
+        ratio = "1.00" if one is bare else one.over(bare)
+        source = _Source(variant, COUNTED_OVER)
+        if kind == "replay":
+            list(source.first())
+        counts = counted(source.first if kind == "first" else source.replays)
+        table.add(LABELS[variant], kind, f"{one.milliseconds:.2f} ms", ratio, *counts)
+    return table
+
+
+def _validated() -> str:
+    """What a second identical call gets of Powertools, where the payload is to be compared."""
+    function = protected(VALIDATED)
+    key = new_key()
+    first = function(key, ORDER)
+    try:
+        again = function(key, ORDER)
+    except IdempotencyValidationError as error:
+        return f"is refused ({type(error).__name__})"
+    return "gets the first answer" if again == first else "gets another answer"
+
+
+def _promises(races: int, owners: int) -> Table:
+    table = Table(
+        [
+            "",
+            f"{THREADS} at once: effects",
+            "refused",
+            "slow owner: effects",
+            "paused owner: effects",
+            "it returns the answer of",
+            "a retry gets the answer of",
+        ]
+    )
+    for variant in (BARE, DATABASE, FENCED, REDIS, POWERTOOLS):
+        row = _race(variant, races)
+        row += _owners(variant, owners) if variant not in (BARE, DATABASE) else ["–"] * 4
+        table.add(LABELS[variant], *row)
+    return table
+
+
+def _race(variant: str, races: int) -> list[str]:
+    """The effects per key, and how many calls of each race were refused."""
+
+    def slowly(order: Order) -> dict[str, Any]:
+        answer = create(order)
+        time.sleep(SLEEP)
+        return answer
+
+    function = protected(variant, slowly)
+    effects, refused = [], []
+    for _ in range(races):
+        key = new_key()
+        outcomes = _at_once(lambda key=key: function(key, {**ORDER, "reference": key}))
+        effects.append(_effects(key))
+        refused.append(sum(outcome == "refused" for outcome in outcomes))
+        assert set(outcomes) <= {"answered", "refused"}, Counter(outcomes)
+    return [_span(effects), _span(refused)]
+
+
+def _at_once(call: Callable[[], object]) -> list[str]:
+    barrier = threading.Barrier(THREADS)
+
+    def work(_: int) -> str:
+        barrier.wait(PATIENCE)
+        try:
+            call()
+        except REFUSALS:
+            return "refused"
+        except Exception as error:  # noqa: BLE001  # what it says is measured
+            return repr(error)
+        finally:
+            connections.close_all()
+        return "answered"
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(work, range(THREADS)))
+
+
+def _owners(variant: str, count: int) -> list[str]:
+    slow, paused, returned, stored = [], [], [], []
+    with _owner(variant) as process:
+        for _ in range(count):
+            slow.append(_meet(process, variant, pause=False)[0])
+            effects, told, kept = _meet(process, variant, pause=True)
+            paused.append(effects)
+            returned.append(told)
+            stored.append(kept)
+    return [_span(slow), _span(paused), _names(returned), _names(stored)]
+
+
+@contextmanager
+def _owner(variant: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "django", "late_owner", variant, str(LEASE)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert _told(process) == "ready"
+            yield process
+        finally:
+            process.kill()
+
+
+def _meet(process: subprocess.Popen[str], variant: str, *, pause: bool) -> tuple[int, str, str]:
+    """Call with the key of an owner that takes longer than its lease.
+
+    Returns how many effects there are at last, who made the answer that the owner returned, and
+    who made the one that a later call gets.
+    """
+    key = new_key()
+    _tell(process, key)
+    assert _told(process) == "running"
+    if pause:
+        os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(LATE_AFTER * LEASE)
+    _call_as_successor(variant, key)
+    if pause:
+        os.kill(process.pid, signal.SIGCONT)
+    _tell(process, "go on")
+    returned = _told(process)
+    return _effects(key), returned, _call_as_successor(variant, key)
+
+
+def _call_as_successor(variant: str, key: str) -> str:
+    function = protected(variant, lambda order: made_by(SUCCESSOR, order))
+    try:
+        return str(function(key, {**ORDER, "reference": key})["maker"])
+    except REFUSALS:
+        return "nobody"
+
+
+def _tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def _told(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def _effects(key: str) -> int:
+    return models.Order.objects.filter(reference=key).count()
+
+
+def _span(numbers: Sequence[int]) -> str:
+    lowest, highest = min(numbers), max(numbers)
+    return str(lowest) if lowest == highest else f"{lowest}–{highest}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"{number} × {name}" for name, number in sorted(Counter(names).items()))

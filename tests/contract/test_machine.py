@@ -1,0 +1,97 @@
+"""Random interleavings of all that can happen to a key, over every store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connections
+from django_redis import get_redis_connection
+
+from idempotency_django.stores import Store
+from idempotency_django.stores.cached import CachedStore
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.redis import RedisStore
+from tests.contract import clocks
+from tests.contract.broken import BROKEN
+from tests.contract.machine import EXAMPLES, Subject, explore
+from tests.servers import valkey
+
+# Some forty seconds for each store on a machine that has nothing else to do.
+pytestmark = pytest.mark.timeout(1200)
+ALL_DATABASES = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+@pytest.fixture(params=["postgres", "mariadb", "sqlite"])
+def using(request: pytest.FixtureRequest, transactional_db: None) -> str:
+    """The alias of each database in turn, which need not survive a crash of the machine."""
+    if request.param not in django_settings.ALIASES:
+        pytest.skip(f"NO {request.param} HERE")
+    alias = django_settings.ALIASES[request.param]
+    if request.param == "sqlite":
+        with connections[alias].cursor() as cursor:
+            cursor.execute("PRAGMA synchronous = OFF")
+    return alias
+
+
+@pytest.fixture
+def valkey_cache(settings: Any) -> Iterator[None]:
+    """A server for the default cache."""
+    with valkey() as server:
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        settings.CACHES = {"default": cache}
+        yield
+        get_redis_connection("default").connection_pool.disconnect()
+
+
+def assert_keeps_the_contract(subject: Subject, record_property: Any) -> None:
+    """No example is a counterexample, and there were enough of them."""
+    explore(subject)
+    record_property("examples", subject.examples)
+    record_property("steps", subject.steps)
+    print(f"{subject.examples} examples, {subject.steps} steps")
+    assert subject.examples >= EXAMPLES
+
+
+def test_memory_store(record_property: Any) -> None:
+    """The store in memory keeps the contract, whatever happens in which order."""
+    subject = Subject(lambda: MemoryStore("memory"), clocks.memory)
+    assert_keeps_the_contract(subject, record_property)
+
+
+@ALL_DATABASES
+def test_database_store(using: str, record_property: Any) -> None:
+    """The database store keeps the contract, whatever happens in which order."""
+    store = DatabaseStore("default", using=using)
+    subject = Subject(lambda: store, clocks.database, clocks.without_row)
+    assert_keeps_the_contract(subject, record_property)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_cached_store(record_property: Any, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """The cached store keeps the contract, and recalls nothing that is not so any more."""
+    backend = "django.core.cache.backends.locmem.LocMemCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "machine"}}
+    store = CachedStore("default")
+    subject = Subject(lambda: store, clocks.Cached(monkeypatch), clocks.without_row)
+    assert_keeps_the_contract(subject, record_property)
+
+
+@pytest.mark.usefixtures("valkey_cache")
+def test_redis_store(record_property: Any) -> None:
+    """The Redis store keeps the contract, whatever happens in which order."""
+    store = RedisStore("redis")
+    subject = Subject(lambda: store, clocks.redis, forgets=True)
+    assert_keeps_the_contract(subject, record_property)
+
+
+@pytest.mark.parametrize(("broken", "problem"), BROKEN.items())
+def test_broken_store(broken: type[Store], problem: str) -> None:
+    """A store that breaks one promise of the contract is caught, and for that."""
+    subject = Subject(lambda: broken("broken"), clocks.memory)
+    with pytest.raises(AssertionError, match=problem):
+        explore(subject, shrink=False)
+    assert subject.examples < EXAMPLES
