@@ -20,7 +20,7 @@ install: $(VENV)/.installed-dev  ## Make .venv with everything that development 
 demo: $(VENV)/.installed-app  ## See what retries, races and crashes do, on SQLite.
 	@$(PY) -m testproject.demo
 
-serve: $(VENV)/.installed-app  ## Run the reference app; PORT, WORKERS and DATABASE_URL are read.
+serve: $(VENV)/.installed-app  ## Run the reference app; PORT, WORKERS, DATABASE_URL, REDIS_URL, ASGI … are read.
 	@$(PY) -m testproject.server
 
 test: $(VENV)/.installed-test  ## Run all tests on all databases, then on psycopg2; branch coverage.

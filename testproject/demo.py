@@ -22,24 +22,28 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testproject import ledger
 from testproject.server import running
 
 CHARGES = "/api/charges/"
+TRANSFERS = "/api/transfers/"
 UNPROTECTED = "/api/unprotected/"
 AT_ONCE = 20
+LEASE = "3"  # seconds
 PATIENCE = 10  # how often the client sends a request that is answered "in progress"
 NO_ANSWER = "no answer"
 
 INTRODUCTION = (
     "Alice's program sends charges of 25.00 EUR to [bold]POST {path}[/], each with its own key "
     "in the header [bold]Idempotency-Key[/]. The reference app runs under gunicorn: two processes, "
-    "SQLite. An effect is a row in its table of payments."
+    "SQLite. An effect is a row in its table of payments; a transfer has three: its debit, its "
+    "booking in somebody else's ledger, and its credit."
 )
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What one request asks for."""
+    """What one request asks for; transfers look the same."""
 
     amount: int = 2500
     reference: str = field(default_factory=lambda: f"order-{uuid.uuid4()}")
@@ -53,8 +57,8 @@ class Step:
     sent: str
     expected_answer: str
     answer: str
-    expected_effects: int
-    effects: int
+    expected_effects: int | str
+    effects: int | str
 
     @property
     def right(self) -> bool:
@@ -64,11 +68,14 @@ class Step:
 class Client:
     """Alice's program, and her look at what it has done."""
 
-    def __init__(self, http: httpx.Client, path: str) -> None:
+    def __init__(self, http: httpx.Client, path: str, ledger_url: str = "") -> None:
         self._http = http
         self._path = path
+        self._ledger = ledger_url
 
-    def send(self, charge: Charge, fault: str = "") -> httpx.Response | None:
+    def send(
+        self, charge: Charge, fault: str = "", patience: int = PATIENCE
+    ) -> httpx.Response | None:
         """The answer; ``None`` when the connection ended without one."""
         body = {"reference": charge.reference, "amount": charge.amount, "currency": "EUR"}
         headers = {
@@ -76,15 +83,15 @@ class Client:
             "Idempotency-Key": f'"{charge.key}"',
             "X-Simulate": fault,
         }
-        for _ in range(PATIENCE):
+        while True:
             try:
                 answer = self._http.post(self._path, json=body, headers=headers)
             except httpx.TransportError:
                 return None
-            if answer.status_code != httpx.codes.CONFLICT:
-                break
+            patience -= 1
+            if answer.status_code != httpx.codes.CONFLICT or not patience:
+                return answer
             time.sleep(int(answer.headers["Retry-After"]))
-        return answer
 
     def send_at_once(self, charge: Charge) -> list[httpx.Response | None]:
         """The answers to many duplicates, released together."""
@@ -101,6 +108,13 @@ class Client:
         """How often the charge was really made."""
         answer = self._http.get("/effects/", params={"reference": charge.reference})
         return int(answer.raise_for_status().json()["count"])
+
+    def parts(self, transfer: Charge) -> str:
+        """How often each part of the transfer was really made: debit, booking, credit."""
+        asked = {"reference": transfer.reference}
+        posted = self._http.get("/postings/", params=asked).raise_for_status().json()
+        booked = self._http.get(f"{self._ledger}/calls", params=asked).raise_for_status().json()
+        return f"{posted['debit']}+{booked['effects']}+{posted['credit']}"
 
 
 def said(answer: httpx.Response | None) -> str:
@@ -158,6 +172,19 @@ def crash_after_the_commit(client: Client) -> Iterator[Step]:
     yield Step("The retry", "201 replayed", said(retry), 1, client.effects(charge))
 
 
+def crash_between_steps(client: Client) -> Iterator[Step]:
+    transfer = Charge()
+    lost = client.send(transfer, "kill=after-ledger")
+    sent = "A transfer; SIGKILL after two of its three steps"
+    yield Step(sent, NO_ANSWER, said(lost), "1+1+0", client.parts(transfer))
+    early = client.send(transfer, patience=1)
+    sent = "A retry while the dead process has its lease"
+    yield Step(sent, "409", said(early), "1+1+0", client.parts(transfer))
+    resumed = client.send(transfer)
+    sent = "A retry after that: the third step alone is left"
+    yield Step(sent, "201", said(resumed), "1+1+1", client.parts(transfer))
+
+
 def comparison(client: Client) -> Iterator[Step]:
     charge = Charge()
     answer = said_at_once(client.send_at_once(charge))
@@ -166,14 +193,31 @@ def comparison(client: Client) -> Iterator[Step]:
     yield Step(sent, expected, answer, AT_ONCE, client.effects(charge))
 
 
-def chapters(url: str, path: str) -> Iterator[list[Step]]:
+def chapters(url: str, ledger_url: str, path: str) -> Iterator[list[Step]]:
     """Everything that is shown, in order."""
     one_request_each = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=url, limits=one_request_each, timeout=60) as http:
         client = Client(http, path)
         for chapter in (retries, duplicates, crash_before_the_commit, crash_after_the_commit):
             yield list(chapter(client))
+        yield list(crash_between_steps(Client(http, TRANSFERS, ledger_url)))
         yield list(comparison(Client(http, UNPROTECTED)))
+
+
+def shown(folder: Path, path: str) -> Iterator[list[Step]]:
+    """The same, with servers that keep their data and their logs in the folder."""
+    with ledger.running(folder / "ledger.log") as ledger_url:
+        environment = {
+            "DATABASE_URL": f"sqlite:///{folder}/demo.sqlite3",
+            "REDIS_URL": "",
+            "ASGI": "",
+            "LEDGER_URL": ledger_url,
+            "LEASE_SECONDS": LEASE,
+            "SIMULATE": "1",
+            "WORKERS": "2",
+        }
+        with running(folder / "server.log", **environment) as url:
+            yield from chapters(url, ledger_url, path)
 
 
 def table_of(told: list[list[Step]]) -> Table:
@@ -206,9 +250,7 @@ def main(path: str = CHARGES) -> int:
         console.width = 120  # a log has no width of its own
     console.print(INTRODUCTION.format(path=path))
     with tempfile.TemporaryDirectory() as folder, console.status("Sending …"):
-        database, log = f"sqlite:///{folder}/demo.sqlite3", Path(folder, "server.log")
-        with running(log, DATABASE_URL=database, SIMULATE="1", WORKERS="2") as url:
-            told = list(chapters(url, path))
+        told = list(shown(Path(folder), path))
     console.print(table_of(told))
     wrong = [step for chapter in told for step in chapter if not step.right]
     if wrong:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 
-wsgi_app = "testproject.wsgi"
+if os.environ.get("ASGI") == "1":
+    wsgi_app = "testproject.asgi"
+    worker_class = "uvicorn_worker.UvicornWorker"
+else:
+    wsgi_app = "testproject.wsgi"
+    threads = 8
 # Reachable from this machine alone: its passwords are known to everybody.
 bind = os.environ.get("BIND") or f"127.0.0.1:{os.environ.get('PORT', '8000')}"
 workers = int(os.environ.get("WORKERS", "2"))
-threads = 8
 # Loaded once and forked, so that a worker that was killed is replaced at once.
 preload_app = True
 graceful_timeout = 5

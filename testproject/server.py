@@ -1,6 +1,9 @@
 """``python -m testproject.server`` migrates, seeds and serves.
 
-``PORT`` (8000) and ``WORKERS`` (2) come from the environment, and what ``settings.py`` lists.
+``PORT`` (8000), ``WORKERS`` (2) and ``ASGI`` (``1``: uvicorn's workers instead of gunicorn's
+threads) come from the environment, and what ``settings.py`` lists. Where ``LEDGER_URL`` is not
+among it, a ledger is started for as long as this serves.
+
 :func:`running` does the same in a process of its own, for the demo and the tests.
 """
 
@@ -18,6 +21,8 @@ import django
 import httpx
 from django.core.management import call_command
 
+from testproject import ledger
+
 ROOT = Path(__file__).parents[1]
 BACKLOG = 1024
 START_TIMEOUT = 60  # seconds
@@ -27,11 +32,22 @@ STOP_TIMEOUT = 20  # seconds; then it is killed
 def main() -> None:
     """Prepare the database and become gunicorn."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
+    if not os.environ.get("LEDGER_URL"):
+        _start_ledger()
     django.setup()
     call_command("migrate", verbosity=0)
     call_command("seed")
     command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.gunicorn_config"]
     os.execv(sys.executable, command)  # noqa: S606  # nothing in it comes from outside
+
+
+def _start_ledger() -> None:
+    """Start a ledger that ends when this process, gunicorn by then, has ended with its workers."""
+    process, url = ledger.start()
+    assert process.stdin is not None  # noqa: S101  # it is a pipe
+    os.set_inheritable(process.stdin.fileno(), True)
+    os.environ["LEDGER_URL"] = url
+    print(f"Ledger: {url} (look at {url}/calls?reference=…).", flush=True)
 
 
 @contextmanager

@@ -2,6 +2,14 @@
 
 ``DATABASE_URL``
     The database; an SQLite file in this folder by default.
+``REDIS_URL``
+    A Redis or Valkey server to keep idempotency records in, instead of the database.
+``CACHED``
+    ``1`` keeps the records in the database nevertheless, and answers replays from Redis.
+``LEASE_SECONDS``
+    How long a claim that no transaction holds outlives its process; 30 by default.
+``LEDGER_URL``
+    The ledger that transfers are booked in; see ``ledger.py``.
 ``SIMULATE``
     ``1`` lets the header ``X-Simulate`` inject faults, down to killing the process that serves.
 """
@@ -9,7 +17,9 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import dj_database_url
 
@@ -17,7 +27,9 @@ FOLDER = Path(__file__).parent
 
 DATABASES = {
     "default": dj_database_url.config(
-        default=f"sqlite:///{FOLDER / 'db.sqlite3'}", conn_max_age=600
+        default=f"sqlite:///{FOLDER / 'db.sqlite3'}",
+        # Under ASGI each request has a thread of its own, which takes its connection with it.
+        conn_max_age=0 if os.environ.get("ASGI") == "1" else 600,
     )
 }
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
@@ -34,6 +46,25 @@ elif DATABASES["default"]["ENGINE"].endswith("mysql"):
 
     pymysql.install_as_MySQLdb()
 
+IN_DATABASE = {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}
+IDEMPOTENCY: dict[str, Any] = {
+    "STORES": {
+        "default": IN_DATABASE,
+        # For operations with steps, which are kept with the effects: in the database always.
+        "database": IN_DATABASE,
+    },
+    "POLICY": {"lease": timedelta(seconds=float(os.environ.get("LEASE_SECONDS") or 30))},
+}
+if REDIS_URL := os.environ.get("REDIS_URL"):
+    CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}
+    IDEMPOTENCY["STORES"]["default"] = {
+        "BACKEND": "idempotency_django.stores.cached.CachedStore"
+        if os.environ.get("CACHED") == "1"
+        else "idempotency_django.stores.redis.RedisStore",
+        "OPTIONS": {"cache": "default"},
+    }
+
+LEDGER_URL = os.environ.get("LEDGER_URL") or "http://127.0.0.1:8001"
 SIMULATE = os.environ.get("SIMULATE") == "1"
 
 SECRET_KEY = "known to everybody: this project is for trying things out"

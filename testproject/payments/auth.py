@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework.authentication import TokenAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-View = Callable[..., HttpResponseBase]
+View = Callable[..., Any]
 
 
 def token_required(view: View) -> View:
@@ -20,17 +21,28 @@ def token_required(view: View) -> View:
 
     @functools.wraps(view)
     def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        try:
-            caller = TokenAuthentication().authenticate(Request(request))
-        except AuthenticationFailed:
-            caller = None
-        if caller is None:
-            return JsonResponse(
-                {"detail": "Send the header 'Authorization: Token …' with a valid token."},
-                status=401,
-                headers={"WWW-Authenticate": "Token"},
-            )
-        request.user = caller[0]
-        return view(request, *args, **kwargs)
+        refusal = _refusal(request)
+        return refusal or view(request, *args, **kwargs)
 
-    return checked
+    @functools.wraps(view)
+    async def achecked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        refusal = await sync_to_async(_refusal)(request)
+        return refusal or await view(request, *args, **kwargs)
+
+    return achecked if iscoroutinefunction(view) else checked
+
+
+def _refusal(request: HttpRequest) -> HttpResponseBase | None:
+    """The answer to who is not known; who is becomes the request's user."""
+    try:
+        caller = TokenAuthentication().authenticate(Request(request))
+    except AuthenticationFailed:
+        caller = None
+    if caller is None:
+        return JsonResponse(
+            {"detail": "Send the header 'Authorization: Token …' with a valid token."},
+            status=401,
+            headers={"WWW-Authenticate": "Token"},
+        )
+    request.user = caller[0]
+    return None

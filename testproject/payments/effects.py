@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from django.db import transaction
 
 from .faults import Faults
 from .serializers import EffectSerializer
@@ -15,12 +16,10 @@ if TYPE_CHECKING:
     from .models import Kind
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """What the caller is told of the effect: a response in no framework's terms."""
+class Receipt(TypedDict):
+    """What the caller is told of the effect: a response in no framework's terms, as JSON."""
 
     body: dict[str, Any]
-    status: int
     headers: dict[str, str]
 
 
@@ -30,10 +29,27 @@ def perform(request: HttpRequest | Request, kind: Kind, data: Any) -> Receipt:
     Raises:
         ValidationError: of DRF, when the data asks for nothing that can be made.
     """
+    asked = understood(data)
+    Faults(request).sleep()
+    return make(request, kind, asked)
+
+
+def understood(data: Any) -> EffectSerializer:
+    """What the data asks for.
+
+    Raises:
+        ValidationError: of DRF, when that is nothing that can be made.
+    """
     asked = EffectSerializer(data=data)
     asked.is_valid(raise_exception=True)
+    return asked
+
+
+@transaction.atomic
+def make(request: HttpRequest | Request, kind: Kind, asked: EffectSerializer) -> Receipt:
+    """Make the row."""
     faults = Faults(request)
     faults.before_effect()
     effect = asked.save(kind=kind, owner=request.user)
     faults.after_effect()
-    return Receipt(dict(asked.data), faults.status(201), {"Location": effect.get_absolute_url()})
+    return {"body": dict(asked.data), "headers": {"Location": effect.get_absolute_url()}}

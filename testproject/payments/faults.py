@@ -2,18 +2,27 @@
 
 The header lists faults, separated by semicolons: ``sleep-ms=300; kill=after-effect``.
 
-======================  =========================================================
-``sleep-ms=300``        work that long before the effect
-``raise``               raise an exception after the effect
-``status=503``          answer with this status after the effect
-``kill=before-effect``  SIGKILL the process that serves the request …
-``kill=after-effect``   … when the effect is made and not committed
-``kill=after-commit``   … when it is committed and not answered
-======================  =========================================================
+=======================  ========================================================
+``sleep-ms=300``         work that long before the effect
+``raise``                raise an exception after the effect
+``status=503``           answer with this status after the effect
+``kill=before-effect``   SIGKILL the process that serves the request …
+``kill=after-effect``    … when the effect is made and not committed
+``kill=after-commit``    … when it is committed and not answered
+=======================  ========================================================
+
+The effect of a transfer is its third step, the credit. Before it comes:
+
+=======================  ========================================================
+``kill=after-debit``     … when the debit is stored
+``kill=during-ledger``   … when the ledger has answered, and that is not stored
+``kill=after-ledger``    … when the ledger's answer is stored
+=======================  ========================================================
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -39,19 +48,29 @@ class Faults:
         named = (fault.strip().partition("=") for fault in header.split(";"))
         self._asked = {name: value for name, _, value in named}
 
+    def sleep(self) -> None:
+        time.sleep(self._seconds)
+
+    async def asleep(self) -> None:
+        await asyncio.sleep(self._seconds)
+
     def before_effect(self) -> None:
-        time.sleep(int(self._asked.get("sleep-ms", 0)) / 1000)
-        self._kill("before-effect")
+        self.reached("before-effect")
 
     def after_effect(self) -> None:
-        self._kill("after-effect")
-        transaction.on_commit(lambda: self._kill("after-commit"))
+        self.reached("after-effect")
+        transaction.on_commit(lambda: self.reached("after-commit"))
         if "raise" in self._asked:
             raise SimulatedError
 
     def status(self, otherwise: int) -> int:
         return int(self._asked.get("status", otherwise))
 
-    def _kill(self, moment: str) -> None:
+    def reached(self, moment: str) -> None:
+        """End here, if that is the moment to be killed at."""
         if self._asked.get("kill") == moment:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    @property
+    def _seconds(self) -> float:
+        return int(self._asked.get("sleep-ms", 0)) / 1000

@@ -14,6 +14,9 @@ class Kind(models.TextChoices):
     VIA_MIDDLEWARE = "viamiddleware"
     PLAIN = "plain"
     DECORATED = "decorated"
+    ASYNC = "async"
+    TRANSFER = "transfer"
+    PAYOUT = "payout"
 
 
 class Effect(models.Model):
@@ -31,3 +34,24 @@ class Effect(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("effect", args=[self.pk])
+
+
+class Side(models.TextChoices):
+    """The two halves of a transfer."""
+
+    DEBIT = "debit"
+    CREDIT = "credit"
+
+
+class Posting(models.Model):
+    """One half of a transfer; the effect comes with the second."""
+
+    side = models.CharField(max_length=6, choices=Side.choices)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    reference = models.CharField(max_length=100, db_index=True)
+    amount = models.PositiveBigIntegerField(help_text="In the smallest unit of the currency.")
+    currency = models.CharField(max_length=3)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"{self.side} {self.reference}: {self.amount} {self.currency}"

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from django.urls import path
 
+from idempotency_django.drf import IdempotencyStatusView
+
 from . import views
 
 urlpatterns = [
@@ -9,8 +11,13 @@ urlpatterns = [
     path("api/orders/", views.OrderView.as_view()),
     path("api/viamiddleware/", views.ViaMiddlewareView.as_view()),
     path("api/unprotected/", views.UnprotectedView.as_view()),
+    path("api/transfers/", views.TransferView.as_view()),
+    path("api/payouts/", views.PayoutView.as_view()),
     path("plain/orders/", views.plain_order),
     path("decorated/orders/", views.decorated_order),
+    path("async/orders/", views.async_order),
     path("effects/", views.count_effects),
     path("effects/<int:pk>/", views.EffectDetail.as_view(), name="effect"),
+    path("postings/", views.count_postings),
+    path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status"),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
@@ -17,12 +18,14 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.policy import PAYMENT
+from idempotency_django.policy import PAYMENT, Policy
 
 from .auth import token_required
-from .effects import perform
-from .models import Effect, Kind
+from .effects import Receipt, make, perform, understood
+from .faults import Faults
+from .models import Effect, Kind, Posting, Side
 from .serializers import EffectSerializer
+from .transfers import transfer
 
 # Django REST framework
 
@@ -37,8 +40,7 @@ class ChargeViewSet(IdempotentViewMixin, viewsets.GenericViewSet):
     permission_classes = [permissions.DjangoModelPermissions]
 
     def create(self, request: Request) -> Response:
-        receipt = perform(request, Kind.CHARGE, request.data)
-        return Response(receipt.body, receipt.status, headers=receipt.headers)
+        return _response(request, perform(request, Kind.CHARGE, request.data))
 
 
 class EffectView(APIView):
@@ -47,8 +49,7 @@ class EffectView(APIView):
     kind: ClassVar[Kind]
 
     def post(self, request: Request) -> Response:
-        receipt = perform(request, self.kind, request.data)
-        return Response(receipt.body, receipt.status, headers=receipt.headers)
+        return _response(request, perform(request, self.kind, request.data))
 
 
 class OrderView(IdempotentViewMixin, EffectView):
@@ -68,6 +69,36 @@ class UnprotectedView(EffectView):
     """A view without protection, to see what that is like."""
 
     kind = Kind.UNPROTECTED
+
+
+# Effects that no transaction spans: the claim is committed first, and each step is stored.
+
+
+class TransferView(IdempotentViewMixin, APIView):
+    """Three steps, of which one is a call to somebody else; a retry resumes them."""
+
+    idempotency_policy = PAYMENT.replace(store="database", mode="leased")
+
+    def post(self, request: Request) -> Response:
+        return _response(request, transfer(request, request.data))
+
+
+class PayoutView(IdempotentViewMixin, APIView):
+    """Long work: who asks again meanwhile is told where to look (202)."""
+
+    idempotency_policy = Policy(
+        store="database", mode="leased", on_conflict="accepted", required=True
+    )
+
+    def post(self, request: Request) -> Response:
+        asked = understood(request.data)
+        Faults(request).sleep()
+        receipt = request.idempotency.step("payout", make, request, Kind.PAYOUT, asked)
+        return _response(request, receipt)
+
+
+def _response(request: Request, receipt: Receipt) -> Response:
+    return Response(receipt["body"], Faults(request).status(201), headers=receipt["headers"])
 
 
 # Django without DRF. No cookie is looked at, so there is nothing for CSRF to forge.
@@ -93,11 +124,38 @@ def decorated_order(request: HttpRequest) -> HttpResponseBase:
 def _answer(request: HttpRequest, kind: Kind) -> JsonResponse:
     try:
         receipt = perform(request, kind, json.loads(request.body))
-    except ValueError:
-        return JsonResponse({"detail": "The body is not JSON."}, status=400)
-    except ValidationError as error:
+    except (ValueError, ValidationError) as error:
+        return _refusal(error)
+    return _json_response(request, receipt)
+
+
+@csrf_exempt
+@require_POST
+@token_required
+@idempotent(store="database")
+async def async_order(request: HttpRequest) -> HttpResponseBase:
+    """An async function with the decorator. No transaction can span it: its effect is a step."""
+    try:
+        asked = understood(json.loads(request.body))
+    except (ValueError, ValidationError) as error:
+        return _refusal(error)
+    await Faults(request).asleep()
+    if request.idempotency is None:  # the client sent no key
+        receipt = await sync_to_async(make)(request, Kind.ASYNC, asked)
+    else:
+        receipt = await request.idempotency.astep("order", make, request, Kind.ASYNC, asked)
+    return _json_response(request, receipt)
+
+
+def _json_response(request: HttpRequest, receipt: Receipt) -> JsonResponse:
+    status = Faults(request).status(201)
+    return JsonResponse(receipt["body"], status=status, headers=receipt["headers"])
+
+
+def _refusal(error: ValueError | ValidationError) -> JsonResponse:
+    if isinstance(error, ValidationError):
         return JsonResponse(error.detail, status=400, safe=False)
-    return JsonResponse(receipt.body, status=receipt.status, headers=receipt.headers)
+    return JsonResponse({"detail": "The body is not JSON."}, status=400)
 
 
 # What was done
@@ -108,6 +166,13 @@ def count_effects(request: HttpRequest) -> JsonResponse:
     """How many effects there are with a reference, of whatever kind: ``?reference=…``."""
     counted = Effect.objects.filter(reference=request.GET.get("reference", ""))
     return JsonResponse({"count": counted.count()})
+
+
+@require_safe
+def count_postings(request: HttpRequest) -> JsonResponse:
+    """How many debits and credits there are with a reference: ``?reference=…``."""
+    posted = Posting.objects.filter(reference=request.GET.get("reference", ""))
+    return JsonResponse({side: posted.filter(side=side).count() for side in Side.values})
 
 
 class EffectDetail(generics.RetrieveAPIView):

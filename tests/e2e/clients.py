@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPResponse
 from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 
-PROTECTED = (
+from idempotency_django.testing import PATIENCE
+
+# The claim is held by the transaction of the effect, unless Redis keeps it …
+TRANSACTIONAL = (
     "/api/charges/",
     "/api/orders/",
     "/api/viamiddleware/",
     "/plain/orders/",
     "/decorated/orders/",
 )
+TRANSFERS = "/api/transfers/"
+PAYOUTS = "/api/payouts/"
+ASYNC = "/async/orders/"
+# … or it is committed first, and the effect is one of the operation's steps.
+LEASED = (TRANSFERS, PAYOUTS, ASYNC)
+PROTECTED = TRANSACTIONAL + LEASED
+IN_PROGRESS = (202, 409)
+KEY_REQUIRED = ("/api/charges/", TRANSFERS, PAYOUTS)
 UNPROTECTED = "/api/unprotected/"
 
 
@@ -66,6 +79,27 @@ class Api:
         """The answers to as many duplicates, released together, in the order they came in."""
         return asyncio.run(_send_at_once(self.url, _request(path, order), times))
 
+    def begin(self, path: str, order: Order) -> socket.socket:
+        """Send the order, and return the connection that its answer would come on."""
+        at = urlsplit(self.url)
+        connection = socket.create_connection((at.hostname, at.port))
+        connection.sendall(_request(path, order))
+        return connection
+
+    def killed(self, path: str, order: Order, moment: str) -> None:
+        """Send the order; the process that serves it is killed at that moment."""
+        with pytest.raises(httpx.RemoteProtocolError):
+            self.send(path, replace(order, fault=f"kill={moment}"))
+
+    def send_until_answered(self, path: str, order: Order) -> httpx.Response:
+        """Send the order again while it is said to be in progress; the other answer."""
+        deadline = time.monotonic() + PATIENCE
+        while (answer := self.send(path, order)).status_code in IN_PROGRESS:
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert time.monotonic() < deadline, f"{order} stayed in progress."
+            time.sleep(0.1)  # less patient than Retry-After asks for
+        return answer
+
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self._http.get(path, **options)
 
@@ -73,6 +107,12 @@ class Api:
         """How often what the order asks for was done."""
         answer = self.get("/effects/", params={"reference": order.reference})
         return int(answer.raise_for_status().json()["count"])
+
+    def postings(self, order: Order) -> tuple[int, int]:
+        """How often what a transfer asks for was debited and credited."""
+        answer = self.get("/postings/", params={"reference": order.reference})
+        told = answer.raise_for_status().json()
+        return told["debit"], told["credit"]
 
     def close(self) -> None:
         self._http.close()
@@ -86,6 +126,30 @@ class Answer:
     headers: dict[str, str]
     body: bytes
     seconds: float
+
+
+def verdict(answer: Answer, executed: Answer) -> str:
+    """What an answer is, in relation to the one that was executed."""
+    if answer is executed:
+        return "executed"
+    if answer.status == 409 and int(answer.headers["Retry-After"]) >= 1:
+        return "in progress"
+    replay = answer.status == 201 and answer.headers["Idempotent-Replayed"] == "true"
+    same = (answer.body, answer.headers["Location"]) == (
+        executed.body,
+        executed.headers["Location"],
+    )
+    return "replayed" if replay and same else f"wrong: {answer}"
+
+
+def executed_of(answers: list[Answer]) -> Answer:
+    """The one answer that is neither a refusal nor a replay."""
+    (executed,) = (
+        answer
+        for answer in answers
+        if answer.status == 201 and "Idempotent-Replayed" not in answer.headers
+    )
+    return executed
 
 
 def _request(path: str, order: Order) -> bytes:

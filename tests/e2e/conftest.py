@@ -1,21 +1,28 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
+from testproject import ledger
 from testproject.server import ROOT, running
+from tests.servers import valkey
 
 from . import databases
-from .clients import Api
+from .clients import Api, Order
 from .databases import Database
 
 WORKERS = 4
+LEASE = "2"  # seconds, so that a test need not wait for long
+LONG_LEASE = "600"
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,13 @@ class Server:
     url: str
     log: Path
     database: Database
+    ledger_url: str
+
+    def bookings(self, order: Order) -> tuple[int, int]:
+        """How often the ledger was called for what a transfer asks for, and how often it booked."""
+        asked = {"reference": order.reference}
+        told = httpx.get(f"{self.ledger_url}/calls", params=asked).raise_for_status().json()
+        return told["calls"], told["effects"]
 
     def shell(self, code: str) -> None:
         """Run code in a process of its own, as an operator would."""
@@ -57,17 +71,87 @@ def database(
 
 
 @pytest.fixture(scope="session")
-def server(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The reference app under gunicorn on that database, where faults can be simulated."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    environment = {"DATABASE_URL": database.url, "SIMULATE": "1", "WORKERS": str(WORKERS)}
-    with running(log, **environment) as url:
-        yield Server(url, log, database)
+def ledger_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The ledger that all servers book their transfers in."""
+    with ledger.running(tmp_path_factory.mktemp("ledger") / "log") as url:
+        yield url
+
+
+Serve = Callable[..., AbstractContextManager[Server]]
+
+
+@pytest.fixture(scope="session")
+def serve(database: Database, ledger_url: str, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Serves the reference app on that database, where faults can be simulated."""
+
+    @contextmanager
+    def serve(**environment: str) -> Iterator[Server]:
+        log = tmp_path_factory.mktemp("server") / "log"
+        given = {
+            "DATABASE_URL": database.url,
+            "LEDGER_URL": ledger_url,
+            "LEASE_SECONDS": LEASE,
+            "SIMULATE": "1",
+            "WORKERS": str(WORKERS),
+            **dict.fromkeys(("ASGI", "CACHED", "REDIS_URL"), ""),
+            **environment,
+        }
+        with running(log, **given) as url:
+            yield Server(url, log, database, given["LEDGER_URL"])
+
+    return serve
+
+
+@pytest.fixture(scope="session")
+def server(serve: Serve) -> Iterator[Server]:
+    """The reference app under gunicorn's threads."""
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def asgi_server(serve: Serve) -> Iterator[Server]:
+    """The same under ASGI. No lease ends during a test."""
+    with serve(ASGI="1", LEASE_SECONDS=LONG_LEASE) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    with valkey() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_server(serve: Serve, valkey_url: str) -> Iterator[Server]:
+    """The same with the records in Valkey."""
+    with serve(REDIS_URL=valkey_url, LEASE_SECONDS="5") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cached_server(serve: Serve, valkey_url: str) -> Iterator[Server]:
+    """The same with the records in the database, and their answers in Valkey too."""
+    with serve(REDIS_URL=valkey_url, CACHED="1") as server:
+        yield server
 
 
 @pytest.fixture
 def api(server: Server) -> Iterator[Api]:
     """A client; what the server logs meanwhile is shown when the test fails."""
+    with client_of(server) as api:
+        yield api
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def client_of(server: Server) -> Iterator[Api]:
+    """The same of any server."""
     seen = server.log.stat().st_size
     api = Api(server.url)
     yield api

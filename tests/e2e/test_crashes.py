@@ -10,7 +10,8 @@ from itertools import cycle, islice
 import httpx
 import pytest
 
-from .clients import PROTECTED, Api, Order
+from .clients import ASYNC, PAYOUTS, TRANSACTIONAL, Api, Order
+from .conftest import Server, client_of
 from .databases import Database
 
 pytestmark = pytest.mark.e2e
@@ -20,7 +21,7 @@ CLIENTS = 20
 ATTEMPTS = 200
 
 
-@pytest.mark.parametrize("path", PROTECTED)
+@pytest.mark.parametrize("path", TRANSACTIONAL)
 @pytest.mark.parametrize(
     ("moment", "committed"),
     [("before-effect", False), ("after-effect", False), ("after-commit", True)],
@@ -30,8 +31,7 @@ def test_the_first_retry_after_a_crash_is_answered(
 ) -> None:
     """What was committed is replayed, what was not is executed; no retry is told to wait."""
     order = Order()
-    with pytest.raises(httpx.RemoteProtocolError):
-        api.send(path, replace(order, fault=f"kill={moment}"))
+    api.killed(path, order, moment)
     database.wait_until_idle()
     assert api.effects(order) == committed
 
@@ -44,6 +44,49 @@ def test_the_first_retry_after_a_crash_is_answered(
     assert again.headers["Idempotent-Replayed"] == "true"
     assert again.content == retry.content
     assert api.effects(order) == 1
+
+
+def resumed(api: Api, crashed: dict[Order, str]) -> list[httpx.Response]:
+    """The answers to retries, sent to those paths until they are answered, all meanwhile."""
+    with ThreadPoolExecutor(len(crashed)) as pool:
+        return list(pool.map(lambda order: api.send_until_answered(crashed[order], order), crashed))
+
+
+def test_what_a_crash_left_is_resumed_when_its_lease_is_over(api: Api, database: Database) -> None:
+    """Where the claim outlives the process, a retry is told to wait, then finishes the job: the
+    effect is there once, whether or not it was made before the crash.
+    """
+    crashed = {}
+    for path in (PAYOUTS, ASYNC):
+        for moment in MOMENTS:
+            order = Order()
+            crashed[order] = path
+            api.killed(path, order, moment)
+            database.wait_until_idle()
+            assert api.effects(order) == (moment == "after-commit")
+
+    for answer in resumed(api, crashed):
+        assert answer.status_code == 201
+        assert "Idempotent-Replayed" not in answer.headers
+    for order, path in crashed.items():
+        assert api.send(path, order).headers["Idempotent-Replayed"] == "true"
+        assert api.effects(order) == 1
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_a_crash_with_its_claim_in_redis(redis_server: Server) -> None:
+    """Where Redis keeps the claim, a retry is refused until the lease is over, then executed."""
+    with client_of(redis_server) as api:
+        crashed = {Order(): path for path in TRANSACTIONAL}
+        for order, path in crashed.items():
+            api.killed(path, order, "before-effect")
+            assert api.send(path, order).status_code == 409
+            assert api.effects(order) == 0
+
+        assert [answer.status_code for answer in resumed(api, crashed)] == [201] * len(crashed)
+        for order, path in crashed.items():
+            assert api.send(path, order).headers["Idempotent-Replayed"] == "true"
+            assert api.effects(order) == 1
 
 
 def send_until_answered(api: Api, order: Order) -> None:

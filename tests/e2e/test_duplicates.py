@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from .clients import Answer, Api, Order
+from .clients import ASYNC, TRANSFERS, Api, Order, executed_of, verdict
+from .conftest import Server, client_of
 from .databases import Database
 
 pytestmark = pytest.mark.e2e
@@ -15,31 +16,9 @@ pytestmark = pytest.mark.e2e
 PATH = "/api/charges/"
 DUPLICATES = 50
 KEYS = {"postgres": 200, "mariadb": 200, "sqlite": 20}
-ROUNDS = 4
-
-
-def verdict(answer: Answer, executed: Answer) -> str:
-    """What an answer is, in relation to the one that was executed."""
-    if answer is executed:
-        return "executed"
-    if answer.status == 409 and int(answer.headers["Retry-After"]) >= 1:
-        return "in progress"
-    replay = answer.status == 201 and answer.headers["Idempotent-Replayed"] == "true"
-    same = (answer.body, answer.headers["Location"]) == (
-        executed.body,
-        executed.headers["Location"],
-    )
-    return "replayed" if replay and same else f"wrong: {answer}"
-
-
-def executed_of(answers: list[Answer]) -> Answer:
-    """The one answer that is neither a refusal nor a replay."""
-    (executed,) = (
-        answer
-        for answer in answers
-        if answer.status == 201 and "Idempotent-Replayed" not in answer.headers
-    )
-    return executed
+KEYS_WITH_REDIS = 100
+KEYS_OF_ASYNC = {"postgres": 20, "mariadb": 20, "sqlite": 5}
+ROUNDS = {PATH: 4, TRANSFERS: 1, ASYNC: 1}
 
 
 def test_one_of_many_duplicates_is_executed(
@@ -48,30 +27,71 @@ def test_one_of_many_duplicates_is_executed(
     """Of 50 duplicates at once, for each of many keys, one is executed; the others receive its
     answer or are told to come back. None fails.
     """
+    told = told_of_duplicates(api, PATH, KEYS[database.name])
+
+    with capsys.disabled():
+        print(f"\n{database.name}: {dict(told)}")
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("store", ["redis", "cached"])
+def test_one_of_many_duplicates_is_executed_with_redis(
+    store: str,
+    database: Database,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same holds where Redis keeps the records, and where it answers the replays."""
+    server: Server = request.getfixturevalue(f"{store}_server")
+    with client_of(server) as api:
+        told = told_of_duplicates(api, PATH, KEYS_WITH_REDIS)
+
+    with capsys.disabled():
+        print(f"\n{store}: {dict(told)}")
+
+
+@pytest.mark.parametrize("interface", ["wsgi", "asgi"])
+def test_one_of_many_duplicates_is_executed_by_an_async_view(
+    interface: str,
+    database: Database,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same holds for an async view, under WSGI and under ASGI."""
+    server: Server = request.getfixturevalue("server" if interface == "wsgi" else "asgi_server")
+    with client_of(server) as api:
+        told = told_of_duplicates(api, ASYNC, KEYS_OF_ASYNC[database.name])
+
+    with capsys.disabled():
+        print(f"\n{database.name}, {interface}: {dict(told)}")
+
+
+def told_of_duplicates(api: Api, path: str, keys: int) -> Counter[str]:
+    """Send many duplicates at once, for each of the keys, and check their answers and effects."""
     told: Counter[str] = Counter()
-    for _ in range(KEYS[database.name]):
+    for _ in range(keys):
         order = Order()
-        answers = api.send_at_once(PATH, order, DUPLICATES)
+        answers = api.send_at_once(path, order, DUPLICATES)
         executed = executed_of(answers)
         told.update(verdict(answer, executed) for answer in answers)
         assert api.effects(order) == 1
 
-    with capsys.disabled():
-        print(f"\n{database.name}: {dict(told)}")
     assert set(told) <= {"executed", "replayed", "in progress"}
-    assert told["executed"] == KEYS[database.name]
-    assert told.total() == KEYS[database.name] * DUPLICATES
+    assert told["executed"] == keys
+    assert told.total() == keys * DUPLICATES
+    return told
 
 
 @pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("path", [PATH, TRANSFERS, ASYNC])
 def test_duplicates_do_not_queue_behind_the_first(
-    api: Api, database: Database, capsys: pytest.CaptureFixture[str]
+    api: Api, database: Database, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While the first works for two seconds, all others are answered; its answer comes last."""
     seconds = []
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS[path]):
         order = Order(fault="sleep-ms=2000")
-        *refused, last = api.send_at_once(PATH, order, DUPLICATES)
+        *refused, last = api.send_at_once(path, order, DUPLICATES)
 
         assert last is executed_of([*refused, last])
         assert {verdict(answer, last) for answer in refused} == {"in progress"}
@@ -80,7 +100,7 @@ def test_duplicates_do_not_queue_behind_the_first(
 
     p99 = statistics.quantiles(seconds, n=100)[98]
     with capsys.disabled():
-        print(f"\n{database.name}: the 99th percentile of a 409 is {p99 * 1000:.0f} ms")
+        print(f"\n{database.name}, {path}: the 99th percentile of a 409 is {p99 * 1000:.0f} ms")
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

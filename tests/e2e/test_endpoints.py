@@ -7,7 +7,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from .clients import PROTECTED, UNPROTECTED, Api, Order
+from .clients import KEY_REQUIRED, LEASED, PROTECTED, TRANSACTIONAL, UNPROTECTED, Api, Order
+from .conftest import Server, client_of
+from .databases import Database
 
 pytestmark = pytest.mark.e2e
 
@@ -44,6 +46,39 @@ def test_a_retry_receives_the_first_answer(api: Api, path: str) -> None:
     for name in ("Location", "Content-Type"):
         assert retry.headers[name] == first.headers[name]
     assert api.effects(order) == 1
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("store", ["redis", "cached"])
+def test_a_retry_receives_the_first_answer_with_redis(
+    database: Database, store: str, request: pytest.FixtureRequest
+) -> None:
+    """The same holds of every endpoint where Redis keeps the records, or answers the replays."""
+    with client_of(request.getfixturevalue(f"{store}_server")) as api:
+        for path in PROTECTED:
+            order = Order()
+            first, *retries = [api.send(path, order) for _ in range(3)]
+
+            assert first.status_code == 201
+            assert not is_replay(first)
+            for retry in retries:
+                assert is_replay(retry)
+                assert retry.status_code == 201
+                assert retry.content == first.content
+                assert retry.headers["Location"] == first.headers["Location"]
+            assert api.effects(order) == 1
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_an_error_frees_the_key_in_redis(database: Database, redis_server: Server) -> None:
+    """What a view raises rolls back its own transaction and frees its key, wherever that is."""
+    with client_of(redis_server) as api:
+        for path in PROTECTED:
+            order = Order()
+            assert api.send(path, replace(order, fault="raise")).status_code == 500
+            assert api.effects(order) == 0
+            assert api.send(path, order).status_code == 201
+            assert api.effects(order) == 1
 
 
 @every_protected_endpoint
@@ -111,18 +146,19 @@ def test_a_bare_and_a_quoted_key_are_one(api: Api, path: str) -> None:
     assert api.effects(order) == 1
 
 
-def test_charges_require_a_key(api: Api) -> None:
+@pytest.mark.parametrize("path", KEY_REQUIRED)
+def test_a_required_key_that_is_missing_is_refused(api: Api, path: str) -> None:
     """Where the key is required, a request without one is answered 400 and does nothing."""
     order = Order(key=None)
 
-    answer = api.send("/api/charges/", order)
+    answer = api.send(path, order)
 
     assert answer.status_code == 400
     assert problem(answer) == "key-missing"
     assert api.effects(order) == 0
 
 
-@pytest.mark.parametrize("path", [path for path in PROTECTED if path != "/api/charges/"])
+@pytest.mark.parametrize("path", [path for path in PROTECTED if path not in KEY_REQUIRED])
 def test_elsewhere_the_key_is_optional(api: Api, path: str) -> None:
     """Where it is not required, each request without a key is executed."""
     order = Order(key=None)
@@ -144,7 +180,7 @@ def test_without_protection_a_retry_is_executed_again(api: Api) -> None:
     assert api.effects(order) == 2
 
 
-@every_protected_endpoint
+@pytest.mark.parametrize("path", TRANSACTIONAL)
 @pytest.mark.parametrize(("fault", "status"), [("raise", 500), ("status=503", 503)])
 def test_a_failed_attempt_leaves_nothing_and_a_retry_is_executed(
     api: Api, path: str, fault: str, status: int
@@ -155,6 +191,24 @@ def test_a_failed_attempt_leaves_nothing_and_a_retry_is_executed(
     failed = api.send(path, replace(order, fault=fault))
     assert failed.status_code == status
     assert api.effects(order) == 0
+
+    retry = api.send(path, order)
+    assert retry.status_code == 201
+    assert not is_replay(retry)
+    assert api.effects(order) == 1
+
+
+@pytest.mark.parametrize("path", LEASED)
+@pytest.mark.parametrize(("fault", "status", "stored"), [("raise", 500, 0), ("status=503", 503, 1)])
+def test_a_failed_attempt_keeps_the_steps_that_it_had_done(
+    api: Api, path: str, fault: str, status: int, stored: int
+) -> None:
+    """A 5xx rolls back the step it was raised in, none before it; a retry does what is left."""
+    order = Order()
+
+    failed = api.send(path, replace(order, fault=fault))
+    assert failed.status_code == status
+    assert api.effects(order) == stored
 
     retry = api.send(path, order)
     assert retry.status_code == 201

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 
+from idempotency_django.testing import eventually
+from testproject import ledger
 from testproject.server import ROOT, running
 
-from .clients import UNPROTECTED, Api, Order
+from .clients import TRANSFERS, UNPROTECTED, Api, Order
 
 pytestmark = pytest.mark.e2e
 
@@ -65,6 +70,55 @@ def test_faults_are_simulated_only_where_that_is_switched_on(tmp_path: Path) -> 
         closing(Api(url)) as api,
     ):
         assert api.send("/api/charges/", order).status_code == 201
+
+
+def test_the_server_brings_a_ledger_that_ends_with_it(tmp_path: Path) -> None:
+    """Where no ledger is named, transfers are booked in one that lives as long as the server."""
+    database, log, order = f"sqlite:///{tmp_path / 'db.sqlite3'}", tmp_path / "log", Order()
+    with (
+        running(log, DATABASE_URL=database, LEDGER_URL="", WORKERS="1") as url,
+        closing(Api(url)) as api,
+    ):
+        assert api.send(TRANSFERS, order).status_code == 201
+        (ledger_url,) = re.findall(r"Ledger: (\S+) ", log.read_text())
+        asked = {"reference": order.reference}
+        told = httpx.get(f"{ledger_url}/calls", params=asked).json()
+        assert told == {"calls": 1, "effects": 1}
+
+    def has_ended() -> bool:
+        try:
+            httpx.get(ledger_url)
+        except httpx.TransportError:
+            return True
+        return False
+
+    eventually(has_ended)
+
+
+def test_the_ledger_books_once_for_each_key(tmp_path: Path) -> None:
+    """A key again, and the answer is the first one; another key is another booking."""
+    asked = {"reference": "R", "amount": 1, "currency": "EUR"}
+
+    with (
+        ledger.running(tmp_path / "log") as url,
+        httpx.Client(base_url=url) as http,
+        ThreadPoolExecutor(10) as pool,
+    ):
+
+        def book(key: str) -> bytes:
+            answer = http.post("/bookings", json=asked, headers={"Idempotency-Key": key})
+            return answer.raise_for_status().content
+
+        def counted(**query: str) -> dict[str, int]:
+            told: dict[str, int] = http.get("/calls", params=query).json()
+            return told
+
+        assert len(set(pool.map(book, ["one"] * 20))) == 1
+        assert counted(key="one") == {"calls": 20, "effects": 1}
+        book("other")
+        assert counted(key="other") == {"calls": 1, "effects": 1}
+        assert counted(reference="R") == {"calls": 21, "effects": 2}
+        assert http.post("/bookings", json=asked).status_code == 400
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""The reference app under ASGI, where a client that leaves cancels what it asked for."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from idempotency_django.testing import PATIENCE
+
+from .clients import ASYNC, PROTECTED, TRANSACTIONAL, Api, Order
+from .conftest import Server, client_of
+from .databases import Database
+
+pytestmark = pytest.mark.e2e
+
+CLIENTS = 20
+LONG_WORK = "sleep-ms=600000"
+
+
+@pytest.fixture
+def api(asgi_server: Server) -> Iterator[Api]:
+    with client_of(asgi_server) as api:
+        yield api
+
+
+@pytest.mark.parametrize("path", PROTECTED)
+def test_a_retry_receives_the_first_answer_under_asgi(api: Api, path: str) -> None:
+    """Sync and async views alike replay what they answered."""
+    order = Order()
+
+    first, retry = api.send(path, order), api.send(path, order)
+
+    assert [first.status_code, retry.status_code] == [201, 201]
+    assert "Idempotent-Replayed" not in first.headers
+    assert retry.headers["Idempotent-Replayed"] == "true"
+    assert retry.content == first.content
+    assert api.effects(order) == 1
+
+
+@pytest.mark.parametrize("path", TRANSACTIONAL)
+def test_sync_views_stay_transactional_under_asgi(api: Api, database: Database, path: str) -> None:
+    """What a crash did not let commit leaves nothing behind, and no lease to wait for."""
+    order = Order()
+    api.killed(path, order, "after-effect")
+    database.wait_until_idle()
+
+    assert api.send(path, order).status_code == 201
+    assert api.effects(order) == 1
+
+
+def test_a_client_that_leaves_an_async_view_frees_its_key(api: Api) -> None:
+    """Its work is cancelled and a retry is executed: nobody waits for the lease to end."""
+    order = Order(fault=LONG_WORK)
+    both = [api.begin(ASYNC, order) for _ in range(2)]
+    # The one that is answered was refused, so the other one is being executed.
+    (refused,), _, _ = select.select(both, [], [], PATIENCE)
+    (executing,) = (connection for connection in both if connection is not refused)
+    assert refused.recv(12) == b"HTTP/1.1 409"
+    refused.close()
+
+    executing.close()
+
+    answer = api.send_until_answered(ASYNC, replace(order, fault=""))
+    assert answer.status_code == 201
+    assert "Idempotent-Replayed" not in answer.headers
+    assert api.effects(order) == 1
+
+
+@pytest.mark.parametrize("path", PROTECTED)
+def test_a_client_that_leaves_at_any_moment_wedges_nothing(api: Api, path: str) -> None:
+    """Whether it left before, amid or after the work, a retry is answered, with one effect."""
+    orders = [Order() for _ in range(CLIENTS)]
+    for order in orders:
+        api.begin(path, order).close()
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        sent = pool.map(lambda order: _answer(api, path, order), orders)
+
+    assert list(sent) == [201] * CLIENTS
+    assert [api.effects(order) for order in orders] == [1] * CLIENTS
+
+
+def _answer(api: Api, path: str, order: Order) -> int:
+    return api.send_until_answered(path, order).status_code

@@ -1,0 +1,145 @@
+"""A transfer: two steps in the database, and one in a ledger that is somebody else's."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from testproject import ledger
+
+from .clients import TRANSFERS, Api, Order, executed_of, verdict
+from .conftest import Serve, Server, client_of, free_port
+from .databases import Database
+
+pytestmark = pytest.mark.e2e
+
+# What is there after a crash at each moment: debits, bookings in the ledger, credits.
+LEFT = {
+    "after-debit": (1, 0, 0),
+    "during-ledger": (1, 1, 0),
+    "after-ledger": (1, 1, 0),
+    "before-effect": (1, 1, 0),
+    "after-effect": (1, 1, 0),
+    "after-commit": (1, 1, 1),
+}
+ALL_OF_IT = (1, 1, 1)
+DUPLICATES = 50
+KEYS = 5
+
+
+def made(api: Api, server: Server, order: Order) -> tuple[int, int, int]:
+    """How often each part of a transfer was made: debit, booking in the ledger, credit."""
+    (debits, credited), (_, booked) = api.postings(order), server.bookings(order)
+    assert api.effects(order) == credited
+    return debits, booked, credited
+
+
+def test_a_retry_makes_no_part_of_a_transfer_again(api: Api, server: Server) -> None:
+    """The ledger is called once, and each part is there once, however often it is retried."""
+    order = Order()
+
+    first, *retries = [api.send(TRANSFERS, order) for _ in range(3)]
+
+    assert {retry.content for retry in retries} == {first.content}
+    assert made(api, server, order) == ALL_OF_IT
+    assert server.bookings(order) == (1, 1)
+
+
+def test_duplicates_make_no_part_of_a_transfer_again(api: Api, server: Server) -> None:
+    """Of 50 duplicates at once, one makes the transfer, and each of its parts once."""
+    for _ in range(KEYS):
+        order = Order()
+        answers = api.send_at_once(TRANSFERS, order, DUPLICATES)
+
+        told = {verdict(answer, executed_of(answers)) for answer in answers}
+        assert told <= {"executed", "replayed", "in progress"}
+        assert made(api, server, order) == ALL_OF_IT
+        assert server.bookings(order) == (1, 1)
+
+
+def test_a_transfer_is_resumed_behind_its_last_step(
+    api: Api, server: Server, database: Database
+) -> None:
+    """Whichever moment a process is killed at, a retry makes what is missing, and only that."""
+    crashed = {moment: Order() for moment in LEFT}
+    left = {}
+    for moment, order in crashed.items():
+        api.killed(TRANSFERS, order, moment)
+        database.wait_until_idle()
+        left[moment] = made(api, server, order)
+    assert left == LEFT
+
+    with ThreadPoolExecutor(len(crashed)) as pool:
+        retry = pool.map(lambda order: api.send_until_answered(TRANSFERS, order), crashed.values())
+        resumed = dict(zip(crashed, retry, strict=True))
+
+    for moment, order in crashed.items():
+        assert resumed[moment].status_code == 201
+        assert "Idempotent-Replayed" not in resumed[moment].headers
+        replay = api.send(TRANSFERS, order)
+        assert replay.headers["Idempotent-Replayed"] == "true"
+        assert replay.content == resumed[moment].content
+    assert {moment: made(api, server, order) for moment, order in crashed.items()} == dict.fromkeys(
+        LEFT, ALL_OF_IT
+    )
+
+
+def test_the_ledger_is_called_again_only_where_its_answer_was_lost(
+    api: Api, server: Server
+) -> None:
+    """A call whose answer was not stored is repeated under the same key, and booked once; one whose
+    answer was stored is not.
+    """
+    lost, stored = Order(), Order()
+    api.killed(TRANSFERS, lost, "during-ledger")
+    api.killed(TRANSFERS, stored, "after-ledger")
+
+    for order in (lost, stored):
+        assert api.send_until_answered(TRANSFERS, order).status_code == 201
+
+    assert server.bookings(lost) == (2, 1)
+    assert server.bookings(stored) == (1, 1)
+
+
+def test_a_crashed_transfer_is_refused_while_its_lease_lives(asgi_server: Server) -> None:
+    """Nobody but the clock knows that the owner is dead: until then a retry is told to wait."""
+    with client_of(asgi_server) as api:
+        order = Order()
+        api.killed(TRANSFERS, order, "after-ledger")
+
+        answer = api.send(TRANSFERS, order)
+
+        assert answer.status_code == 409
+        assert answer.json()["type"].endswith("/in-progress")
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert made(api, asgi_server, order) == LEFT["after-ledger"]
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_a_transfer_waits_for_the_ledger_to_come_back(
+    database: Database, serve: Serve, tmp_path: Path
+) -> None:
+    """While the ledger is away, the answer is 503 and the key stays free: a retry goes on there."""
+    order, port = Order(), free_port()
+    away = {"LEDGER_URL": f"http://127.0.0.1:{port}", "WORKERS": "1"}
+    with serve(**away) as server, client_of(server) as api:
+        answers = [api.send(TRANSFERS, order) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [503, 503]
+        assert api.postings(order) == (1, 0)
+
+        with ledger.running(tmp_path / "ledger", port):
+            assert api.send(TRANSFERS, order).status_code == 201
+            assert made(api, server, order) == ALL_OF_IT
+
+
+def test_another_user_makes_a_transfer_of_their_own(api: Api, server: Server) -> None:
+    """The keys that the ledger is given are derived from the caller's scope too."""
+    order = Order()
+
+    for token in ("alice-token", "bob-token"):
+        assert api.send(TRANSFERS, replace(order, token=token)).status_code == 201
+
+    assert made(api, server, order) == (2, 2, 2)
