@@ -44,6 +44,7 @@ class Execution:
         self._lease = lease
         self._stored: dict[int, Step] | None = None if claim.attempt > 1 else {}
         self._reached: dict[str, int] = {}
+        self._begun: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Execution {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
@@ -93,7 +94,7 @@ class Execution:
         self._lease.ensure()
         return self._store.fenced(self._claim)
 
-    def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, once to a stored result per key, and return what it returned.
 
         What it writes to the store's database, in the transaction that is opened around it,
@@ -121,16 +122,18 @@ class Execution:
         position, stored = self._reach(name)
         if stored is not None:
             return json.loads(stored.result)
-        lease.ensure()
-        with self._store.durable(f"The step {name!r}"):
-            with _within(name):
-                result = function(*args, **kwargs)
-            return self._save(position, name, result)
+        with self._beginning(name):
+            lease.ensure()
+            with self._store.durable(f"The step {name!r}"):
+                with _within(name):
+                    result = function(*args, **kwargs)
+                return self._save(position, name, result)
 
     async def astep(
         self,
         name: str,
         function: Callable[..., Any] | Callable[..., Awaitable[Any]],
+        /,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -145,8 +148,6 @@ class Execution:
         position, stored = self._reach(name)
         if stored is not None:
             return json.loads(stored.result)
-        if lease.is_over:
-            await sync_to_async(lease.ensure)()
 
         def commit(make: Callable[[], Any]) -> Any:
             with self._store.durable(f"The step {name!r}"):
@@ -154,11 +155,14 @@ class Execution:
                     result = make()
                 return self._save(position, name, result)
 
-        if not iscoroutinefunction(function):
-            return await sync_to_async(commit)(lambda: function(*args, **kwargs))
-        with _within(name):
-            result = await function(*args, **kwargs)
-        return await sync_to_async(commit)(lambda: result)
+        with self._beginning(name):
+            if lease.is_over:
+                await sync_to_async(lease.ensure)()
+            if not iscoroutinefunction(function):
+                return await sync_to_async(commit)(lambda: function(*args, **kwargs))
+            with _within(name):
+                result = await function(*args, **kwargs)
+            return await sync_to_async(commit)(lambda: result)
 
     def refuse_unreached_steps(self) -> None:
         """Raise ``StepsChanged`` where an earlier attempt stored steps that this one never reached.
@@ -211,10 +215,10 @@ class Execution:
 
         Raises:
             StepsChanged: another step is stored there, or this one elsewhere.
-            ValueError: this attempt has stored a step with this name already.
+            ValueError: this attempt has stored a step with this name already, or is at it.
         """
         again = self._reached.get(name)  # after a failure that the handler dealt with itself
-        if again is not None and again in self._steps:
+        if name in self._begun or (again is not None and again in self._steps):
             raise ValueError(
                 f"This operation has two steps that are called {name!r}. Give each its own name."
             )
@@ -234,6 +238,14 @@ class Execution:
             )
         self._reached[name] = position
         return position, stored
+
+    @contextmanager
+    def _beginning(self, name: str) -> Iterator[None]:
+        self._begun.add(name)
+        try:
+            yield
+        finally:
+            self._begun.discard(name)
 
     def _save(self, position: int, name: str, result: Any) -> Any:
         step = Step(

@@ -25,6 +25,8 @@ RENEWALS: Final = 3
 RETRIES: Final = 12
 """A lease is renewed after a third of its time; what fails is tried again after a twelfth."""
 
+CROWD: Final = 256  # leases, of which those that ended are dropped before they are due
+
 
 class Lease:
     """The lease of a claim as its owner knows it.
@@ -104,13 +106,19 @@ class _Heartbeat:
         self._due: list[tuple[float, int, Lease]] = []
         self._numbers = count()  # for leases that are due at the same moment
         self._thread: threading.Thread | None = None
+        self._crowd = CROWD
 
     def add(self, lease: Lease) -> None:
         with self._condition:
             if self._thread is None:
                 name = f"idempotency-heartbeat-{lease.store.alias}"
-                self._thread = threading.Thread(target=self._beat, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._beat, name=name, daemon=True)
+                thread.start()  # where there are too many, the next lease tries again
+                self._thread = thread
+            if len(self._due) >= self._crowd:
+                self._due = [entry for entry in self._due if not entry[2].ended]
+                heapq.heapify(self._due)
+                self._crowd = max(CROWD, 2 * len(self._due))
             self._put(lease, RENEWALS)
 
     def wake(self) -> None:
@@ -124,26 +132,40 @@ class _Heartbeat:
             self._condition.notify()
 
     def _beat(self) -> None:
+        connected = False
         while True:
-            lease = self._next()
+            lease = self._next(patient=not connected)
+            if lease is None:
+                _disconnect()  # it may be long until the next one
+                connected = False
+                continue
+            connected = True
             fraction = _renew(lease)
             if fraction:
                 with self._condition:
                     self._put(lease, fraction)
 
-    def _next(self) -> Lease:
-        """The next lease that is due and not over."""
+    def _next(self, *, patient: bool) -> Lease | None:
+        """The next lease that is due and not over; ``None``, unless patient: there is none."""
         with self._condition:
             while True:
                 while self._due and self._due[0][2].ended:
                     heapq.heappop(self._due)
                 if not self._due:
-                    connections.close_all()  # it may be long until the next one
+                    if not patient:
+                        return None
                     self._condition.wait()
                 elif (left := self._due[0][0] - time.monotonic()) > 0:
                     self._condition.wait(left)
                 else:
                     return heapq.heappop(self._due)[2]
+
+
+def _disconnect() -> None:
+    try:
+        connections.close_all()
+    except Exception:
+        logger.warning("The heartbeat could not close its connections.", exc_info=True)
 
 
 def _renew(lease: Lease) -> int:

@@ -32,6 +32,7 @@ from .protection import (
     protect_innermost,
     view_class_of,
 )
+from .transactions import asks_for_transaction
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -98,6 +99,8 @@ class IdempotencyMiddleware:
             return None
         if is_marked(view, PROTECTED) or is_marked(view, EXEMPT):
             return None
+        if is_async(view) and asks_for_transaction(view):
+            return None  # Django refuses to run it, and says why
         declared = policy_of(view)
         if declared is None and conf.middleware_protects == WITH_POLICY:
             return None

@@ -67,7 +67,9 @@ def protect(view: Any, policy: Policy) -> Any:
     if inspect.isclass(view):
         return _protected_class(view, policy)
     if view_class_of(view):
-        return protect_innermost(view, policy)
+        protected = protect_innermost(view, policy)
+        setattr(protected, PROTECTED, True)  # which decorators around as_view() would hide
+        return protected
     for layer in _layers(view):
         if _module(layer) == "django.contrib.auth.decorators":
             raise ImproperlyConfigured(

@@ -67,7 +67,7 @@ def record_of(token: str, principal: str) -> Record | None:
         alias, key, scope, owner = signing.loads(token, salt=SALT)
     except signing.BadSignature:
         return None
-    if owner != principal:
+    if owner != principal or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
     return None if record is None or record.expired else record

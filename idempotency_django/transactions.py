@@ -84,11 +84,18 @@ def _atomic(aliases: list[str]) -> Iterator[None]:
 
 def request_transactions(excluded: set[str]) -> RequestTransactions:
     """What ``ATOMIC_REQUESTS`` asks for, except for the databases in ``excluded``, to be opened."""
+    return RequestTransactions(_asked_for(excluded))
+
+
+def asks_for_transaction(view: Callable[..., Any]) -> bool:
+    """Whether ``ATOMIC_REQUESTS`` asks for a transaction around the view."""
+    return bool(_asked_for(getattr(view, "_non_atomic_requests", set())))
+
+
+def _asked_for(excluded: set[str]) -> list[str]:
     left_out = set(iter(excluded))  # asks an OwnedTransactions for its members, not for `in`
-    return RequestTransactions(
-        [
-            alias
-            for alias, settings in connections.settings.items()
-            if settings["ATOMIC_REQUESTS"] and alias not in left_out
-        ]
-    )
+    return [
+        alias
+        for alias, settings in connections.settings.items()
+        if settings["ATOMIC_REQUESTS"] and alias not in left_out
+    ]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Final
+
+from asgiref.sync import sync_to_async
 
 from ..executions import Execution
 from ..policy import Policy
@@ -24,8 +27,9 @@ from .outcomes import (
     Mismatched,
     Outcome,
     Replayed,
-    announce,
+    announcement,
     decide,
+    send,
 )
 
 __all__ = [
@@ -91,7 +95,9 @@ def run(
     else:
         wanted = leased.Run(store, policy, operation, operation.lease, recover, outer, inner)
         outcome = leased.drive(wanted, execute)
-    announce(outcome, operation)
+    told = announcement(outcome)
+    if told:
+        send(told[0], operation, **told[1])
     return outcome
 
 
@@ -104,7 +110,10 @@ async def arun(
     ended leaves the operation completed.
     """
     lease = operation.lease or policy.lease
+    operation = replace(operation, lease=lease)
     wanted = leased.Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE)
     outcome = await leased.adrive(wanted, execute)
-    announce(outcome, operation)
+    told = announcement(outcome)
+    if told:  # in a thread: a receiver may ask the database
+        await sync_to_async(send)(told[0], operation, **told[1])
     return outcome

@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFault
+from django.dispatch import Signal
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
@@ -33,7 +34,6 @@ from .outcomes import (
     Outcome,
     Patience,
     Replayed,
-    announce_end,
     decide,
     failure,
     send,
@@ -43,6 +43,12 @@ logger = logging.getLogger("idempotency_django")
 
 PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 """Seconds between attempts to store the answer of what has been done already."""
+
+
+INTERRUPTED: Final = (
+    "The idempotency store cannot be reached, so the operation was interrupted. Retry later with "
+    "the same key: it goes on where it was."
+)
 
 
 # What is to be done next.
@@ -72,9 +78,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait."""
+    """Wait; to the end, whatever is cancelled, where what was done must still be stored."""
 
     seconds: float
+    to_the_end: bool = False
 
 
 Wish = Ask | Execute | Call | Pause
@@ -114,7 +121,7 @@ class Run:
         """Run it, waiting for another owner as long as the policy says."""
         patience = Patience(self.policy)
         while True:
-            outcome = yield from self._once()
+            outcome = yield from self._once(patience)
             if not isinstance(outcome, InProgress):
                 return outcome
             pause = patience.pause()
@@ -122,7 +129,7 @@ class Run:
                 return outcome
             yield Pause(pause)
 
-    def _once(self) -> Flow:
+    def _once(self, patience: Patience) -> Flow:
         asked = time.monotonic()
         try:
             found = yield from self._found()
@@ -135,7 +142,7 @@ class Run:
             if isinstance(decision, Replayed) and not decision.record.counted:
                 yield Ask("record_replay", (decision.record, self.operation))
             if isinstance(decision, Claim):
-                return (yield from self._attempt(decision, asked))
+                return (yield from self._attempt(decision, asked, patience))
             return decision
         return (yield from self._unprotected(unavailable))
 
@@ -164,8 +171,7 @@ class Run:
         answer = yield Call(partial(self.recover, problem))
         return Executed(answer.response)
 
-    def _attempt(self, claim: Claim, asked: float) -> Flow:
-        send(signals.claimed, self.operation, attempt=claim.attempt)
+    def _attempt(self, claim: Claim, asked: float, patience: Patience) -> Flow:
         lease = Lease(self.store, claim, self.lease.total_seconds(), asked)
         ended: Answer | Exception
         try:
@@ -181,7 +187,11 @@ class Run:
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         if isinstance(ended, ClaimLost):
-            return (yield from self._superseded(claim))
+            return (yield from self._superseded(claim, patience))
+        if isinstance(ended, StoreUnavailable):
+            interrupted = StoreUnavailable(INTERRUPTED)
+            interrupted.__cause__ = ended
+            ended = interrupted
         if isinstance(ended, Exception):
             return (yield from self._recovered(claim, ended))
         yield from self._settle(claim, ended)
@@ -189,7 +199,10 @@ class Run:
 
     def _execute(self, claim: Claim, lease: Lease) -> Flow:
         execution = Execution(self.store, claim, lease)
+        together = not isinstance(self.outer, nullcontext)
+        stored = False
         with kept_alive(lease):
+            yield from self._tell(signals.claimed, attempt=claim.attempt)
             with self.outer:
                 with self.inner:
                     answer: Answer = yield Execute(execution)
@@ -197,10 +210,13 @@ class Run:
                         raise _RolledBack(answer)
                     if claim.attempt > 1:
                         yield Call(execution.refuse_unreached_steps)
-                stored = yield from self._complete(claim, answer.payload, lease)
-            if stored:
-                self._announce_completed(claim, answer.payload)
-            return Executed(answer.response)
+                    if together:  # before any of them commits, so that none does for a late owner
+                        stored = yield from self._complete(claim, answer.payload, lease)
+                if not together:  # after all of them have, or an answer could outlive its effects
+                    stored = yield from self._complete(claim, answer.payload, lease)
+        if stored:
+            yield from self._announce_completed(claim, answer.payload)
+        return Executed(answer.response)
 
     def _complete(self, claim: Claim, payload: Payload, lease: Lease) -> Generator[Wish, Any, bool]:
         """Store the answer of what has been done; ``False``: the store could not be reached.
@@ -214,7 +230,7 @@ class Run:
                     return True
                 # Unless it was stored at an earlier try, whose answer did not arrive.
                 found = yield Ask("get", (claim.key, claim.scope))
-                if found and (found.attempt, found.payload) == (claim.attempt, payload):
+                if found and _is_stored(claim, payload, found):
                     return True
                 raise ClaimLost
             except (StoreUnavailable, OperationInProgress):
@@ -228,21 +244,29 @@ class Run:
                         self.operation.key,
                     )
                     return False
-            yield Pause(pause)
+            yield Pause(pause, to_the_end=True)
         raise AssertionError
 
-    def _superseded(self, claim: Claim) -> Flow:
-        """The outcome of an owner that came too late: what its successor made of it."""
-        send(signals.lost, self.operation, attempt=claim.attempt)
+    def _superseded(self, claim: Claim, patience: Patience) -> Flow:
+        """The outcome of an owner that came too late: what its successor made of it.
+
+        It may wait for that, as any other; but it does not execute a second time.
+        """
+        yield from self._tell(signals.lost, attempt=claim.attempt)
         logger.warning(
             "Attempt %d of %s came too late: its lease had ended and it was taken over.",
             claim.attempt,
             self.operation.name,
         )
-        found = yield Ask("get", (claim.key, claim.scope))
-        if found is None or found.status is Status.FAILED:
-            raise ClaimLost
-        return decide(found, self.operation)  # type: ignore[return-value]  # it is no claim
+        while True:
+            found = yield Ask("get", (claim.key, claim.scope))
+            if found is None or found.status is Status.FAILED:
+                raise ClaimLost
+            outcome = decide(found, self.operation)
+            pause = patience.pause() if isinstance(outcome, InProgress) else None
+            if pause is None:
+                return outcome  # type: ignore[return-value]  # it is no claim
+            yield Pause(pause)
 
     def _recovered(self, claim: Claim, error: Exception) -> Flow:
         answer = failure(error)
@@ -254,14 +278,16 @@ class Run:
 
     def _settle(self, claim: Claim, answer: Answer) -> Generator[Wish, Any, None]:
         """Write down how an attempt ended that did not complete."""
+        signal = signals.failed if answer.failed else signals.released
         try:
             if callable(answer.payload):
                 payload = yield Call(answer.payload)
                 if (yield Ask("complete", (claim, payload))):
-                    self._announce_completed(claim, payload)
+                    yield from self._announce_completed(claim, payload)
                     return
-            else:
-                yield Ask("fail", (claim, answer.error))
+                signal = signals.lost
+            elif not (yield Ask("fail", (claim, answer.error))):
+                signal = signals.lost
         except (IdempotencyError, DatabaseFault):
             logger.warning(
                 "How attempt %d of %s ended could not be recorded (%s): its key is free when its "
@@ -271,10 +297,22 @@ class Run:
                 answer.error,
                 exc_info=True,
             )
-        announce_end(claim, answer)
+        reason = {} if signal is signals.lost else {"error": answer.error}
+        yield from self._tell(signal, attempt=claim.attempt, **reason)
 
-    def _announce_completed(self, claim: Claim, payload: Payload) -> None:
-        send(signals.completed, self.operation, attempt=claim.attempt, payload=payload)
+    def _announce_completed(self, claim: Claim, payload: Payload) -> Generator[Wish, Any, None]:
+        yield from self._tell(signals.completed, attempt=claim.attempt, payload=payload)
+
+    def _tell(self, signal: Signal, **arguments: Any) -> Generator[Wish, Any, None]:
+        """Send a signal. Its receivers may ask the database, which no event loop must wait for."""
+        if signal.has_listeners(Operation):
+            yield Call(partial(send, signal, self.operation, **arguments))
+
+
+def _is_stored(claim: Claim, payload: Payload, found: Record) -> bool:
+    """Whether a record holds the answer of this claim; a store may have left out its body."""
+    kept = {payload, replace(payload, body=None)}
+    return found.attempt == claim.attempt and found.payload in kept
 
 
 def drive(run: Run, execute: Callable[[Execution | None], Answer]) -> Outcome:
@@ -320,6 +358,10 @@ async def adrive(run: Run, execute: Callable[[Execution | None], Awaitable[Answe
             if cancelled:
                 raise cancelled[0] from None
             return end.value  # type: ignore[no-any-return]
+        except Exception:
+            if cancelled:
+                raise cancelled[0]  # noqa: B904  # the error is its context
+            raise
         try:
             value = await _awaited(run.store, wish, execute, cancelled)
             advance = partial(flow.send, value)
@@ -338,6 +380,8 @@ async def _awaited(
             return await _finished(getattr(store, f"a{method}")(*arguments), cancelled)
         case Call(function):
             return await _finished(sync_to_async(function)(), cancelled)
+        case Pause(seconds, to_the_end=True):
+            return await _finished(asyncio.sleep(seconds), cancelled)
     if cancelled:
         raise cancelled.pop()
     match wish:

@@ -114,19 +114,20 @@ def failure(error: Exception) -> Answer:
     return Answer(None, None, error=f"{type(error).__name__}: {error}", failed=True)
 
 
-def announce(outcome: Outcome, operation: Operation) -> None:
-    """Send the signal of an outcome."""
+def announcement(outcome: Outcome) -> tuple[Signal, dict[str, Any]] | None:
+    """The signal of an outcome, and its arguments, where somebody listens."""
     match outcome:
         case Replayed(record):
-            send(signals.replayed, operation, record=record)
+            found: tuple[Signal, dict[str, Any]] = (signals.replayed, {"record": record})
         case InProgress() | Held():
-            send(signals.conflicted, operation)
+            found = (signals.conflicted, {})
         case Mismatched(record):
-            send(signals.mismatched, operation, record=record)
+            found = (signals.mismatched, {"record": record})
         case Executed():
-            return  # its signals were sent on the way
+            return None  # its signals were sent on the way
         case _:
             assert_never(outcome)
+    return found if found[0].has_listeners(Operation) else None
 
 
 def announce_end(claim: Claim, answer: Answer) -> None:

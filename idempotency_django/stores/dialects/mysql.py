@@ -36,14 +36,17 @@ class MySQL(Dialect):
         self._held = threading.local()
 
     def claim(self, operation: Operation, token: str) -> int | None:
-        if not self._lock(operation):
+        sql = self.insert_sql
+        parameters = [*self.values(operation, token), operation.key, operation.scope]
+        if operation.lease is not None:
+            # Committed at once, it makes nobody wait; it only must not wait for a transaction.
+            sql += " AND IS_FREE_LOCK(%s)"
+            parameters.append(self._lock_name(operation))
+        elif not self._lock(operation):
             return None
         with connections[self.using].cursor() as cursor:
             try:
-                cursor.execute(
-                    self.insert_sql,
-                    [*self.values(operation, token), operation.key, operation.scope],
-                )
+                cursor.execute(sql, parameters)
             except (IntegrityError, OperationalError) as error:
                 # Somebody was faster, or holds the row after all: the caller reads what is there.
                 if self.code(error.__cause__) not in self.taken:

@@ -1,0 +1,1283 @@
+"""Leases: the heartbeat, late owners, stores that cannot be reached, and ``ATOMIC_REQUESTS``."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils import timezone
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django import engine, leases, signals
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine import (
+    Answer,
+    Executed,
+    Held,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+)
+from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
+from idempotency_django.executions import Execution
+from idempotency_django.leases import Lease
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.stores import Store, stores
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.testing import PATIENCE, an_operation, eventually, in_threads
+from tests.models import Effect
+from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post, record
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.urls(__name__),
+]
+
+LONG, SHORT = timedelta(seconds=30), timedelta(seconds=0.3)
+STORED = Payload(201, (("Location", "/e/1"),), b"done")
+OTHER = Payload(200, (), b"the successor's")
+SIGNALS = "claimed completed replayed conflicted mismatched failed released lost".split()
+
+
+class Watched(Store):
+    """Notes what it is asked, and fails when it is told to, before or after it has done it."""
+
+    def __init__(self, alias: str, **options: Any) -> None:
+        super().__init__(alias, **options)
+        self.asked: list[tuple[str, str]] = []
+        self.faults: dict[str, list[str]] = {}
+        self.error: type[Exception] = StoreUnavailable
+        self.heartbeats: set[Any] = set()
+
+    def times(self, method: str, operation: Operation) -> int:
+        """How often it was asked this of the operation."""
+        return self.asked.count((method, operation.key))
+
+    def _ask(self, method: str, key: str, function: Callable[[], Any]) -> Any:
+        self.asked.append((method, key))
+        faults = self.faults.get(method)
+        fault = faults.pop(0) if faults else ""
+        if fault == "before":
+            raise self.error
+        answer = function()
+        if fault == "after":
+            raise self.error
+        return answer
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        return self._ask("acquire", operation.key, lambda: super(Watched, self).acquire(operation))
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        return self._ask(
+            "complete", claim.key, lambda: super(Watched, self).complete(claim, payload)
+        )
+
+    def fail(self, claim: Claim, error: str) -> bool:
+        return self._ask("fail", claim.key, lambda: super(Watched, self).fail(claim, error))
+
+    def get(self, key: str, scope: str) -> Record | None:
+        return self._ask("get", key, lambda: super(Watched, self).get(key, scope))
+
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        try:
+            return self._ask(
+                "extend", claim.key, lambda: super(Watched, self).extend(claim, seconds)
+            )
+        finally:
+            if threading.current_thread().name.startswith("idempotency-heartbeat"):
+                self.heartbeats.add(connections["default"])
+
+
+class WatchedMemory(Watched, MemoryStore):
+    """In memory."""
+
+
+class WatchedDatabase(Watched, DatabaseStore):
+    """In the database."""
+
+
+@pytest.fixture(params=[WatchedMemory, WatchedDatabase])
+def store(request: pytest.FixtureRequest) -> Watched:
+    """A store in memory and one in the database, each with a heartbeat of its own."""
+    made: Watched = request.param(str(uuid4()))
+    return made
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    """A thread with connections of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+        thread.submit(connections.close_all).result(PATIENCE)
+
+
+@pytest.fixture(autouse=True)
+def sent() -> Iterator[list[str]]:
+    """The names of the signals that were sent, in order."""
+    names: list[str] = []
+    receivers = []
+    for name in SIGNALS:
+
+        def receive(name: str = name, **_: Any) -> None:
+            names.append(name)
+
+        receivers.append((getattr(signals, name), receive))
+        getattr(signals, name).connect(receive)
+    yield names
+    for signal, receive in receivers:
+        signal.disconnect(receive)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause between the tries to store an answer."""
+    monkeypatch.setattr(engine.leased, "PERSISTENCE", (0.0,) * 5)
+
+
+def leased(**changes: object) -> Operation:
+    return an_operation(**({"lease": LONG} | changes))
+
+
+def effect(execution: Execution | None) -> None:
+    Effect.objects.create(reference="a")
+
+
+def reraise(error: Exception) -> Answer:
+    raise error
+
+
+def attempt(
+    store: Store,
+    operation: Operation,
+    handler: Callable[[Execution | None], object] = effect,
+    recover: Callable[[Exception], Answer] = reraise,
+    **fields: Any,
+) -> Outcome:
+    """One attempt, whose response is the handler's result, or what it returns as its answer."""
+
+    def execute(execution: Execution | None) -> Answer:
+        made = handler(execution)
+        return made if isinstance(made, Answer) else Answer(made, STORED)
+
+    policy = Policy(mode="leased").replace(**fields).resolved()
+    return engine.run(store, policy, operation, execute, recover)
+
+
+def found(store: Store, operation: Operation) -> Record:
+    record = store.get(operation.key, operation.scope)
+    assert record is not None
+    return record
+
+
+def interrupt(store: Store, operation: Operation) -> None:
+    """Let the lease of the operation be over, whatever its owner believes."""
+    if isinstance(store, MemoryStore):
+        store._entries[operation.key, operation.scope].lease_ends = 0
+    else:
+        _interrupt(operation.key)
+
+
+def _interrupt(key: str) -> None:
+    rows = IdempotencyKey.objects.filter(key=key)
+    assert rows.update(lease_expires_at=timezone.now() - timedelta(hours=1)) == 1
+
+
+def taken_over(store: Store, operation: Operation) -> Claim:
+    """The claim of the successor of an owner that is still at work."""
+    interrupt(store, operation)
+    claim = store.acquire(operation)
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def forget(store: Store, operation: Operation) -> None:
+    """Delete the record."""
+    if isinstance(store, MemoryStore):
+        del store._entries[operation.key, operation.scope]
+    else:
+        IdempotencyKey.objects.filter(key=operation.key).delete()
+
+
+class TestHeartbeat:
+    """A lease lives as long as its handler runs."""
+
+    def test_renews(self, store: Watched) -> None:
+        """While the handler runs nobody can take it over, after its first lease either."""
+        operation = leased(lease=timedelta(seconds=3))
+
+        def handler(execution: Execution | None) -> None:
+            for times in range(1, 5):  # one more than the first lease has time for
+                eventually(lambda: store.times("extend", operation) >= times)  # noqa: B023
+                assert isinstance(attempt(store, operation), InProgress)
+
+        assert isinstance(attempt(store, operation, handler), Executed)
+        assert found(store, operation).attempt == 1
+        assert effects() == 0
+
+    def test_stops_with_the_handler(self, store: Watched) -> None:
+        """When the handler has ended its lease is renewed no more."""
+        ended, going_on = leased(lease=SHORT), leased(lease=SHORT)
+
+        def handler(operation: Operation, times: int) -> Callable[[Execution | None], None]:
+            return lambda execution: eventually(lambda: store.times("extend", operation) >= times)
+
+        attempt(store, ended, handler(ended, 1))
+        with pytest.raises(LookupError):
+            attempt(store, ended := leased(lease=SHORT), _raises_after(handler(ended, 0)))
+        renewed = store.times("extend", ended)
+        attempt(store, going_on, handler(going_on, 4))
+        assert store.times("extend", ended) <= renewed + 1  # one may have been under way
+
+    def test_short_handlers_ask_nothing(self, store: Watched) -> None:
+        """A handler that is over before its lease is due costs no statement of the heartbeat."""
+        short, longer = leased(), leased(lease=SHORT)
+        attempt(store, short)
+        attempt(store, longer, lambda e: eventually(lambda: store.times("extend", longer) >= 2))
+        assert store.times("extend", short) == 0
+
+    def test_connection_of_its_own(self) -> None:
+        """The heartbeat asks on a connection of its own, and closes it when nothing is left."""
+        store = WatchedDatabase(str(uuid4()))
+        operation = leased(lease=SHORT)
+        seen: list[bool] = []
+
+        def handler(execution: Execution | None) -> None:
+            with transaction.atomic():  # which is the heartbeat's no more than the handler's error
+                Effect.objects.create(reference="a")
+                if connection.vendor != "sqlite":  # whose one write lock is held here
+                    eventually(lambda: store.times("extend", operation) >= 2)
+            eventually(lambda: store.times("extend", operation) >= 3)
+            [other] = store.heartbeats
+            assert other is not connection
+            eventually(lambda: other.connection is not None)
+            seen.append(True)
+
+        assert isinstance(attempt(store, operation, handler), Executed)
+        [other] = store.heartbeats
+        eventually(lambda: other.connection is None)
+        assert seen == [True]
+
+    @pytest.mark.parametrize("error", [StoreUnavailable, OperationInProgress, ValueError])
+    def test_failing_store(
+        self, store: Watched, error: type[Exception], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A renewal that fails is logged and tried again; the handler is not disturbed."""
+        operation = leased(lease=timedelta(seconds=2))
+        store.error, store.faults["extend"] = error, ["before"] * 3
+
+        def handler(execution: Execution | None) -> None:
+            eventually(lambda: store.times("extend", operation) >= 5)
+
+        with caplog.at_level(logging.WARNING, "idempotency_django"):
+            assert isinstance(attempt(store, operation, handler), Executed)
+        logged = [r for r in caplog.records if "could not be renewed; trying again" in r.message]
+        assert len(logged) == 3
+        assert all(r.exc_info and r.exc_info[0] is error for r in logged)
+
+    def test_failing_renewal_shortens_nothing(self, store: Watched) -> None:
+        """A lease that could not be renewed is as long as it was."""
+        claim = store.acquire(leased())
+        assert isinstance(claim, Claim)
+        lease = Lease(store, claim, 30, time.monotonic())
+        before = lease._valid_until
+        store.faults["extend"] = ["before", "after"]
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                lease.renew()
+        assert lease._valid_until == before
+        lease.ensure()
+        assert store.times("extend", claim.operation) == 2  # it knows without asking
+        lease.renew()
+        assert lease._valid_until > before
+
+    def test_lost_claim(self, store: Watched, caplog: pytest.LogCaptureFixture) -> None:
+        """A claim that is lost is logged, once, and its lease is renewed no more."""
+        operation, going_on = leased(lease=SHORT), leased(lease=SHORT)
+
+        def late(execution: Execution | None) -> None:
+            successor = taken_over(store, operation)
+            assert store.extend(successor, 60)
+            eventually(lambda: "came too late to renew its lease" in caplog.text)
+            asked = store.times("extend", operation)
+            attempt(
+                store, going_on, lambda e: eventually(lambda: store.times("extend", going_on) > 3)
+            )
+            assert store.times("extend", operation) == asked
+
+        with caplog.at_level(logging.WARNING, "idempotency_django"):
+            assert isinstance(attempt(store, operation, late), InProgress)
+        assert caplog.text.count("came too late to renew its lease") == 1
+
+    def test_one_thread(self, store: Watched) -> None:
+        """All leases of a store are renewed by one thread."""
+        operations = [leased(lease=SHORT) for _ in range(12)]
+
+        def run(operation: Operation) -> Outcome:
+            return attempt(
+                store,
+                operation,
+                lambda e: eventually(lambda: store.times("extend", operation) >= 3),
+            )
+
+        outcomes = in_threads([lambda o=operation: run(o) for operation in operations])  # type: ignore[misc]
+        assert all(isinstance(outcome, Executed) for outcome in outcomes)
+        assert [t.name for t in threading.enumerate()].count(_thread_name(store)) == 1
+
+    def test_shorter_lease_comes_first(self, store: Watched) -> None:
+        """A short lease that is added behind a long one is renewed in time."""
+        short = leased(lease=SHORT)
+
+        def handler(execution: Execution | None) -> None:
+            attempt(store, short, lambda e: eventually(lambda: store.times("extend", short) >= 2))
+
+        assert isinstance(attempt(store, leased(), handler), Executed)
+
+    def test_thread_does_not_keep_the_process(self, store: Watched) -> None:
+        """The thread is a daemon: a process that ends does not wait for it."""
+        attempt(store, leased())
+        [thread] = [t for t in threading.enumerate() if t.name == _thread_name(store)]
+        assert thread.daemon
+
+    def test_thread_that_cannot_be_started(
+        self, store: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where no thread can be had the attempt fails; the next tries to start it again."""
+        start, refused = threading.Thread.start, []
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == _thread_name(store) and not refused:
+                refused.append(thread)
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        operation = leased(lease=SHORT)
+        with pytest.raises(RuntimeError, match="can't start"):
+            attempt(store, operation)
+        assert (effects(), found(store, operation).status) == (0, Status.FAILED)
+        attempt(
+            store, operation, lambda e: eventually(lambda: store.times("extend", operation) >= 2)
+        )
+
+    def test_fork(self) -> None:
+        """A forked process has a heartbeat of its own."""
+        store, before = WatchedMemory(str(uuid4())), leased(lease=SHORT)
+
+        def renewed(operation: Operation) -> Outcome:
+            return attempt(
+                store,
+                operation,
+                lambda e: eventually(lambda: store.times("extend", operation) >= 3),
+            )
+
+        renewed(before)
+        child = _fork()
+        if child == 0:
+            try:
+                assert isinstance(renewed(leased(lease=SHORT)), Executed)
+            except BaseException:  # noqa: BLE001
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        renewed(leased(lease=SHORT))  # and the parent still has its own
+
+    def test_fork_while_a_heartbeat_is_made(self) -> None:
+        """A lock that another thread held at the fork is not held in the child."""
+        store = WatchedMemory(str(uuid4()))
+        with leases._making:
+            child = _fork()
+            if child == 0:
+                code = 0 if isinstance(attempt(store, leased(), lambda e: None), Executed) else 1
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def test_long_leases_do_not_pile_up(self, store: Watched) -> None:
+        """Leases that ended are forgotten long before they would have been due."""
+        heartbeat = leases._heartbeat_of(store)
+        operation = leased(lease=timedelta(days=1))
+        claim = Claim(operation, 1, "t")
+        held = Lease(store, claim, 86400, time.monotonic())
+        with leases.kept_alive(held):
+            for _ in range(10 * leases.CROWD):
+                with leases.kept_alive(Lease(store, claim, 86400, time.monotonic())):
+                    pass
+            assert len(heartbeat._due) <= 2 * leases.CROWD
+            assert held in [lease for _, _, lease in heartbeat._due]
+
+    def test_forgotten_store(self) -> None:
+        """A store that nobody uses any more is not kept by its heartbeat."""
+        store = WatchedMemory(str(uuid4()))
+        attempt(store, leased(), lambda e: None)
+        assert store in leases._heartbeats
+        kept = len(leases._heartbeats)
+        del store
+        with leases._making:
+            for heartbeat in list(leases._heartbeats.values()):
+                heartbeat._due = [entry for entry in heartbeat._due if not entry[2].ended]
+        gc.collect()
+        assert len(leases._heartbeats) < kept
+
+    def test_slow_receiver_is_not_late(
+        self, store: Watched, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A receiver of ``completed`` that takes its time loses nothing, and no log says so."""
+        operation, other = leased(lease=SHORT), leased(lease=SHORT)
+
+        def slow(operation: Operation, **_: Any) -> None:
+            if operation.key != other.key:
+                attempt(
+                    store, other, lambda e: eventually(lambda: store.times("extend", other) > 3)
+                )
+
+        signals.completed.connect(slow)
+        try:
+            with caplog.at_level(logging.WARNING, "idempotency_django"):
+                assert isinstance(attempt(store, operation), Executed)
+        finally:
+            signals.completed.disconnect(slow)
+        assert "too late" not in caplog.text
+
+
+def _thread_name(store: Store) -> str:
+    return f"idempotency-heartbeat-{store.alias}"
+
+
+def _raises_after(handler: Callable[[Execution | None], object]) -> Callable[[Any], object]:
+    def raising(execution: Execution | None) -> object:
+        handler(execution)
+        raise LookupError("boom")
+
+    return raising
+
+
+def _fork() -> int:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads, on purpose
+        return os.fork()
+
+
+class TestLateOwner:
+    """An owner that was taken over gives its successor's answer, never its own."""
+
+    def test_successor_completed(self, store: Watched, sent: list[str]) -> None:
+        """The answer that is stored is the one that is given."""
+        operation = leased()
+
+        def late(execution: Execution | None) -> None:
+            assert store.complete(taken_over(store, operation), OTHER)
+
+        outcome = attempt(store, operation, late)
+        assert isinstance(outcome, Replayed)
+        assert outcome.record.payload == OTHER
+        assert found(store, operation).payload == OTHER
+        assert sent == ["claimed", "lost", "replayed"]
+
+    def test_successor_at_work(self, store: Watched, sent: list[str]) -> None:
+        """While the successor is at work it is in progress."""
+        operation = leased()
+        outcome = attempt(store, operation, lambda e: taken_over(store, operation) and None)
+        assert isinstance(outcome, InProgress)
+        assert sent == ["claimed", "lost", "conflicted"]
+        assert found(store, operation).status is Status.IN_PROGRESS
+
+    def test_successor_waited_for(self, store: Watched, elsewhere: ThreadPoolExecutor) -> None:
+        """With ``on_conflict="wait"`` it waits for the successor's answer."""
+        operation = leased()
+
+        def late(execution: Execution | None) -> None:
+            claim = taken_over(store, operation)
+
+            def complete() -> None:
+                looked = store.times("get", operation)
+                eventually(lambda: store.times("get", operation) >= looked + 2)
+                assert store.complete(claim, OTHER)
+
+            completing.append(elsewhere.submit(complete))
+
+        completing: list[Any] = []
+        outcome = attempt(store, operation, late, on_conflict="wait")
+        completing[0].result(PATIENCE)
+        assert isinstance(outcome, Replayed)
+        assert outcome.record.payload == OTHER
+
+    @pytest.mark.parametrize("on_conflict", ["reject", "wait"])
+    def test_successor_failed(self, store: Watched, on_conflict: str) -> None:
+        """When the successor failed there is nothing to give: ``ClaimLost``."""
+        operation, calls = leased(), []
+
+        def late(execution: Execution | None) -> None:
+            calls.append(execution)
+            assert store.fail(taken_over(store, operation), "no")
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, late, on_conflict=on_conflict)
+        assert len(calls) == 1
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_successor_fails_while_it_is_waited_for(
+        self, store: Watched, elsewhere: ThreadPoolExecutor
+    ) -> None:
+        """Nor does the handler of a late owner run a second time."""
+        operation, calls, failing = leased(), [], []
+
+        def late(execution: Execution | None) -> None:
+            calls.append(execution)
+            claim = taken_over(store, operation)
+
+            def fail() -> None:
+                looked = store.times("get", operation)
+                eventually(lambda: store.times("get", operation) >= looked + 2)
+                assert store.fail(claim, "no")
+
+            failing.append(elsewhere.submit(fail))
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, late, on_conflict="wait")
+        failing[0].result(PATIENCE)
+        assert len(calls) == 1
+
+    def test_record_deleted(self, store: Watched) -> None:
+        """When the record was deleted under it: ``ClaimLost``."""
+        operation = leased()
+        with pytest.raises(ClaimLost, match="deleted"):
+            attempt(store, operation, lambda e: forget(store, operation))
+
+    @pytest.mark.parametrize(
+        "ending",
+        [
+            _raises_after(lambda e: None),
+            lambda e: Answer("x", None, error="The answer was 503.", failed=True),
+            lambda e: Answer("x", None, error="The answer was 409."),
+        ],
+        ids=["raised", "503", "409"],
+    )
+    def test_late_failure(self, store: Watched, ending: Any, sent: list[str]) -> None:
+        """A late owner that fails frees nothing, and is announced as lost."""
+        operation = leased()
+        claims: list[Claim] = []
+
+        def late(execution: Execution | None) -> object:
+            claims.append(taken_over(store, operation))
+            return ending(execution)
+
+        with suppress(LookupError):
+            attempt(store, operation, late)
+        assert found(store, operation).status is Status.IN_PROGRESS
+        assert sent == ["claimed", "lost"]
+        assert store.complete(claims[0], OTHER)
+
+    def test_late_stored_error(self, store: Watched, sent: list[str]) -> None:
+        """Nor is the answer to its error stored."""
+        operation = leased()
+
+        def late(execution: Execution | None) -> object:
+            assert store.complete(taken_over(store, operation), OTHER)
+            raise LookupError
+
+        attempt(store, operation, late, recover=lambda error: Answer("404", lambda: STORED))
+        assert found(store, operation).payload == OTHER
+        assert sent == ["claimed", "lost"]
+
+    def test_200_late_completions(self, store: Watched) -> None:
+        """Of 200 late owners none completes, fails or extends what is its successor's."""
+        accepted = 0
+        for number in range(200):
+            operation = leased()
+            late = store.acquire(operation)
+            assert isinstance(late, Claim)
+            successor = taken_over(store, operation)
+            if number % 2:
+                assert store.complete(successor, OTHER)
+            accepted += store.complete(late, STORED) + store.fail(late, "") + store.extend(late, 9)
+            assert found(store, operation).attempt == 2
+        assert accepted == 0
+
+
+class TestSignals:
+    """Each attempt ends in one signal."""
+
+    def test_completed(self, store: Watched, sent: list[str]) -> None:
+        """An answer, and its replay."""
+        operation = leased()
+        attempt(store, operation)
+        attempt(store, operation)
+        assert sent == ["claimed", "completed", "replayed"]
+
+    def test_failed_and_released(self, store: Watched, sent: list[str]) -> None:
+        """An error, a 5xx, and an answer that is not kept; each is another attempt."""
+        operation = leased()
+        with pytest.raises(LookupError):
+            attempt(store, operation, _raises_after(effect))
+        attempt(store, operation, lambda e: Answer("x", None, error="503", failed=True))
+        attempt(store, operation, lambda e: Answer("x", None, error="409"))
+        assert sent == ["claimed", "failed", "claimed", "failed", "claimed", "released"]
+        assert found(store, operation).attempt == 3
+
+    def test_stored_error(self, store: Watched, sent: list[str]) -> None:
+        """An error whose answer is stored is completed."""
+        operation = leased()
+        attempt(
+            store, operation, _raises_after(effect), recover=lambda e: Answer("x", lambda: STORED)
+        )
+        assert sent == ["claimed", "completed"]
+        assert found(store, operation).payload == STORED
+
+    def test_conflicts_and_mismatches(self, store: Watched, sent: list[str]) -> None:
+        """Who is refused, and why."""
+        operation = leased()
+        store.acquire(operation)
+        assert isinstance(attempt(store, operation), InProgress)
+        other = leased(key=operation.key, fingerprint="0" * 64)
+        assert isinstance(attempt(store, other), Mismatched)
+        assert sent == ["conflicted", "mismatched"]
+
+    @pytest.mark.parametrize("exits", [KeyboardInterrupt, SystemExit])
+    def test_end_of_the_process(
+        self, store: Watched, sent: list[str], exits: type[BaseException]
+    ) -> None:
+        """A handler that is ended by Ctrl-C or at the end of the process frees the key."""
+        operation = leased()
+
+        def handler(execution: Execution | None) -> None:
+            raise exits
+
+        with pytest.raises(exits):
+            attempt(store, operation, handler)
+        assert sent == ["claimed", "failed"]
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_stop_iteration(self, store: Watched) -> None:
+        """A handler that lets a StopIteration go is an error like any other."""
+        operation = leased()
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            attempt(store, operation, lambda e: next(iter(())))
+        assert found(store, operation).status is Status.FAILED
+
+
+@pytest.mark.usefixtures("at_once")
+class TestUnreachableStore:
+    """A store that cannot be reached for a moment, or at all."""
+
+    @pytest.mark.parametrize(
+        "faults",
+        [["before"], ["before"] * 5, ["after"], ["before", "after"], ["after", "before", "after"]],
+    )
+    def test_complete_comes_through(
+        self, store: Watched, faults: list[str], sent: list[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What was done is stored when the store is back, once, whether an answer was lost or not.
+
+        After ``"after"`` it was stored, and nobody was told.
+        """
+        operation = leased()
+        store.faults["complete"] = list(faults)
+        assert isinstance(attempt(store, operation), Executed)
+        assert store.faults["complete"] == []
+        outcome = attempt(store, operation)
+        assert isinstance(outcome, Replayed)
+        assert outcome.record.payload == STORED
+        assert effects() == 1
+        assert sent == ["claimed", "completed", "replayed"]
+        assert "could not be stored" not in caplog.text
+
+    def test_get_fails_too(self, store: Watched) -> None:
+        """The same where the question whether it was stored goes unanswered."""
+        operation = leased()
+        store.faults = {"complete": ["after"], "get": ["before"]}
+        assert isinstance(attempt(store, operation), Executed)
+        assert found(store, operation).payload == STORED
+
+    def test_complete_is_never_possible(
+        self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The client gets its answer all the same, and the log tells what a retry will do."""
+        operation = leased()
+        store.faults["complete"] = ["before"] * 6
+        assert attempt(store, operation, lambda e: "the answer") == Executed("the answer")
+        assert "a retry of" in caplog.text
+        assert operation.key in caplog.text
+        assert sent == ["claimed"]
+        assert found(store, operation).status is Status.IN_PROGRESS
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_complete_is_given_up_with_the_lease(
+        self, store: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """When the lease is over somebody else may be at it: no further try."""
+        operation = leased()
+        store.faults["complete"] = ["before"] * 6
+
+        def handler(execution: Execution | None) -> str:
+            assert execution is not None
+            assert execution._lease is not None
+            execution._lease._valid_until = 0
+            return "the answer"
+
+        assert attempt(store, operation, handler) == Executed("the answer")
+        assert store.times("complete", operation) == 1
+
+    def test_taken_over_meanwhile(self, store: Watched) -> None:
+        """What was stored by somebody else meanwhile is not taken for its own."""
+        operation = leased()
+        store.faults["complete"] = ["", "before"]
+
+        def late(execution: Execution | None) -> None:
+            assert store.complete(taken_over(store, operation), STORED)
+
+        assert isinstance(attempt(store, operation, late), Replayed)
+
+    @pytest.mark.parametrize("error", [LookupError, None])
+    def test_fail(
+        self, store: Watched, error: type[Exception] | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A failure that cannot be recorded is logged; the client is told of the failure."""
+        operation = leased()
+        store.faults["fail"] = ["before"]
+        if error:
+            with pytest.raises(LookupError):
+                attempt(store, operation, _raises_after(effect))
+        else:
+            answer = Answer("503", None, error="The answer was 503.", failed=True)
+            assert attempt(store, operation, lambda e: answer) == Executed("503")
+        assert "could not be recorded" in caplog.text
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_refuse(self, store: Watched) -> None:
+        """By default nothing is executed while the store cannot be reached."""
+        store.faults["acquire"] = ["before"]
+        with pytest.raises(StoreUnavailable):
+            attempt(store, leased())
+        assert effects() == 0
+
+    def test_claim_whose_answer_was_lost(self, store: Watched) -> None:
+        """A claim that nobody knows of ends with its lease."""
+        operation = leased()
+        store.faults["acquire"] = ["after"]
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation)
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Executed)
+        assert effects() == 1
+
+    def test_execute(
+        self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With ``on_store_error="execute"`` it is executed without protection, logged as such."""
+        operation, given = leased(), []
+        store.faults["acquire"] = ["before", "before"]
+        for _ in range(2):
+            outcome = attempt(store, operation, given.append, on_store_error="execute")
+            assert isinstance(outcome, Executed)
+        assert given == [None, None]
+        errors = [r for r in caplog.records if "WITHOUT protection" in r.message]
+        assert [r.levelno for r in errors] == [logging.ERROR] * 2
+        assert sent == []
+        assert store.get(operation.key, operation.scope) is None
+
+    def test_execute_and_recover(self, store: Watched) -> None:
+        """What it raises is answered, or goes on."""
+        store.faults["acquire"] = ["before", "before"]
+        failing = _raises_after(effect)
+        outcome = attempt(
+            store, leased(), failing, lambda e: Answer("500", None), on_store_error="execute"
+        )
+        assert outcome == Executed("500")
+        with pytest.raises(LookupError):
+            attempt(store, leased(), failing, on_store_error="execute")
+
+    def test_too_busy(self, store: Watched) -> None:
+        """A store that is too busy to say more is a conflict, not a failure of the store."""
+        store.error, store.faults["acquire"] = OperationInProgress, ["before"]
+        assert isinstance(attempt(store, leased(), on_store_error="execute"), InProgress)
+        assert effects() == 0
+
+
+class TestInterrupted:
+    """An attempt whose lease ended while it was in progress."""
+
+    def interrupted(self, store: Store, **changes: object) -> Operation:
+        operation = leased(**changes)
+        assert isinstance(store.acquire(operation), Claim)
+        interrupt(store, operation)
+        return operation
+
+    def test_resume(self, store: Watched) -> None:
+        """A retry takes it over, as the next attempt."""
+        operation = self.interrupted(store)
+        attempts: list[int] = []
+        attempt(store, operation, lambda e: attempts.append(e.attempt))  # type: ignore[union-attr]
+        assert attempts == [2]
+
+    def test_one_contender(self, store: Watched) -> None:
+        """Of many that find it so only one takes it over."""
+        operation = self.interrupted(store)
+        outcomes = in_threads([lambda: attempt(store, operation)] * 8)
+        kinds = {type(outcome) for outcome in outcomes}
+        assert sum(isinstance(outcome, Executed) for outcome in outcomes) == 1
+        assert kinds <= {Executed, InProgress, Replayed}
+        assert effects() == 1
+
+    def test_hold(self, store: Watched, sent: list[str]) -> None:
+        """A held one waits for an operator, whoever asks."""
+        operation = self.interrupted(store, hold=True)
+        for on_conflict in ("reject", "wait", "accepted"):
+            assert isinstance(attempt(store, operation, on_conflict=on_conflict), Held)
+        assert effects() == 0
+        assert sent == ["conflicted"] * 3
+
+    def test_hold_while_it_runs(self, store: Watched) -> None:
+        """While its owner lives it is just in progress, and may complete or fail."""
+        operation = leased(hold=True)
+        attempt(store, operation, lambda e: isinstance(attempt(store, operation), InProgress))
+        assert isinstance(attempt(store, operation), Replayed)
+
+    def test_other_request(self, store: Watched) -> None:
+        """Another request under the key of an interrupted one is a mismatch."""
+        operation = self.interrupted(store)
+        other = leased(key=operation.key, fingerprint="0" * 64)
+        assert isinstance(attempt(store, other), Mismatched)
+
+
+behaviour: dict[str, Callable[[], object]] = {}
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    during = behaviour.pop(reference, None)
+    if during:
+        during()
+    if reference == "error":
+        raise LookupError("boom")
+    protected = request.idempotency is not None  # type: ignore[attr-defined]
+    status = 503 if reference == "503" else 201
+    return JsonResponse({"reference": reference, "protected": protected}, status=status)
+
+
+def bare(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    return JsonResponse({}, status=201)
+
+
+class DRF(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+    idempotency_policy = Policy(mode="leased")
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        Effect.objects.create(reference="initial")
+
+    def post(self, request: Request) -> Response:
+        response = create(request._request)
+        return Response(json.loads(response.content), status=response.status_code)
+
+
+urlpatterns = [
+    path("leased/", idempotent(mode="leased")(create)),
+    path("waiting/", idempotent(mode="leased", on_conflict="wait")(create)),
+    path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
+    path("executes/", idempotent(mode="leased", on_store_error="execute")(create)),
+    path("drf/", DRF.as_view()),
+    path("bare/", bare),
+    path("bare-leased/", idempotent(mode="leased")(bare)),
+    path("nested/", transaction.atomic(idempotent(mode="leased")(create))),
+]
+
+BOTH = ["/leased/", "/drf/"]
+
+
+@pytest.fixture
+def watched(settings: Any) -> Watched:
+    """The project's store, watched."""
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{__name__}.WatchedDatabase"}}}
+    store = stores["default"]
+    assert isinstance(store, Watched)
+    return store
+
+
+@contextmanager
+def during(reference: str, function: Callable[[], object]) -> Iterator[None]:
+    """What happens while the view that is given this reference runs, once."""
+    behaviour[reference] = function
+    yield
+    assert behaviour.pop(reference, None) is None, "The view did not run."
+
+
+class TestRequests:
+    """What a client sees."""
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_visible(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:
+        """While the view runs everybody can see the claim, and is told 409."""
+        key, seen = new_key(), []
+
+        def look() -> None:
+            seen.append(elsewhere.submit(lambda: record(key).status).result(PATIENCE))
+            again = elsewhere.submit(post, Client(), url, key).result(PATIENCE)
+            assert_problem(again, 409, "in-progress")
+            assert again["Retry-After"] == "1"
+
+        with during("a", look):
+            first = post(client, url, key)
+        assert seen == ["in_progress"]
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    def test_held(self, client: Client, elsewhere: ThreadPoolExecutor) -> None:
+        """A request whose attempt was interrupted and is held is told so."""
+        key = new_key()
+
+        def look() -> None:
+            _interrupt(key)
+            assert_problem(post(Client(), "/held/", key), 409, "held")
+
+        with during("a", look):
+            assert post(client, "/held/", key).status_code == 201
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_late(self, client: Client, url: str) -> None:
+        """A late owner's client gets the answer of its successor."""
+        key, answers = new_key(), []
+
+        def succeed() -> None:
+            _interrupt(key)
+            answers.append(post(Client(), url, key))
+
+        with during("a", succeed):
+            late = post(client, url, key)
+        assert_replays(answers[0], late)
+        assert record(key).attempt == 2
+
+    def test_claim_lost(self, client: Client) -> None:
+        """A claim that vanished is an error of the server's, and says so."""
+        key = new_key()
+        with during("a", lambda: IdempotencyKey.objects.all().delete()):
+            assert_problem(post(client, "/leased/", key), 500, "claim-lost")
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_failures(self, client: Client, url: str) -> None:
+        """A 5xx and an error leave the key free; without a transaction effects stay."""
+        client.raise_request_exception = False
+        for reference, status in (("503", 503), ("error", 500)):
+            key = new_key()
+            for number in (1, 2):
+                assert post(client, url, key, reference).status_code == status
+                assert (record(key).status, record(key).attempt) == ("failed", number)
+            assert effects(reference) == 2
+
+    def test_store_unavailable(self, client: Client, watched: Watched) -> None:
+        """503 with ``Retry-After``, and nothing executed."""
+        watched.faults["acquire"] = ["before"]
+        response = post(client, "/leased/", new_key())
+        assert_problem(response, 503, "store-unavailable")
+        assert response["Retry-After"] == "1"
+        assert effects() == 0
+
+    def test_on_store_error_execute(self, client: Client, watched: Watched) -> None:
+        """The view runs, and knows that it is not protected."""
+        watched.faults["acquire"] = ["before"]
+        response = post(client, "/executes/", new_key())
+        assert response.status_code == 201
+        assert json.loads(response.content)["protected"] is False
+
+    @pytest.mark.usefixtures("at_once")
+    def test_answer_not_stored(self, client: Client, watched: Watched) -> None:
+        """The client of an operation whose answer cannot be stored gets it all the same."""
+        watched.faults["complete"] = ["before"] * 6
+        assert post(client, "/leased/", new_key()).status_code == 201
+
+    def test_transaction_around_it(self, client: Client) -> None:
+        """A transaction of the project's around the view is refused: it would hide the claim."""
+        with pytest.raises(ImproperlyConfigured, match="must commit by itself"):
+            post(client, "/nested/", new_key())
+        assert effects() == 0
+
+
+class TestAtomicRequests:
+    """With ``ATOMIC_REQUESTS`` the claim is committed first; view and answer commit together."""
+
+    @pytest.fixture(autouse=True)
+    def _atomic(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_visible(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:
+        """While the view runs in its transaction everybody can see the claim."""
+        key, seen = new_key(), []
+
+        def look() -> None:
+            assert connection.in_atomic_block
+            seen.append(elsewhere.submit(lambda: record(key).status).result(PATIENCE))
+            seen.append(elsewhere.submit(effects).result(PATIENCE))
+            if connection.vendor != "sqlite":  # whose writers wait for one another
+                again = elsewhere.submit(post, Client(), url, key).result(PATIENCE)
+                assert_problem(again, 409, "in-progress")
+
+        with during("a", look):
+            first = post(client, url, key)
+        assert seen == ["in_progress", 0]
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_rolls_back(self, client: Client, url: str) -> None:
+        """A 5xx and an error roll its effects back; the attempts are recorded."""
+        client.raise_request_exception = False
+        for reference, status in (("503", 503), ("error", 500)):
+            key = new_key()
+            for number in (1, 2):
+                assert post(client, url, key, reference).status_code == status
+                assert (record(key).status, record(key).attempt) == ("failed", number)
+            assert effects(reference) == 0
+
+    def test_what_came_before_the_claim(self, client: Client) -> None:
+        """What ``initial()`` wrote is committed with the claim, before the handler runs."""
+        post(client, "/drf/", new_key(), "503")
+        assert (effects("initial"), effects("503")) == (1, 0)
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_late(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:
+        """The whole transaction of a late owner rolls back; its client gets the other's answer."""
+        if connection.vendor == "sqlite":
+            pytest.skip("SQLite's transaction keeps everybody else from writing")
+        key, answers = new_key(), []
+
+        def succeed() -> None:
+            elsewhere.submit(_interrupt, key).result(PATIENCE)
+            answers.append(elsewhere.submit(post, Client(), url, key).result(PATIENCE))
+
+        with during("a", succeed):
+            late = post(client, url, key)
+        assert_replays(answers[0], late)
+        assert (effects(), record(key).attempt) == (1, 2)
+
+    def test_late_and_waiting(self, client: Client, elsewhere: ThreadPoolExecutor) -> None:
+        """One that may wait does not run again when its successor fails: its claim is lost."""
+        if connection.vendor == "sqlite":
+            pytest.skip("SQLite's transaction keeps everybody else from writing")
+        key, failing, store = new_key(), [], stores["default"]
+        looked = threading.Event()
+
+        def succeed() -> None:
+            elsewhere.submit(_interrupt, key).result(PATIENCE)
+            row = record(key)
+            operation = leased(key=key, scope=row.scope, fingerprint=row.fingerprint)
+            claim = elsewhere.submit(store.acquire, operation).result(PATIENCE)
+            assert isinstance(claim, Claim)
+
+            def fail() -> None:
+                assert looked.wait(PATIENCE)
+                assert store.fail(claim, "no")
+
+            failing.append(elsewhere.submit(fail))
+
+        def note_loss(**_: Any) -> None:
+            looked.set()
+
+        signals.lost.connect(note_loss)
+        try:
+            with during("a", succeed):
+                assert_problem(post(client, "/waiting/", key), 500, "claim-lost")
+        finally:
+            signals.lost.disconnect(note_loss)
+        failing[0].result(PATIENCE)
+        assert effects() == 0
+        assert post(client, "/waiting/", key).status_code == 201
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_store_fails_at_the_end(self, client: Client, url: str, watched: Watched) -> None:
+        """When the answer cannot be stored all of it rolls back: 503, and a retry runs."""
+        key = new_key()
+        watched.faults["complete"] = ["before"]
+        assert_problem(post(client, url, key), 503, "store-unavailable")
+        assert (effects(), record(key).status) == (0, "failed")
+        assert post(client, url, key).status_code == 201
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_commit_fails(self, client: Client, url: str) -> None:
+        """When the commit itself fails the key is free."""
+        key = new_key()
+        client.raise_request_exception = False
+
+        def spoil() -> None:
+            transaction.on_commit(_raise)
+
+        with during("a", spoil):
+            assert post(client, url, key).status_code == 500
+        # The hook ran behind the commit: what was committed is replayed.
+        assert is_replay(post(client, url, key))
+        assert effects() == 1
+
+    def test_on_commit(self, client: Client) -> None:
+        """Hooks of the view run once, when its answer is stored."""
+        key, seen = new_key(), []
+
+        def hook() -> None:
+            transaction.on_commit(lambda: seen.append(record(key).status))
+
+        with during("a", hook):
+            post(client, "/leased/", key)
+        post(client, "/leased/", key)
+        assert seen == ["completed"]
+
+    def test_no_key(self, client: Client) -> None:
+        """Without a key the view is in the transaction that Django would have opened."""
+        seen: list[bool] = []
+        client.raise_request_exception = False
+        with during("error", lambda: seen.append(connection.in_atomic_block)):
+            assert post(client, "/leased/", None, "error").status_code == 500
+        assert seen == [True]
+        assert effects("error") == 0
+
+    def test_no_savepoint(self, client: Client) -> None:
+        """The transaction is the request's own: no savepoint more."""
+        with CaptureQueriesContext(connection) as queries:
+            post(client, "/leased/", new_key())
+        assert not [q for q in queries.captured_queries if "SAVEPOINT" in q["sql"].upper()]
+
+    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
+    @pytest.mark.parametrize("reference", ["503", "error"])
+    def test_other_databases(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch, reference: str
+    ) -> None:
+        """Effects on every database of ``ATOMIC_REQUESTS`` roll back with a failure."""
+        client.raise_request_exception = False
+        other = next(alias for alias in connections.settings if alias != "default")
+        rows = Effect.objects.using(other)
+        for atomic, kept in ((True, 0), (False, 1)):
+            monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", atomic)
+
+            def write() -> None:
+                assert connections[other].in_atomic_block is atomic  # noqa: B023
+                rows.create(reference=reference)
+
+            with during(reference, write):
+                assert post(client, "/leased/", new_key(), reference).status_code >= 500
+            assert rows.filter(reference=reference).count() == kept
+            assert effects(reference) == 0
+
+    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
+    def test_late_owner_on_other_databases(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch, elsewhere: ThreadPoolExecutor
+    ) -> None:
+        """What a late owner wrote is gone on every database of ``ATOMIC_REQUESTS``."""
+        vendors = {alias: connections[alias].vendor for alias in connections.settings}
+        if connection.vendor == "sqlite":
+            pytest.skip("SQLite's transaction keeps everybody else from writing")
+        others = [alias for alias in vendors if alias != "default" and vendors[alias] != "sqlite"]
+        if not others:
+            pytest.skip("no second database that lets others write")
+        [other] = others
+        monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", True)
+        key = new_key()
+
+        def succeed() -> None:
+            Effect.objects.using(other).create(reference="late")
+            elsewhere.submit(_interrupt, key).result(PATIENCE)
+            answer = elsewhere.submit(post, Client(), "/leased/", key).result(PATIENCE)
+            assert answer.status_code == 201
+
+        with during("a", succeed):
+            assert is_replay(post(client, "/leased/", key))
+        assert effects() == 1
+        assert not Effect.objects.using(other).exists()
+
+
+def _raise() -> None:
+    raise LookupError("boom")
+
+
+class TestBudget:
+    """How many statements a leased request takes beyond the bare view."""
+
+    def statements(self, client: Client, url: str, key: str | None) -> list[str]:
+        with CaptureQueriesContext(connection) as queries:
+            assert post(client, url, key).status_code == 201
+        return [query["sql"] for query in queries.captured_queries]
+
+    def test_first_request(self, client: Client) -> None:
+        """A claim and its completion."""
+        self.statements(client, "/bare-leased/", new_key())
+        plain = self.statements(client, "/bare/", None)
+        first = self.statements(client, "/bare-leased/", new_key())
+        assert len(first) - len(plain) == 2, first
+
+    def test_replay(self, client: Client) -> None:
+        """A replay asks no more than in the transactional mode."""
+        key = new_key()
+        self.statements(client, "/bare-leased/", key)
+        replay = self.statements(client, "/bare-leased/", key)
+        if connection.vendor == "postgresql":
+            assert len(replay) == 2, replay  # the INSERT that finds it there, and the answer
+
+    def test_step(self) -> None:
+        """A step is one statement and its transaction."""
+        counted: list[int] = []
+
+        def handler(execution: Execution | None) -> None:
+            assert execution is not None
+            with CaptureQueriesContext(connection) as queries:
+                execution.step("a", lambda: None)
+            own = [q["sql"] for q in queries if q["sql"].split()[0] not in ("BEGIN", "COMMIT")]
+            counted.append(len(own))
+
+        attempt(DatabaseStore("default"), leased(), handler)
+        assert counted == [1]
+
+
+def test_async_and_sync_share_a_heartbeat(store: Watched) -> None:
+    """An async handler's lease is renewed by the same thread, which its loop does not wait for."""
+    operation = leased(lease=SHORT)
+
+    async def execute(execution: Execution | None) -> Answer:
+        while store.times("extend", operation) < 3:
+            await asyncio.sleep(0.001)
+        return Answer("done", STORED)
+
+    async def run() -> Outcome:
+        from asgiref.sync import sync_to_async
+
+        try:
+            policy = Policy(mode="leased").resolved()
+            return await engine.arun(store, policy, operation, execute, reraise)
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    assert asyncio.run(run()) == Executed("done")
+    attempt(store, leased())
+    assert [t.name for t in threading.enumerate()].count(_thread_name(store)) == 1
