@@ -26,13 +26,10 @@ _DELETE_BATCH: Final = {
     ),
     "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM JSON_EACH(%s))",
 }
-# All in one statement, and the batch is chosen once. IN would make it a join, which may read the
-# whole table.
-_PURGE_BATCH: Final = (
-    "WITH batch AS MATERIALIZED ({batch}), "
-    "gone AS (DELETE FROM {steps} WHERE record_id = ANY (ARRAY(SELECT id FROM batch))) "
-    "DELETE FROM {table} WHERE id = ANY (ARRAY(SELECT id FROM batch))"
-)
+# The batch is chosen once. IN would make it a join, which may read the whole table. The steps go in
+# a statement of their own: what a late owner has added until its record was locked is seen by then.
+_PURGE_RECORDS: Final = "DELETE FROM {table} WHERE id = ANY (ARRAY({batch})) RETURNING id"
+_PURGE_STEPS: Final = "DELETE FROM {steps} WHERE record_id = ANY (%s)"
 
 
 class DatabaseNow(Now):
@@ -116,8 +113,10 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
         with transaction.atomic(using=using), connection.cursor() as cursor:
             if connection.vendor == "postgresql":
                 chosen, parameters = batch.query.get_compiler(using).as_sql()
-                cursor.execute(_PURGE_BATCH.format(batch=chosen, **names), parameters)
-                return int(cursor.rowcount)
+                cursor.execute(_PURGE_RECORDS.format(batch=chosen, **names), parameters)
+                gone = [row[0] for row in cursor.fetchall()]
+                cursor.execute(_PURGE_STEPS.format(**names), [gone])
+                return len(gone)
             ids = json.dumps([row["id"] for row in batch])
             delete = _DELETE_BATCH[connection.vendor]
             steps = {"table": names["steps"], "column": "record_id", "index": STEPS_INDEX}

@@ -81,6 +81,9 @@ class Store(ABC):
         """Let the lease end that many seconds from now. ``False``: as for :meth:`complete`.
 
         An owner that is late but has no successor yet may still do so.
+
+        Raises:
+            OperationInProgress: the record is locked at this moment; the lease is what it was.
         """
 
     @abstractmethod

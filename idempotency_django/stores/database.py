@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
 from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Coalesce
 
@@ -134,8 +134,9 @@ class DatabaseStore(Store):
             if mine.select_for_update(skip_locked=skip).exists():
                 mine.update(lease_expires_at=later)
                 return True
-            # Or its own transaction has it locked, and nobody can take it over meanwhile.
-            return mine.exists()
+            if mine.exists():
+                raise OperationInProgress("The record is locked at this moment.")
+            return False
 
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
@@ -272,6 +273,10 @@ class DatabaseStore(Store):
             if self._dialect.is_busy(error):
                 raise OperationInProgress from error
             raise StoreUnavailable from error
+        except InternalError as error:
+            if self._dialect.is_read_only(error):
+                raise StoreUnavailable from error
+            raise
 
 
 def _in_progress(operation: Operation) -> Record:

@@ -40,6 +40,8 @@ class Dialect(ABC):
     lock: ClassVar[str] = " FOR UPDATE"
     busy: ClassVar[frozenset[object]]
     """The error codes that say: somebody else is at it."""
+    read_only: ClassVar[frozenset[object]] = frozenset()
+    """Those that say that nothing can be written, where they are no operational errors."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -145,6 +147,10 @@ class Dialect(ABC):
     def is_busy(self, error: BaseException) -> bool:
         """Whether a database error says that somebody else is at it, rather than a fault."""
         return self.code(error.__cause__) in self.busy
+
+    def is_read_only(self, error: BaseException) -> bool:
+        """Whether a database error says that nothing can be written: a standby, say."""
+        return self.code(error.__cause__) in self.read_only
 
     @abstractmethod
     def code(self, error: BaseException | None) -> object:

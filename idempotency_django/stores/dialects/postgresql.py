@@ -27,6 +27,7 @@ class PostgreSQL(Dialect):
     )
     # lock_not_available, serialization_failure, deadlock_detected
     busy = frozenset({"55P03", "40001", "40P01"})
+    read_only = frozenset({"25006"})  # read_only_sql_transaction
 
     def __init__(self, using: str) -> None:
         super().__init__(using)

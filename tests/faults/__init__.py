@@ -1,0 +1,1 @@
+"""Crashes and faults: what they leave behind, counted in effects."""

@@ -1,0 +1,1 @@
+"""A small project whose operations are killed, cut off and retried."""

@@ -1,0 +1,1 @@
+"""Django's PostgreSQL backend, which tells when it is between two statements."""

@@ -1,0 +1,160 @@
+"""The bank's processes, as the tests see them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from idempotency_django.testing import PATIENCE
+
+from .boundaries import Strike
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One operation, whose retries all send the same; one that ``fails`` does so in the end."""
+
+    path: str
+    reference: str = field(default_factory=lambda: uuid.uuid4().hex)
+    key: str = field(default_factory=lambda: str(uuid.uuid4()))
+    fails: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a request ended: with a signal to its process, or with an answer."""
+
+    signal: int = 0
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: str = ""
+    passed: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def replayed(self) -> bool:
+        return self.headers.get("Idempotent-Replayed") == "true"
+
+
+class Forks:
+    """Executes each order in a process of its own, one after the other."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def send(self, order: Order, strike: Strike | None = None) -> Ended:
+        """How it ended; with a strike, that signal comes at that boundary."""
+        assert self._process.stdin is not None
+        told = {**asdict(order), "strike": strike and asdict(strike)}
+        self._process.stdin.write(json.dumps(told) + "\n")
+        self._process.stdin.flush()
+        return Ended(**json.loads(_line(self._process)))
+
+
+class Site:
+    """Answers HTTP, each connection in a thread of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.pid = process.pid
+        self.port = port
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection to send orders over."""
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+    def send(self, order: Order, connection: http.client.HTTPConnection | None = None) -> Ended:
+        """The answer, over a connection of its own where none is given.
+
+        Raises:
+            OSError: the site is not there.
+        """
+        if connection is None:
+            with closing(self.connect()) as connection:
+                return self.send(order, connection)
+        connection.request(
+            "POST",
+            order.path,
+            json.dumps({"reference": order.reference}),
+            {
+                "Content-Type": "application/json",
+                "Idempotency-Key": order.key,
+                "X-Fail": str(order.fails),
+            },
+        )
+        answer = connection.getresponse()
+        return Ended(0, answer.status, dict(answer.headers), answer.read().decode())
+
+
+def migrate(url: str) -> None:
+    """Make the bank's tables."""
+    command = [sys.executable, "-m", "tests.faults.worker", "migrate"]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "DATABASE_URL": url})
+
+
+@contextmanager
+def forks(url: str, ledger: str, log: Path, **environment: str) -> Iterator[Forks]:
+    """A process that forks, for the length of the block.
+
+    Args:
+        url: of the database.
+        ledger: the ledger's URL.
+        log: the file for what it says of itself; more than one process may write to it.
+        environment: variables for it, see the bank's settings.
+    """
+    with _worker("fork", url, ledger, log, environment) as process:
+        yield Forks(process)
+
+
+@contextmanager
+def site(url: str, ledger: str, log: Path, **environment: str) -> Iterator[Site]:
+    """The same for a process that answers HTTP."""
+    with _worker("serve", url, ledger, log, environment) as process:
+        yield Site(process, int(_line(process)))
+
+
+@contextmanager
+def _worker(
+    command: str, url: str, ledger: str, log: Path, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    pipe: Any = subprocess.PIPE
+    with (
+        log.open("ab") as said,
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.worker", command],
+            cwd=ROOT,
+            env={**os.environ, **environment, "DATABASE_URL": url, "LEDGER_URL": ledger},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=said,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()  # which ends it
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], PATIENCE * 2)
+    line = process.stdout.readline() if readable else ""
+    if not line:
+        raise RuntimeError("A worker said nothing; its log says why.")
+    return line

@@ -1,0 +1,106 @@
+"""The connection is lost while something is being committed: nobody knows whether it was.
+
+The commits are enumerated by a proxy before the database, which breaks the connection: each
+``COMMIT``, and each statement that commits by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .ledger import Ledger
+from .processes import Ended, Order, forks
+from .proxy import Cut, Proxy, proxy_to
+from .recovery import (
+    DRF,
+    LEASED,
+    STEPPED,
+    TRANSACTIONAL,
+    TRANSACTIONAL_REQUEST,
+    WITHIN_REQUEST,
+    Bank,
+    Mode,
+)
+from .state import State
+
+pytestmark = pytest.mark.e2e
+
+COMMITS = {
+    TRANSACTIONAL: 1,
+    DRF: 1,
+    TRANSACTIONAL_REQUEST: 1,
+    LEASED: 4,  # the claim, the step, the atomic block, the answer
+    WITHIN_REQUEST: 2,  # the claim, the request
+    STEPPED: 5,  # the claim, three steps, the answer
+}
+"""How many there are in an execution."""
+
+LEASE = "2"
+"""Seconds; so long that it is not over, even where all this takes its time."""
+
+
+@pytest.fixture
+def proxy(state: State) -> Iterator[Proxy]:
+    with proxy_to(state.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bank(mode: Mode, proxy: Proxy, state: State, ledger: Ledger, log: Path) -> Iterator[Bank]:
+    environment = {**mode.environment, "LEASE_SECONDS": LEASE}
+    with forks(proxy.url, ledger.url, log, **environment) as workers:
+        yield Bank(workers, state, ledger)
+
+
+@pytest.mark.parametrize("mode", [LEASED, STEPPED], ids=str)
+def test_answer_that_cannot_be_stored(bank: Bank, proxy: Proxy, mode: Mode) -> None:
+    """Where the database is away from the moment at which an answer is to be stored, and for longer
+    than the lease, the client is told what was done; a retry resumes it and is told the same.
+    """
+    order = Order(mode.path)
+    proxy.watch(Cut(COMMITS[mode] - 1, done=False, for_good=True))
+    told = bank.forks.send(order)
+    assert proxy.was_cut.is_set()
+    proxy.watch()
+    assert told.status == 201
+    bank.state.wait_for_end_of_leases()
+    row = bank.state.row(order)
+    assert row is not None
+    assert row.status == "in_progress"
+    assert bank.assert_recovered(mode, order).body == told.body
+
+
+@pytest.mark.parametrize("mode", COMMITS, ids=str)
+def test_connection_lost_at_every_commit(
+    bank: Bank, proxy: Proxy, mode: Mode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether what was sent was committed or not, the operation is done once, and what a client was
+    told is what its retry is told, at once or when the lease is over.
+    """
+    proxy.watch()
+    assert bank.forks.send(Order(mode.path)).status == 201
+    assert len(proxy.commits) == COMMITS[mode], proxy.commits
+    last = len(proxy.commits) - 1
+    told: dict[Order, Ended] = {}
+    for cut in [Cut(number, done) for number in range(last + 1) for done in (False, True)]:
+        order = Order(mode.path)
+        proxy.watch(cut)
+        told[order] = bank.forks.send(order)
+        assert proxy.was_cut.is_set()
+        assert told[order].status in {201, 500, 503}
+        if mode.transactional:
+            assert told[order].status != 201  # nobody knows that it was
+        bank.state.database.wait_until_idle()
+        proxy.watch()
+        bank.assert_retried_at_once(mode, order)
+
+    bank.state.wait_for_end_of_leases()
+    for order, first in told.items():
+        answer = bank.assert_recovered(mode, order)
+        assert first.status != 201 or first.body == answer.body
+    with capsys.disabled():
+        statuses = " ".join(str(first.status) for first in told.values())
+        print(f"\n{mode}: connection cut before and after {last + 1} commits: {statuses}")

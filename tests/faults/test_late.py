@@ -1,0 +1,239 @@
+"""Owners that are late: paused past their lease, taken over, and let go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from idempotency_django.errors import ClaimLost
+from idempotency_django.executions import Execution
+from idempotency_django.leases import Lease
+from idempotency_django.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
+from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
+from tests.models import Effect
+from tests.support import new_key
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
+
+TRIES = 200
+RACES = 20
+MOMENT = timedelta(milliseconds=1)
+MINUTE = timedelta(minutes=1)
+LATE = Payload(201, (), b"late")
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def at(request: pytest.FixtureRequest, django_db_setup: None) -> Iterator[Place]:
+    """A place to keep records at."""
+    with place(request.param) as made:
+        yield made
+
+
+# Redis has neither transactions nor steps.
+on_databases = pytest.mark.parametrize("at", DATABASES, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def workers(at: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    """Two worker processes, with a lease of a second."""
+    folder = tmp_path_factory.mktemp("late")
+    with started(at.worker(folder, lease=1) for _ in range(2)) as workers:
+        yield workers
+
+
+def late_and_successor(
+    workers: list[Worker], path: str, fault: str, key: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The answers to a client whose worker is paused at that moment, and to one who retried."""
+    late, other = workers
+    late.begin("post", path, key, fault)
+    late.tells("reached")
+    with late.paused():
+        # The second cannot have waited for the first, which does not go on before this has ended.
+        successor = other.post_until(201, path, key)
+    return late.tells("answer"), successor
+
+
+def assert_superseded(late: dict[str, Any], successor: dict[str, Any]) -> None:
+    """The late one's client was given the successor's answer."""
+    assert successor["status"] == late["status"] == 201, (late, successor)
+    assert (successor["replayed"], late["replayed"]) == (False, True)
+    assert late["body"] == successor["body"]
+    assert json.loads(late["body"])["attempt"] == 2
+
+
+def test_paused_in_its_handler(at: Place, workers: list[Worker]) -> None:
+    """Nothing that a late owner tries to write is written; its client gets the successor's."""
+    key = new_key()
+    late, successor = late_and_successor(workers, "/leased/outside/", "stop:handler", key)
+    assert late["seen"]
+    assert not any(late["seen"].values()), late["seen"]
+    assert_superseded(late, successor)
+    assert Effect.objects.using(at.alias).count() == 1  # by the derived key, thrice asked for
+    assert at.effects(key) == 0
+    assert at.store.get(key, SCOPE).attempt == 2  # type: ignore[union-attr]
+
+
+@on_databases
+@pytest.mark.parametrize(
+    ("how", "moment"),
+    [
+        ("atomic", "handler"),
+        ("atomic", "effect"),
+        ("steps", "between"),
+        ("steps", "effect"),
+        ("steps", "after"),
+    ],
+)
+def test_paused_around_its_effects(at: Place, workers: list[Worker], how: str, moment: str) -> None:
+    """Wherever an owner is paused, its successor need not wait for it, and each effect is one."""
+    key = new_key()
+    late, successor = late_and_successor(workers, f"/leased/{how}/", f"stop:{moment}", key)
+    assert_superseded(late, successor)
+    assert at.effects(key) == 1
+    if how == "steps":
+        assert [at.effects(f"{step} {key}") for step in (1, 3)] == [1, 1]
+        stored = list(at.row(key).steps.order_by("position").values_list("name", "attempt"))
+        first = {"between": 1, "effect": 1, "after": 2}[moment]
+        assert stored == [
+            (name, 1 if position < first else 2)
+            for position, name in enumerate(["first", "second", "third"])
+        ]
+
+
+@on_databases
+def test_paused_behind_the_fence(at: Place, workers: list[Worker]) -> None:
+    """Between fence and COMMIT others are told to come back at once, and the commit holds."""
+    late, other = workers
+    key, path = new_key(), "/leased/atomic/"
+    late.begin("post", path, key, "stop:commit")
+    late.tells("reached")
+    with late.paused():
+        eventually(lambda: at.store.get(key, SCOPE).interrupted)  # type: ignore[union-attr]
+        told = [other.do("post", path, key)["status"] for _ in range(3)]
+    assert told == [409] * 3
+    first, retry = late.tells("answer"), other.do("post", path, key)
+    assert (first["status"], first["replayed"]) == (201, False)
+    assert (retry["status"], retry["replayed"], retry["body"]) == (201, True, first["body"])
+    assert (at.effects(key), at.row(key).attempt) == (1, 1)
+
+
+# The numbers. A lease of a millisecond is over as soon as anybody looks.
+
+
+def taken_over(at: Place) -> tuple[Claim, Claim]:
+    """A claim whose lease is over, and that of its successor."""
+    operation = an_operation(lease=MOMENT)
+    late = at.store.acquire(operation)
+    assert isinstance(late, Claim)
+    return late, successor_of(at, operation)
+
+
+def successor_of(at: Place, operation: Operation) -> Claim:
+    """Take an operation over as soon as its lease is over."""
+    longer = an_operation(key=operation.key, lease=MINUTE)
+    found: list[Claim | Record] = []
+
+    def claimed() -> bool:
+        found[:] = [at.store.acquire(longer)]
+        return isinstance(found[0], Claim)
+
+    eventually(claimed)
+    [claim] = found
+    assert isinstance(claim, Claim)
+    assert claim.attempt == 2
+    return claim
+
+
+def test_late_completions(at: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """No late owner completes, fails or extends, before and after its successor has completed."""
+    accepted = dict.fromkeys(["complete", "fail", "extend"], 0)
+    for _ in range(TRIES):
+        late, successor = taken_over(at)
+        for _ in range(2):
+            accepted["complete"] += at.store.complete(late, LATE)
+            accepted["fail"] += at.store.fail(late, "late")
+            accepted["extend"] += at.store.extend(late, 60)
+            at.store.complete(successor, ANSWER)
+        record = at.store.get(late.key, late.scope)
+        assert record is not None
+        assert (record.status, record.attempt) == (Status.COMPLETED, 2)
+        assert record.payload == ANSWER
+    with capsys.disabled():
+        print(f"\n{at.name}: of {TRIES} late owners, before and after: {accepted} accepted")
+    assert not any(accepted.values())
+
+
+def test_completion_races_with_take_over(at: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """When an owner completes at the very moment of its take-over, one of the two has the key."""
+    kept = 0
+    for _ in range(RACES):
+        operation = an_operation(lease=MOMENT)
+        late = at.store.acquire(operation)
+        assert isinstance(late, Claim)
+        eventually(lambda: at.store.get(operation.key, operation.scope).interrupted)  # type: ignore[union-attr]  # noqa: B023
+        longer = an_operation(key=operation.key, lease=MINUTE)
+
+        def complete(claim: Claim = late) -> bool:
+            return at.store.complete(claim, LATE)
+
+        def take_over(asked: Operation = longer) -> bool:
+            return isinstance(at.store.acquire(asked), Claim)
+
+        completed, taken = in_threads([complete, take_over])
+        kept += completed
+        record = at.store.get(operation.key, operation.scope)
+        assert record is not None
+        assert not (completed and taken)
+        assert record.attempt == 1 + taken
+        assert record.payload == (LATE if completed else None)
+    with capsys.disabled():
+        print(f"\n{at.name}: {RACES} races, {kept} owners completed in time, 0 twice")
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    """A thread, which has connections of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+        thread.submit(connections.close_all).result()
+
+
+@on_databases
+@pytest.mark.parametrize("how", ["atomic", "step"])
+def test_late_commits(
+    at: Place, elsewhere: ThreadPoolExecutor, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No transaction of a late owner commits, though it began in time and has done its work."""
+    lost = 0
+    for number in range(TRIES):
+        operation = an_operation(lease=MOMENT)
+        late = at.store.acquire(operation)
+        assert isinstance(late, Claim)
+        execution = Execution(at.store, late, Lease(at.store, late, 60, 0))
+        execution._lease._valid_until = float("inf")  # type: ignore[union-attr]  # it is none the wiser
+
+        def work(asked: Operation = operation, key: str = f"late {number}") -> None:
+            Effect.objects.using(at.alias).create(reference=key)
+            successor = elsewhere.submit(successor_of, at, asked).result()
+            if number % 2:  # noqa: B023  # half of the successors are done by then
+                elsewhere.submit(at.store.complete, successor, ANSWER).result()
+
+        with pytest.raises(ClaimLost):
+            if how == "step":
+                execution.step("work", work)
+            else:
+                with execution.atomic():
+                    work()
+        lost += 1
+    committed = Effect.objects.using(at.alias).filter(reference__startswith="late").count()
+    with capsys.disabled():
+        print(f"\n{at.name}: of {TRIES} late {how} transactions, {committed} committed")
+    assert (lost, committed) == (TRIES, 0)

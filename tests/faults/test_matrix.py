@@ -1,0 +1,127 @@
+"""A process is killed at every boundary between two statements, and what it did is retried.
+
+Without a step, a leased operation cannot promise one database effect: between the commit of an
+effect and that of the answer its process may die, and the retry does it again. So the effects are
+where the promise holds: in the claim's own transaction, in steps, or, under ``ATOMIC_REQUESTS``, in
+the transaction that the answer is in. What stands in ``request.idempotency.atomic()`` alone is of a
+kind that may be done twice.
+
+The boundaries are enumerated by the database backend, see :mod:`tests.faults.bank.backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from .boundaries import Strike
+from .ledger import Ledger
+from .processes import Order, forks
+from .recovery import ALL, FAILING, STEPPED, Bank, Mode
+from .state import State
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def bank(mode: Mode, state: State, ledger: Ledger, log: Path) -> Iterator[Bank]:
+    with forks(state.url, ledger.url, log, **mode.environment) as workers:
+        yield Bank(workers, state, ledger)
+
+
+@pytest.mark.parametrize("mode", ALL, ids=str)
+def test_crash_at_every_boundary(
+    bank: Bank, mode: Mode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever a process is killed, the operation is done once: its key is free at once, or when
+    its lease is over; the next retry executes what is left to do, the one after it is a replay.
+    """
+    ended = bank.forks.send(Order(mode.path))
+    assert ended.status == 201
+    points = bank.boundaries(mode, ended)
+    _crash_and_recover(bank, mode, points)
+    with capsys.disabled():
+        print(f"\n{mode}: killed at {len(points)} points, each recovered to one effect")
+
+
+@pytest.mark.parametrize("mode", FAILING, ids=str)
+def test_crash_while_failing(bank: Bank, mode: Mode, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same where the operation was about to fail: while it is rolled back, and while that is
+    written down.
+    """
+    ended = bank.forks.send(Order(mode.path, fails=True))
+    assert ended.status == 500
+    points = bank.boundaries(mode, ended)
+    _crash_and_recover(bank, mode, points, fails=True)
+    with capsys.disabled():
+        print(f"\n{mode}: killed at {len(points)} points while failing, each recovered")
+
+
+@pytest.mark.parametrize("mode", [STEPPED], ids=str)
+def test_crash_again_at_every_boundary(
+    bank: Bank, mode: Mode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever the process that resumes an operation is killed too, the third one completes it,
+    whichever recovery point the first had come to.
+    """
+    crashes = [(first, strike) for first in _interruptions(bank, mode) for strike in first.resumed]
+    orders = [Order(mode.path) for _ in crashes]
+    for order, (first, _) in zip(orders, crashes, strict=True):
+        bank.kill(order, first.strike)
+    bank.state.database.wait_until_idle()
+    bank.state.wait_for_end_of_leases()
+    for order, (_, strike) in zip(orders, crashes, strict=True):
+        bank.kill(order, strike)
+        bank.assert_claim_is_bounded(mode, order)
+    bank.state.database.wait_until_idle()
+    bank.state.wait_for_end_of_leases()
+    for order in orders:
+        bank.assert_recovered(mode, order)
+    with capsys.disabled():
+        print(f"\n{mode}: killed at {len(crashes)} points while it was resumed, each recovered")
+
+
+def _crash_and_recover(
+    bank: Bank, mode: Mode, points: list[Strike], *, fails: bool = False
+) -> None:
+    orders = []
+    for strike in points:
+        order = Order(mode.path)
+        orders.append(order)
+        bank.kill(replace(order, fails=fails), strike)
+        bank.assert_claim_is_bounded(mode, order)
+        bank.state.database.wait_until_idle()
+        bank.assert_retried_at_once(mode, order)
+
+    bank.state.wait_for_end_of_leases()
+    for order in orders:
+        bank.assert_recovered(mode, order)
+
+
+@dataclass(frozen=True)
+class _Interruption:
+    """A crash that leaves a state like no other, and where the process that resumes can crash."""
+
+    strike: Strike
+    resumed: list[Strike]
+
+
+def _interruptions(bank: Bank, mode: Mode) -> list[_Interruption]:
+    """One crash for each state that a crash can leave for somebody to resume."""
+    left: dict[int, tuple[Strike, Order]] = {}
+    for strike in bank.boundaries(mode, bank.forks.send(Order(mode.path))):
+        order = Order(mode.path)
+        bank.kill(order, strike)
+        bank.state.database.wait_until_idle()
+        row = bank.state.row(order)
+        if row is not None and row.status == "in_progress":
+            left.setdefault(row.steps, (strike, order))
+    assert sorted(left) == [0, 1, 2, 3]
+    bank.state.wait_for_end_of_leases()
+    return [
+        _Interruption(strike, bank.statements(mode, bank.forks.send(order)))
+        for strike, order in left.values()
+    ]

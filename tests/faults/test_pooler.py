@@ -1,0 +1,115 @@
+"""PgBouncer in transaction mode: a connection is another one's after each transaction."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from idempotency_django.testing import PATIENCE
+
+from .faulty_servers import find_pgbouncer, pgbouncer
+from .ledger import Ledger
+from .processes import Ended, Order, Site, forks, site
+from .recovery import DRF, LEASED, STEPPED, TRANSACTIONAL, Bank, Mode, assert_done_once
+from .state import State
+
+pytestmark = pytest.mark.e2e
+
+MODES = (TRANSACTIONAL, DRF, LEASED, STEPPED)
+SITES, DUPLICATES, KEYS = 2, 20, 10
+
+
+@pytest.fixture(scope="module")
+def pooled(state: State) -> Iterator[str]:
+    """The URL of the database through a pool that is smaller than the number of clients."""
+    program = find_pgbouncer()
+    if program is None:
+        pytest.skip("pgbouncer is NOT INSTALLED")
+    with pgbouncer(state.database, program) as url:
+        yield url
+
+
+@pytest.fixture
+def sites(pooled: str, ledger: Ledger, log: Path) -> Iterator[list[Site]]:
+    """Processes that keep their connections to the pool."""
+    with ExitStack() as stack:
+        environment = {"CONN_MAX_AGE": "600"}
+        yield [
+            stack.enter_context(site(pooled, ledger.url, log, **environment)) for _ in range(SITES)
+        ]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_duplicates_through_a_pool(
+    sites: list[Site],
+    state: State,
+    ledger: Ledger,
+    mode: Mode,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of duplicates at once, through few connections, one is executed; the others receive its
+    answer, or are told to come back, and receive it then. None fails.
+    """
+    told: Counter[str] = Counter()
+    for _ in range(KEYS):
+        order = Order(mode.path)
+        answers = _send_at_once(sites, order)
+        (executed,) = (ended for ended in answers if ended.status == 201 and not ended.replayed)
+        for ended in answers:
+            assert ended.status == 409 or ended.body == executed.body, ended
+            told[f"{ended.status}{' replayed' * ended.replayed}"] += 1
+        for at in sites:
+            late = at.send(order)
+            assert (late.replayed, late.body) == (True, executed.body)
+        assert_done_once(mode, order, state, ledger)
+
+    with capsys.disabled():
+        print(f"\n{mode}, through PgBouncer: {dict(told)}")
+    assert told["201"] == KEYS
+    assert set(told) <= {"201", "201 replayed", "409"}
+
+
+@pytest.mark.parametrize("mode", [TRANSACTIONAL, STEPPED], ids=str)
+def test_crash_behind_a_pool(
+    pooled: str,
+    state: State,
+    ledger: Ledger,
+    log: Path,
+    mode: Mode,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The claim of a process that dies is gone at once with its transaction, or when its lease is
+    over, though the pool keeps the connection that it was made over.
+    """
+    with forks(pooled, ledger.url, log) as workers:
+        bank = Bank(workers, state, ledger)
+        points = bank.boundaries(mode, workers.send(Order(mode.path)))
+        orders = [Order(mode.path) for _ in points]
+        for order, strike in zip(orders, points, strict=True):
+            bank.kill(order, strike)
+            bank.assert_claim_is_bounded(mode, order)
+            state.database.wait_until_idle()
+            bank.assert_retried_at_once(mode, order)
+        state.wait_for_end_of_leases()
+        for order in orders:
+            bank.assert_recovered(mode, order)
+    with capsys.disabled():
+        print(f"\n{mode}, through PgBouncer: killed at {len(points)} points, each recovered")
+
+
+def _send_at_once(sites: list[Site], order: Order) -> list[Ended]:
+    """The answers to as many duplicates, released together, over a connection each."""
+    barrier = threading.Barrier(DUPLICATES, timeout=PATIENCE)
+
+    def send(number: int) -> Ended:
+        barrier.wait()
+        return sites[number % len(sites)].send(order)
+
+    with ThreadPoolExecutor(DUPLICATES) as threads:
+        return list(threads.map(send, range(DUPLICATES), timeout=PATIENCE))

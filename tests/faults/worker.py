@@ -1,0 +1,112 @@
+"""A process of the bank: ``python -m tests.faults.worker migrate|fork|serve``.
+
+``fork`` executes each order that comes in as a line of JSON in a process of its own, made from this
+one, which has everything loaded and nothing opened; it says in a line of JSON how that ended.
+``serve`` answers HTTP on a free port, which it prints. Both end with their standard input.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+from functools import cache
+from typing import Any
+
+import django
+from django.core.handlers.wsgi import WSGIHandler
+from django.core.management import call_command
+from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
+from django.test import RequestFactory
+from django.urls import get_resolver
+
+from tests.faults.boundaries import Strike, boundaries
+
+LONGEST = 60  # seconds that an operation may take
+
+
+def execute(order: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request, the way a server does."""
+    boundaries.strike = Strike(**order["strike"]) if order["strike"] else None
+    request = RequestFactory().post(
+        order["path"],
+        json.dumps({"reference": order["reference"]}),
+        content_type="application/json",
+        headers={"Idempotency-Key": order["key"], "X-Fail": str(order["fails"])},
+    )
+    told: list[Any] = []
+    answer = _handler()(request.environ, lambda *said: told.extend(said))
+    body = b"".join(answer)
+    answer.close()
+    status, headers = told
+    return {
+        "status": int(status.split()[0]),
+        "headers": dict(headers),
+        "body": body.decode(),
+        "passed": boundaries.passed,
+    }
+
+
+@cache
+def _handler() -> WSGIHandler:
+    return WSGIHandler()
+
+
+def execute_forked(order: dict[str, Any]) -> dict[str, Any]:
+    """The same in a new process, with the signal that ended it instead of an answer, or none."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        signal.alarm(LONGEST)
+        with os.fdopen(writer, "w") as output:
+            json.dump(execute(order), output)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        answer = said.read()
+    _, ended = os.waitpid(process, 0)
+    return {"signal": os.WTERMSIG(ended), **(json.loads(answer) if not ended else {})}
+
+
+def fork() -> None:
+    """Execute what comes in."""
+    _handler()
+    gc.freeze()  # so that a new process need not copy what is here
+    for line in sys.stdin:
+        print(json.dumps(execute_forked(json.loads(line))), flush=True)
+
+
+class Server(ThreadedWSGIServer):
+    """A thread for each connection, and room for many that come at once."""
+
+    request_queue_size = 1024
+
+
+def serve() -> None:
+    """Answer HTTP."""
+    server = Server(("127.0.0.1", 0), WSGIRequestHandler)
+    server.set_app(_handler())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port, flush=True)
+    sys.stdin.read()
+
+
+def main() -> None:
+    """Do what the command line says."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.faults.bank.settings"
+    django.setup()
+    get_resolver().url_patterns  # noqa: B018  # so that the views are loaded
+    match sys.argv[1]:
+        case "migrate":
+            call_command("migrate", run_syncdb=True, verbosity=0)
+        case "fork":
+            fork()
+        case "serve":
+            serve()
+
+
+if __name__ == "__main__":
+    main()
