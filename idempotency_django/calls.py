@@ -64,8 +64,8 @@ def idempotent_call(
     lease = engine.lease_of(resolved, store)
     operation = _operation(resolved, key, scope, fingerprint, name or _name_of(fn), lease)
 
-    def execute(execution: Execution | None) -> Answer:
-        return _answer(resolved, operation, fn(execution))  # type: ignore[arg-type]
+    def execute(execution: Execution) -> Answer:
+        return _answer(resolved, operation, fn(execution))
 
     return _result(engine.run(store, resolved, operation, execute, _raise))
 
@@ -84,8 +84,8 @@ async def aidempotent_call(
     lease = engine.lease_of(resolved, store, asynchronous=True)
     operation = _operation(resolved, key, scope, fingerprint, name or _name_of(fn), lease)
 
-    async def execute(execution: Execution | None) -> Answer:
-        return _answer(resolved, operation, await fn(execution))  # type: ignore[arg-type]
+    async def execute(execution: Execution) -> Answer:
+        return _answer(resolved, operation, await fn(execution))
 
     return _result(await engine.arun(store, resolved, operation, execute, _raise))
 

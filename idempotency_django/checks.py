@@ -23,6 +23,7 @@ id                                     what is wrong
 ``idempotency_django.W018``            each process has the cache of answers for itself
 ``idempotency_django.E019``            a policy asks for what its store or its mode cannot promise
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
+``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
 =====================================  =========================================================
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from django.http import Http404, HttpRequest, QueryDict
@@ -161,6 +162,7 @@ class _DRFExchange(Exchange):
 
     def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
         super().__init__(request._request)
+        self.transactions: RequestTransactions | None = None
         self.view = view
         self.request = request
         self._handler = handler
@@ -185,7 +187,11 @@ class _DRFExchange(Exchange):
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
         # renderer may ask the database for something.
-        return self._finalized(self.view.handle_exception(error))
+        with self._apart():
+            return self._finalized(self.view.handle_exception(error))
+
+    def _apart(self) -> AbstractContextManager[None]:
+        return self.transactions.apart() if self.transactions else nullcontext()
 
     def _finalized(self, response: HttpResponseBase) -> HttpResponseBase:
         """Finalise now, and keep DRF from finalising the same response again."""
@@ -238,10 +244,12 @@ def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -
 def _answer(
     exchange: _DRFExchange, policy: Policy, transactions: RequestTransactions | None
 ) -> HttpResponseBase:
+    exchange.transactions = transactions
     try:
         return serve(exchange, policy.resolved(), transactions)
     except IdempotencyError as error:
-        return _problem(exchange.view, error)
+        with exchange._apart():
+            return _problem(exchange.view, error)
 
 
 def _problem(view: Any, error: IdempotencyError) -> HttpResponseBase:

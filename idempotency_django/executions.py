@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -258,6 +258,36 @@ class Execution:
 
     def _remember(self, step: Step) -> None:
         self._stored = {**self._steps, step.position: step}
+
+
+class Unprotected(Execution):
+    """What a handler is given where its store cannot be reached, and it is to run nevertheless.
+
+    Nothing is claimed and nothing is kept: steps are just called. ``derive_key()`` gives the keys
+    that it always gives, so a service that honours them is called safely even now.
+    """
+
+    def __init__(self, store: Store, operation: Operation) -> None:
+        super().__init__(store, Claim(operation, 1, ""), None)
+
+    def atomic(self) -> AbstractContextManager[None]:
+        return super().atomic() if self._store.supports_transactions else nullcontext()
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        with self.atomic():
+            return json.loads(as_json(name, function(*args, **kwargs)))
+
+    async def astep(
+        self,
+        name: str,
+        function: Callable[..., Any] | Callable[..., Awaitable[Any]],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if iscoroutinefunction(function):
+            return json.loads(as_json(name, await function(*args, **kwargs)))
+        return await sync_to_async(self.step)(name, function, *args, **kwargs)
 
 
 @contextmanager

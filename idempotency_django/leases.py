@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from django.db import connections
 
@@ -47,13 +47,12 @@ class Lease:
         self.seconds = seconds
         self.ended = False
         self.renewed = False
-        self._lost = False
         self._valid_until = asked + self.seconds
 
     @property
     def is_over(self) -> bool:
         """Whether somebody else may have the claim by now."""
-        return self._lost or time.monotonic() >= self._valid_until
+        return time.monotonic() >= self._valid_until
 
     def renew(self) -> None:
         """Ask the store for more time.
@@ -64,7 +63,7 @@ class Lease:
         """
         asked = time.monotonic()
         if not self.store.extend(self.claim, self.seconds):
-            self._lost = True
+            self._valid_until = 0.0  # ensure() asks again: from within a test's transaction, say
             raise ClaimLost
         self.renewed = True
         self._valid_until = asked + self.seconds
@@ -76,8 +75,6 @@ class Lease:
             ClaimLost: it is not.
             StoreUnavailable: the store cannot be reached, so nobody knows.
         """
-        if self._lost:
-            raise ClaimLost
         if self.is_over:
             self.renew()
 
@@ -107,6 +104,7 @@ class _Heartbeat:
         self._numbers = count()  # for leases that are due at the same moment
         self._thread: threading.Thread | None = None
         self._crowd = CROWD
+        self._stopped = False
 
     def add(self, lease: Lease) -> None:
         with self._condition:
@@ -125,6 +123,11 @@ class _Heartbeat:
         with self._condition:
             self._condition.notify()
 
+    def stop(self) -> None:
+        """Nobody has the store any more."""
+        self._stopped = True
+        self.wake()
+
     def _put(self, lease: Lease, fraction: int) -> None:
         due = time.monotonic() + lease.seconds / fraction
         heapq.heappush(self._due, (due, next(self._numbers), lease))
@@ -133,7 +136,7 @@ class _Heartbeat:
 
     def _beat(self) -> None:
         connected = False
-        while True:
+        while not self._stopped:
             lease = self._next(patient=not connected)
             if lease is None:
                 _disconnect()  # it may be long until the next one
@@ -144,6 +147,7 @@ class _Heartbeat:
             if fraction:
                 with self._condition:
                     self._put(lease, fraction)
+            del lease  # and with it the store, while this thread waits
 
     def _next(self, *, patient: bool) -> Lease | None:
         """The next lease that is due and not over; ``None``, unless patient: there is none."""
@@ -152,7 +156,7 @@ class _Heartbeat:
                 while self._due and self._due[0][2].ended:
                     heapq.heappop(self._due)
                 if not self._due:
-                    if not patient:
+                    if not patient or self._stopped:
                         return None
                     self._condition.wait()
                 elif (left := self._due[0][0] - time.monotonic()) > 0:
@@ -202,6 +206,7 @@ def _heartbeat_of(store: Store) -> _Heartbeat:
     if heartbeat is None:
         with _making:
             heartbeat = _heartbeats.setdefault(store, _Heartbeat())
+            finalize(store, heartbeat.stop)
     return heartbeat
 
 

@@ -109,7 +109,7 @@ def serve(
     if asked is None:
         return exchange.respond()
 
-    def execute(execution: Execution | None) -> Answer:
+    def execute(execution: Execution) -> Answer:
         exchange.http_request.idempotency = execution  # type: ignore[attr-defined]
         return _answer(exchange.respond(), policy)
 
@@ -129,7 +129,7 @@ async def aserve(exchange: Exchange, policy: Policy) -> HttpResponseBase:
     if asked is None:
         return await exchange.arespond()
 
-    async def execute(execution: Execution | None) -> Answer:
+    async def execute(execution: Execution) -> Answer:
         exchange.http_request.idempotency = execution  # type: ignore[attr-defined]
         return _answer(await exchange.arespond(), policy)
 

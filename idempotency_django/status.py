@@ -37,6 +37,7 @@ def location(store: Store, operation: Operation) -> str:
         ImproperlyConfigured: the project's URLs have no status view.
     """
     named = [store.alias, operation.key, operation.scope, operation.principal]
+    named.append(operation.fingerprint)  # the key may come to name another operation
     return status_url(signing.dumps(named, salt=SALT))
 
 
@@ -64,13 +65,15 @@ def record_of(token: str, principal: str) -> Record | None:
         principal: who is calling.
     """
     try:
-        alias, key, scope, owner = signing.loads(token, salt=SALT)
-    except signing.BadSignature:
+        alias, key, scope, owner, fingerprint = signing.loads(token, salt=SALT)
+    except (signing.BadSignature, ValueError):  # the second: from before an upgrade
         return None
     if owner != principal or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
-    return None if record is None or record.expired else record
+    if record is None or record.expired or record.fingerprint not in ("", fingerprint):
+        return None
+    return record
 
 
 def described(record: Record) -> dict[str, Any]:

@@ -762,7 +762,7 @@ class TestUnreachableStore:
     ) -> None:
         """A failure that cannot be recorded is logged; the client is told of the failure."""
         operation = leased()
-        store.faults["fail"] = ["before"]
+        store.faults["fail"] = ["before"] * 2
         if error:
             with pytest.raises(LookupError):
                 attempt(store, operation, _raises_after(effect))

@@ -46,8 +46,8 @@ __all__ = [
     "run",
 ]
 
-Execute = Callable[[Execution | None], Answer]
-AsyncExecute = Callable[[Execution | None], Awaitable[Answer]]
+Execute = Callable[[Execution], Answer]
+AsyncExecute = Callable[[Execution], Awaitable[Answer]]
 Recover = Callable[[Exception], Answer]
 
 _NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
@@ -76,8 +76,7 @@ def run(
         store: where the record lives.
         policy: a resolved policy.
         operation: what is to be executed.
-        execute: does it; without an execution only where the store cannot be reached and the
-            policy says to execute nevertheless.
+        execute: does it.
         recover: called after the rollback with what ``execute`` raised; returns the answer, or
             raises the error on. A payload in its answer is stored.
         after: without a lease, given by a caller whose own transaction surrounds this call: it

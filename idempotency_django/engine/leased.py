@@ -22,7 +22,7 @@ from django.dispatch import Signal
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
-from ..executions import Execution
+from ..executions import Execution, Unprotected
 from ..leases import Lease, kept_alive
 from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record, Status
@@ -64,9 +64,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Run the handler; without an execution, where nothing could be claimed."""
+    """Run the handler."""
 
-    execution: Execution | None
+    execution: Execution
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Run:
             exc_info=error,
         )
         try:
-            answer = yield Execute(None)
+            answer = yield Execute(Unprotected(self.store, self.operation))
         except Exception as raised:  # noqa: BLE001  # the adapter makes an answer of it, or raises
             problem = raised
         else:
@@ -183,10 +183,14 @@ class Run:
         except GeneratorExit:
             raise
         except BaseException as exit_request:
-            yield from self._settle(claim, Answer(None, None, repr(exit_request), failed=True))
+            if not self.operation.hold:  # else a person decides, as after any other interruption
+                yield from self._settle(claim, Answer(None, None, repr(exit_request), failed=True))
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
-        if isinstance(ended, ClaimLost):
+        # Unless it was the claim of another operation, which the handler had executed.
+        if isinstance(ended, ClaimLost) and not (
+            yield Ask("extend", (claim, self.lease.total_seconds()))
+        ):
             return (yield from self._superseded(claim, patience))
         if isinstance(ended, StoreUnavailable):
             interrupted = StoreUnavailable(INTERRUPTED)
@@ -278,16 +282,27 @@ class Run:
 
     def _settle(self, claim: Claim, answer: Answer) -> Generator[Wish, Any, None]:
         """Write down how an attempt ended that did not complete."""
+        payload, unmade = None, None
+        if callable(answer.payload):
+            try:
+                payload = yield Call(answer.payload)
+            except Exception as error:  # noqa: BLE001  # raised below, when the key is free
+                unmade, answer = error, failure(error)
         signal = signals.failed if answer.failed else signals.released
         try:
-            if callable(answer.payload):
-                payload = yield Call(answer.payload)
+            if payload is not None:
                 if (yield Ask("complete", (claim, payload))):
                     yield from self._announce_completed(claim, payload)
                     return
                 signal = signals.lost
-            elif not (yield Ask("fail", (claim, answer.error))):
-                signal = signals.lost
+            elif not (yield from self._fail(claim, answer.error)):
+                found = yield Ask("get", (claim.key, claim.scope))
+                mine = found if found and found.attempt == claim.attempt else None
+                if mine and mine.payload:  # what failed was a hook that ran after the commit
+                    yield from self._announce_completed(claim, mine.payload)
+                    return
+                if mine is None or mine.status is not Status.FAILED:  # at the first try
+                    signal = signals.lost
         except (IdempotencyError, DatabaseFault):
             logger.warning(
                 "How attempt %d of %s ended could not be recorded (%s): its key is free when its "
@@ -299,6 +314,15 @@ class Run:
             )
         reason = {} if signal is signals.lost else {"error": answer.error}
         yield from self._tell(signal, attempt=claim.attempt, **reason)
+        if unmade is not None:
+            raise unmade
+
+    def _fail(self, claim: Claim, error: str) -> Generator[Wish, Any, bool]:
+        try:
+            return (yield Ask("fail", (claim, error)))  # type: ignore[no-any-return]
+        except (StoreUnavailable, OperationInProgress):
+            # The connection may have been lost while the handler ran; the store has a new one now.
+            return (yield Ask("fail", (claim, error)))  # type: ignore[no-any-return]
 
     def _announce_completed(self, claim: Claim, payload: Payload) -> Generator[Wish, Any, None]:
         yield from self._tell(signals.completed, attempt=claim.attempt, payload=payload)
@@ -315,7 +339,7 @@ def _is_stored(claim: Claim, payload: Payload, found: Record) -> bool:
     return found.attempt == claim.attempt and found.payload in kept
 
 
-def drive(run: Run, execute: Callable[[Execution | None], Answer]) -> Outcome:
+def drive(run: Run, execute: Callable[[Execution], Answer]) -> Outcome:
     """Do what the flow wants, to its end."""
     flow = run.flow()
     advance: Callable[[], Wish] = partial(next, flow)
@@ -330,7 +354,7 @@ def drive(run: Run, execute: Callable[[Execution | None], Answer]) -> Outcome:
             advance = partial(flow.throw, error)
 
 
-def _granted(store: Store, wish: Wish, execute: Callable[[Execution | None], Answer]) -> Any:
+def _granted(store: Store, wish: Wish, execute: Callable[[Execution], Answer]) -> Any:
     match wish:
         case Ask(method, arguments):
             return getattr(store, method)(*arguments)
@@ -342,7 +366,7 @@ def _granted(store: Store, wish: Wish, execute: Callable[[Execution | None], Ans
             return time.sleep(seconds)
 
 
-async def adrive(run: Run, execute: Callable[[Execution | None], Awaitable[Answer]]) -> Outcome:
+async def adrive(run: Run, execute: Callable[[Execution], Awaitable[Answer]]) -> Outcome:
     """Await what the flow wants, to its end.
 
     A cancellation ends the handler, or keeps it from being begun, at once. What the store was asked
@@ -372,7 +396,7 @@ async def adrive(run: Run, execute: Callable[[Execution | None], Awaitable[Answe
 async def _awaited(
     store: Store,
     wish: Wish,
-    execute: Callable[[Execution | None], Awaitable[Answer]],
+    execute: Callable[[Execution], Awaitable[Answer]],
     cancelled: list[asyncio.CancelledError],
 ) -> Any:
     match wish:

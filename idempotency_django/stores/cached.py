@@ -85,7 +85,9 @@ class CachedStore(DatabaseStore):
         asked = time.monotonic()
         found = super().acquire(operation)
         if isinstance(found, Record) and found.status is Status.COMPLETED and not found.expired:
-            self._remember(found, self._lifetime_left(found), asked)
+            left = self._lifetime_left(found)
+            # Its own transaction may have stored it, and may still roll back.
+            self.on_commit(lambda: self._remember(found, left, asked))
         return found
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
@@ -134,10 +136,11 @@ class CachedStore(DatabaseStore):
 
     def _remember(self, record: Record, left: timedelta | None, since: float) -> None:
         """Cache a committed answer for the time that was left of its life at that moment."""
+        # From that moment for both: what was forgotten since stays forgotten for max_age.
         lifetime = self.max_age
         if left is not None:
-            # A second less, as clocks do not run alike.
-            lifetime = min(lifetime, left.total_seconds() - (time.monotonic() - since) - 1)
+            lifetime = min(lifetime, left.total_seconds() - 1)  # as clocks do not run alike
+        lifetime -= time.monotonic() - since
         if lifetime < 1:
             return
         name = self._name(record.key, record.scope)

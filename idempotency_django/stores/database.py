@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar
@@ -49,9 +49,15 @@ class DatabaseStore(Store):
 
     def acquire(self, operation: Operation) -> Claim | Record:
         if operation.lease is None:
+            if not connections[self.using].in_atomic_block:
+                raise transaction.TransactionManagementError(
+                    f"The claim of {operation.name} has no lease, so a transaction must hold it, "
+                    "and none is open: nobody could ever take it over."
+                )
             with self._reachable():
                 return self._acquire(operation)
         self._refuse_surroundings(f"The claim of {operation.name}")
+        self._dialect.begin()
         try:
             with self._on_its_own():
                 return self._acquire(operation)
@@ -89,7 +95,8 @@ class DatabaseStore(Store):
         if status != Status.IN_PROGRESS and (expired or status == Status.COMPLETED):
             steps.delete()
         elif status == Status.FAILED and not same and steps.exists():
-            return found
+            seen = found.status is Status.FAILED and found.fingerprint != operation.fingerprint
+            return found if seen else _in_progress(operation)  # since we looked, likewise
         claim = Claim(operation, attempt + 1, token, found.record_id)
         self._rows.filter(pk=found.record_id).update(**_fresh(claim))
         return claim
@@ -152,13 +159,21 @@ class DatabaseStore(Store):
         with self._reachable():
             return self._dialect.save_step(claim, step)
 
-    def durable(self, what: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def durable(self, what: str) -> Iterator[None]:
         self._refuse_surroundings(what)
-        return transaction.atomic(using=self.using)
+        with ExitStack() as stack:
+            self._begin(stack)
+            yield
+
+    def _begin(self, stack: ExitStack, *, savepoint: bool = True) -> None:
+        with self._reachable():
+            stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
 
     @contextmanager
     def fenced(self, claim: Claim) -> Iterator[None]:
-        with transaction.atomic(using=self.using):
+        with ExitStack() as stack:
+            self._begin(stack)
             yield
             # Last, so that nobody waits for an owner that is paused before it commits.
             with self._reachable():
@@ -211,8 +226,8 @@ class DatabaseStore(Store):
         with ExitStack() as stack:
             # A transaction that is to roll back accepts no statement before its end.
             (after or stack).callback(self._dialect.release)
-            with self._reachable():
-                stack.enter_context(transaction.atomic(using=self.using, savepoint=after is None))
+            self._dialect.begin()
+            self._begin(stack, savepoint=after is None)
             yield
 
     def on_commit(self, function: Callable[[], object]) -> None:
@@ -240,8 +255,15 @@ class DatabaseStore(Store):
 
     def _refuse_surroundings(self, what: str) -> None:
         """Refuse a transaction around what must commit when it ends."""
-        if not connections[self.using].in_atomic_block:
-            return
+        connection = connections[self.using]
+        if not connection.in_atomic_block:
+            with self._on_its_own():
+                if connection.get_autocommit():
+                    return
+            raise ImproperlyConfigured(
+                f"{what} must commit by itself, but the database {self.using!r} is not in "
+                "autocommit mode. Take AUTOCOMMIT=False out of DATABASES."
+            )
         try:
             with transaction.atomic(using=self.using, durable=True, savepoint=False):
                 return  # a test's transaction, which stands for none

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
 from django.db import connections, router
+from django.utils.module_loading import import_string
 
 from ..models import IdempotencyKey
 
@@ -20,7 +21,12 @@ def check_database(alias: str, using: str) -> Sequence[CheckMessage]:
                 id="idempotency_django.E004",
             )
         ]
-    return [*_replica(alias, using), *_sqlite(alias, using), *_atomic_requests(alias, using)]
+    return [
+        *_replica(alias, using),
+        *_sqlite(alias, using),
+        *_isolation(alias, using),
+        *_atomic_requests(alias, using),
+    ]
 
 
 def _replica(alias: str, using: str) -> Iterator[CheckMessage]:
@@ -51,6 +57,25 @@ def _sqlite(alias: str, using: str) -> Iterator[CheckMessage]:
                 f"[{using!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'."
             ),
             id="idempotency_django.W006",
+        )
+
+
+def _isolation(alias: str, using: str) -> Iterator[CheckMessage]:
+    connection = connections[using]
+    level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level")
+    if connection.vendor != "postgresql" or level is None:
+        return
+    # By its path, because it needs a driver, and drivers number the levels differently.
+    levels = import_string("django.db.backends.postgresql.psycopg_any.IsolationLevel")
+    if level in (levels.REPEATABLE_READ, levels.SERIALIZABLE):
+        yield Warning(
+            f"The store {alias!r} uses the database {using!r} with an isolation level above READ "
+            "COMMITTED.",
+            hint=(
+                "A step that takes longer than a third of its lease can never commit there, and "
+                "duplicates are told 'in progress' more often. Keep PostgreSQL's default for it."
+            ),
+            id="idempotency_django.W021",
         )
 
 

@@ -109,8 +109,11 @@ class Dialect(ABC):
         """The rows, narrowed to nothing when the operation's key is locked by somebody else."""
         return rows
 
+    def begin(self) -> None:
+        """A transaction begins, maybe within another one; :meth:`release` follows each."""
+
     def release(self) -> None:
-        """Free what the end of the transaction does not free."""
+        """Free what the end of the transaction does not free, when the outermost has ended."""
 
     def complete(self, claim: Claim, payload: Payload, headers: str) -> bool:
         with connections[self.using].cursor() as cursor:

@@ -59,7 +59,13 @@ class MySQL(Dialect):
     ) -> QuerySet[IdempotencyKey]:
         return rows if self._lock(operation) else rows.none()
 
+    def begin(self) -> None:
+        self._held.depth = getattr(self._held, "depth", 0) + 1
+
     def release(self) -> None:
+        self._held.depth -= 1
+        if self._held.depth:
+            return
         names, self._held.names = getattr(self._held, "names", []), []
         if not names:
             return

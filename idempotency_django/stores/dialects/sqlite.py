@@ -22,6 +22,7 @@ class SQLite(Dialect):
             "SQLITE_BUSY_SNAPSHOT",
             "SQLITE_BUSY_TIMEOUT",
             "SQLITE_LOCKED",
+            "SQLITE_LOCKED_SHAREDCACHE",  # in memory, as a test database may be
         }
     )
 
