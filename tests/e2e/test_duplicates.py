@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 
 PATH = "/api/charges/"
 DUPLICATES = 50
-KEYS = {"postgres": 200, "mariadb": 200, "sqlite": 20}
+KEYS = {"postgres": 200, "mariadb": 100, "sqlite": 20}
 KEYS_WITH_REDIS = 100
 KEYS_OF_ASYNC = {"postgres": 20, "mariadb": 20, "sqlite": 5}
 ROUNDS = {PATH: 4, TRANSFERS: 1, ASYNC: 1}
