@@ -274,8 +274,7 @@ class Unprotected(Execution):
         return super().atomic() if self._store.supports_transactions else nullcontext()
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        with self.atomic():
-            return json.loads(as_json(name, function(*args, **kwargs)))
+        return json.loads(as_json(name, function(*args, **kwargs)))
 
     async def astep(
         self,

@@ -105,6 +105,7 @@ class _Heartbeat:
         self._thread: threading.Thread | None = None
         self._crowd = CROWD
         self._stopped = False
+        self._finalizer: finalize[[], Store] | None = None
 
     def add(self, lease: Lease) -> None:
         with self._condition:
@@ -123,8 +124,17 @@ class _Heartbeat:
         with self._condition:
             self._condition.notify()
 
-    def stop(self) -> None:
-        """Nobody has the store any more."""
+    def ends_with(self, store: Store) -> None:
+        """Stop when nobody has the store any more."""
+        self._finalizer = finalize(store, self._stop)
+        self._finalizer.atexit = False  # the thread ends with its process anyway
+
+    def abandon(self) -> None:
+        """Leave all as it is: the thread, and whoever held its lock, are in another process."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+    def _stop(self) -> None:
         self._stopped = True
         self.wake()
 
@@ -206,7 +216,7 @@ def _heartbeat_of(store: Store) -> _Heartbeat:
     if heartbeat is None:
         with _making:
             heartbeat = _heartbeats.setdefault(store, _Heartbeat())
-            finalize(store, heartbeat.stop)
+            heartbeat.ends_with(store)
     return heartbeat
 
 
@@ -214,6 +224,8 @@ def _forget_heartbeats() -> None:
     """A forked process has none of its parent's threads, and leases of its own."""
     global _making  # noqa: PLW0603  # it may be held by a thread that is not here
     _making = threading.Lock()
+    for heartbeat in _heartbeats.values():
+        heartbeat.abandon()
     _heartbeats.clear()
 
 

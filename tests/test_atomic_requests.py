@@ -59,6 +59,10 @@ class KeepsErrors(DRF):
     idempotency_policy = Policy(store_errors=True)
 
 
+class Leased(DRF):
+    idempotency_policy = Policy(mode="leased")
+
+
 class AsksTheDatabase(JSONRenderer):
     """A renderer that needs the database, as the browsable API's forms do."""
 
@@ -115,6 +119,7 @@ def hides_marks(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("drf/", DRF.as_view()),
     path("keeps-errors/", KeepsErrors.as_view()),
+    path("leased/", Leased.as_view()),
     path("rendered/", Rendered.as_view()),
     path("rendered-and-kept/", RenderedAndKept.as_view()),
     path("non-atomic/", NonAtomic.as_view()),
@@ -322,3 +327,31 @@ def test_inside_a_test_case(client: Client, django_capture_on_commit_callbacks: 
     with django_capture_on_commit_callbacks(execute=True):
         assert_replays(first, post(client, "/drf/", key))
     assert record(key).replay_count == 1
+
+
+@pytest.mark.django_db(transaction=False)
+class TestLeasedInsideATestCase:
+    """A leased view with ``ATOMIC_REQUESTS``, in a test that is one transaction."""
+
+    def test_replay(self, client: Client, always_atomic: None) -> None:
+        """It answers and replays."""
+        key = new_key()
+        first = post(client, "/leased/", key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, "/leased/", key))
+        assert effects() == 1
+
+    def test_handled_error(self, client: Client, always_atomic: None) -> None:
+        """An error that DRF answers rolls back the view, and not the test."""
+        key = new_key()
+        for attempt in (1, 2):
+            assert post(client, "/leased/", key, "invalid").status_code == 400
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects("invalid") == 0
+
+    def test_mismatch(self, client: Client, always_atomic: None) -> None:
+        """A refusal rolls back nothing of the test either."""
+        key = new_key()
+        assert post(client, "/leased/", key).status_code == 201
+        assert post(client, "/leased/", key, "b").status_code == 422
+        assert (effects(), effects("b"), record(key).status) == (1, 0, "completed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +27,7 @@ from idempotency_django.stores.cached import CachedStore
 from idempotency_django.testing import ANSWER, an_operation
 from tests.models import Effect
 from tests.servers import valkey
-from tests.support import assert_replays, effects, new_key, post
+from tests.support import assert_replays, effects, new_key, post, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -121,6 +122,32 @@ def test_nothing_is_cached_before_the_commit(store: CachedStore) -> None:
     assert store.recall(operation) is None
 
 
+def test_own_answer_before_the_commit(store: CachedStore) -> None:
+    """A replay within the transaction that stored the answer caches nothing that may roll back."""
+    operation = an_operation()
+    with pytest.raises(InterruptedError), store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        store.complete(claim, ANSWER)
+        found = store.acquire(operation)
+        assert isinstance(found, Record)
+        assert found.payload == ANSWER
+        raise InterruptedError
+    assert store.recall(operation) is None
+    with store.transaction():
+        assert isinstance(store.acquire(operation), Claim)
+
+
+@pytest.mark.django_db(transaction=False)
+@pytest.mark.parametrize("url", ["/order/", "/leased/"])
+def test_inside_a_test_case(client: Client, store: CachedStore, url: str) -> None:
+    """A test that is one transaction leaves nothing in the cache for the test after it."""
+    key = new_key()
+    first = post(client, url, key)
+    assert_replays(first, post(client, url, key))
+    assert store.recall(an_operation(key=key, scope=record(key).scope)) is None
+
+
 def test_the_cache_is_filled_again(store: CachedStore, cache: Any) -> None:
     """What the cache has lost is read from the database once, and cached again."""
     operation = completed(store)
@@ -158,15 +185,28 @@ def test_permanent_records(store: CachedStore, cache: Any) -> None:
 def test_forgotten_stays_so(store: CachedStore) -> None:
     """What was forgotten is not put back by a request that had read it before."""
     operation = completed(store)
-    under_way = store.acquire(operation)
+    with store.transaction():
+        under_way = store.acquire(operation)
     store.forget(operation.key, operation.scope)
     assert store.recall(operation) is None
     assert isinstance(under_way, Record)
-    store._remember(under_way, None, 0)
+    store._remember(under_way, None, time.monotonic())
     assert store.recall(operation) is None
     with store.transaction():
         assert isinstance(store.acquire(operation), Record)
     assert store.recall(operation) is None
+
+
+def test_cached_too_late(store: CachedStore, cache: Any) -> None:
+    """Who read an answer longer ago than the forgotten stays forgotten does not cache it."""
+    operation = completed(store)
+    under_way = store.acquire(replace(operation, lease=timedelta(seconds=30)))
+    assert isinstance(under_way, Record)
+    cache.clear()
+    store._remember(under_way, None, time.monotonic() - store.max_age)
+    assert store.recall(operation) is None
+    store._remember(under_way, None, time.monotonic())
+    assert store.recall(operation) is not None
 
 
 def test_life_from_the_last_use(store: CachedStore) -> None:

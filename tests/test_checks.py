@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from django.test import override_settings
 from django.urls import path
 from rest_framework.views import APIView
@@ -33,6 +34,17 @@ from idempotency_django.views import IdempotencyStatusView
 OURS = "idempotency_django.middleware.IdempotencyMiddleware"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
+
+
+@pytest.fixture(autouse=True)
+def _own_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The views of other tests are no part of the projects that are checked here."""
+    every = checks._subclasses
+
+    def own(of: type[Any]) -> Iterator[type[Any]]:
+        return (view for view in every(of) if view.__module__ == __name__)
+
+    monkeypatch.setattr(checks, "_subclasses", own)
 
 
 def found(*databases: str) -> list[CheckMessage]:
@@ -345,6 +357,36 @@ def test_sqlite_that_waits(databases: Any, mode: str) -> None:
     databases("small", **SQLITE, OPTIONS={"transaction_mode": mode})
     with a_store(BACKEND=DATABASE, OPTIONS={"using": "small"}):
         assert found() == []
+
+
+POSTGRESQL = {"ENGINE": "django.db.backends.postgresql", "NAME": "strict"}
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("number", [False, True], ids=["name", "number"])
+def test_isolation_that_refuses_renewed_rows(databases: Any, level: str, number: bool) -> None:
+    """W021: PostgreSQL would refuse to commit a step whose lease was renewed while it ran."""
+    named = getattr(IsolationLevel, level)
+    databases("strict", **POSTGRESQL, OPTIONS={"isolation_level": int(named) if number else named})
+    with a_store(BACKEND=DATABASE, OPTIONS={"using": "strict"}):
+        message = only("W021")
+    assert "'strict'" in message.msg
+    assert "Keep PostgreSQL's default" in str(message.hint)
+
+
+@pytest.mark.parametrize("level", ["READ_COMMITTED", "READ_UNCOMMITTED", None])
+def test_isolation_that_sees_renewed_rows(databases: Any, level: str | None) -> None:
+    """Of PostgreSQL's default, asked for or not, there is nothing to say."""
+    options = {"isolation_level": getattr(IsolationLevel, level)} if level else {}
+    databases("usual", **POSTGRESQL, OPTIONS=options)
+    with a_store(BACKEND=DATABASE, OPTIONS={"using": "usual"}):
+        assert found() == []
+
+
+def test_isolation_of_another_database(databases: Any) -> None:
+    """Nor of a database in which no store is."""
+    databases("strict", **POSTGRESQL, OPTIONS={"isolation_level": IsolationLevel.SERIALIZABLE})
+    assert found() == []
 
 
 def test_effects_in_another_database(databases: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -18,14 +20,17 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine import InProgress, decide
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.records import Claim, Record, Status
+from idempotency_django.records import Claim, Operation, Record, Status, Step
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.dialects import DIALECTS, PostgreSQL
 from idempotency_django.testing import ANSWER, an_operation, in_threads
+from idempotency_django.transactions import RequestTransactions
 from tests.models import Effect
+from tests.settings import ALIASES
 from tests.support import assert_problem, assert_replays, effects, new_key, post, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
@@ -314,11 +319,50 @@ class TestFaults:
         with pytest.raises(OperationInProgress), store.transaction():
             store.acquire(an_operation())
 
+    def test_shared_memory_is_busy(self) -> None:
+        """Contention for a SQLite database in memory, as test databases are, is no fault either."""
+        name = "file:shared?mode=memory&cache=shared"
+        holder, other = (sqlite3.connect(name, uri=True, isolation_level=None) for _ in range(2))
+        try:
+            holder.execute("CREATE TABLE t (x)")
+            holder.execute("BEGIN IMMEDIATE")
+            holder.execute("INSERT INTO t VALUES (1)")
+            for sql in ("SELECT * FROM t", "BEGIN IMMEDIATE", "INSERT INTO t VALUES (2)"):
+                with pytest.raises(sqlite3.OperationalError) as caught:
+                    other.execute(sql).fetchall()
+                error = OperationalError()
+                error.__cause__ = caught.value
+                assert DIALECTS["sqlite"]("default").is_busy(error)
+        finally:
+            holder.close()
+            other.close()
+
+    def test_no_transaction(self) -> None:
+        """A claim without a lease needs a transaction that holds it, or it would stay for ever."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(transaction.TransactionManagementError, match="no lease"):
+            store.acquire(operation)
+        assert store.get(operation.key, operation.scope) is None
+
+    def test_no_autocommit(self) -> None:
+        """Where nothing commits by itself a claim with a lease would be seen by nobody."""
+        store, operation = DatabaseStore("default"), an_operation(lease=timedelta(seconds=30))
+        transaction.set_autocommit(False)
+        try:
+            with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT=False"):
+                store.acquire(operation)
+            with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT=False"), store.durable("It"):
+                pytest.fail("It began.")
+        finally:
+            transaction.rollback()
+            transaction.set_autocommit(True)
+        assert store.get(operation.key, operation.scope) is None
+
     def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A database that the store does not know is refused by name."""
         monkeypatch.setattr("idempotency_django.stores.database.DIALECTS", {})
         with pytest.raises(ImproperlyConfigured, match=repr(connection.vendor)):
-            DatabaseStore("default").acquire(an_operation())
+            DatabaseStore("default").acquire(an_operation(lease=timedelta(seconds=30)))
 
     def test_every_dialect_composes(self) -> None:
         """The SQL of every dialect names the model's own table."""
@@ -392,6 +436,129 @@ class TestLock:
             name = store._dialect._lock_name(operation)  # type: ignore[attr-defined]
             cursor.execute("SELECT IS_FREE_LOCK(%s)", [name])
             assert cursor.fetchone() == (1,)
+
+    @pytest.mark.skipif("mariadb" not in ALIASES, reason="MariaDB's locks are named")
+    @pytest.mark.django_db(transaction=True, databases="__all__")
+    @pytest.mark.parametrize("rolls_back", [False, True])
+    def test_named_locks_of_what_surrounds(self, rolls_back: bool) -> None:
+        """An operation within another frees no lock of it, so duplicates need not wait."""
+        using = ALIASES["mariadb"]
+        store, operation = DatabaseStore("default", using=using), an_operation()
+
+        def contend() -> str:
+            with store.transaction():
+                found = store.acquire(operation)
+                return found.status if isinstance(found, Record) else "claimed"
+
+        def is_free() -> bool:
+            name = store._dialect._lock_name(operation)  # type: ignore[attr-defined]
+            with connections[using].cursor() as cursor:
+                cursor.execute("SELECT IS_FREE_LOCK(%s)", [name])
+                return bool(cursor.fetchone() == (1,))
+
+        with store.transaction():
+            assert isinstance(store.acquire(operation), Claim)
+            try:
+                with store.transaction():
+                    assert isinstance(store.acquire(an_operation()), Claim)
+                    if rolls_back:
+                        raise InterruptedError
+            except InterruptedError:
+                pass
+            assert in_threads([is_free]) == [False]
+            assert in_threads([contend]) == ["in_progress"]
+        assert in_threads([is_free]) == [True]
+
+    @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite's lock is the database's")
+    @pytest.mark.parametrize("first", ["failed", "expired"])
+    def test_contender_between_look_and_lock(
+        self, first: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What another request made of the key before it was locked is not taken for an answer."""
+        lease = timedelta(seconds=30)
+        store, operation = DatabaseStore("default"), an_operation(lease=lease)
+        other = an_operation(key=operation.key, lease=lease, fingerprint="0" * 64)
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        if first == "failed":
+            assert store.fail(claim, "no")
+        else:
+            assert store.complete(claim, ANSWER)
+            IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(hours=1))
+        take_over, intruded = DatabaseStore._take_over, list[bool]()
+
+        def intrude() -> None:
+            claim = store.acquire(other)
+            assert isinstance(claim, Claim)
+            with store.durable("It"):
+                step = Step(position=0, name="a", attempt=claim.attempt, result="1")
+                assert store.save_step(claim, step)
+            assert store.fail(claim, "no")
+
+        def after_another(self: DatabaseStore, asked: Operation, *args: Any) -> Claim | Record:
+            if not intruded:
+                intruded.append(True)
+                in_threads([intrude])
+            return take_over(self, asked, *args)
+
+        monkeypatch.setattr(DatabaseStore, "_take_over", after_another)
+        assert isinstance(decide(store.acquire(operation), operation), InProgress)
+        assert intruded == [True]
+
+
+@pytest.mark.skipif("sqlite" not in ALIASES, reason="SQLite's one write lock")
+@pytest.mark.django_db(transaction=True, databases="__all__")
+class TestBusySQLite:
+    """Somebody else holds the one write lock of SQLite for too long."""
+
+    using: ClassVar[str] = ALIASES.get("sqlite", "")
+
+    @pytest.fixture
+    def impatient(self) -> Iterator[DatabaseStore]:
+        """A store that waits for the lock for a moment only."""
+        connections[self.using].close()
+        options = connections[self.using].settings_dict["OPTIONS"]
+        timeout, options["timeout"] = options["timeout"], 0.05
+        yield DatabaseStore("default", using=self.using)
+        connections[self.using].close()
+        options["timeout"] = timeout
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        name = connections[self.using].settings_dict["NAME"]
+        holder = sqlite3.connect(name, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            holder.close()
+
+    @pytest.mark.parametrize("leased", [False, True])
+    def test_claim(self, impatient: DatabaseStore, leased: bool) -> None:
+        """A claim is told "in progress"."""
+        operation = an_operation(lease=timedelta(seconds=30) if leased else None)
+        with self.locked(), pytest.raises(OperationInProgress):
+            if leased:
+                impatient.acquire(operation)
+            with impatient.transaction():
+                impatient.acquire(operation)
+
+    @pytest.mark.parametrize("kind", ["step", "fence", "request"])
+    def test_transaction_that_cannot_begin(self, impatient: DatabaseStore, kind: str) -> None:
+        """So is whatever a claim's owner begins: a step, a fenced or its request's transaction."""
+        claim = impatient.acquire(an_operation(lease=timedelta(seconds=30)))
+        assert isinstance(claim, Claim)
+        with RequestTransactions([self.using]) as request:
+            outer, _ = request.begin_later(impatient)
+            begins = {
+                "step": impatient.durable("It"),
+                "fence": impatient.fenced(claim),
+                "request": outer,
+            }[kind]
+            with self.locked(), pytest.raises(OperationInProgress), begins:
+                pytest.fail("It began.")
+        with impatient.durable("It"):
+            pass
 
 
 class ReadsElsewhere:

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import signal
 import threading
 import time
 import traceback
@@ -19,7 +20,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, connections, transaction
+from django.db import DatabaseError, InterfaceError, connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -42,7 +43,7 @@ from idempotency_django.engine import (
     Replayed,
 )
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
-from idempotency_django.executions import Execution
+from idempotency_django.executions import Execution, Unprotected
 from idempotency_django.leases import Lease
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
@@ -418,6 +419,18 @@ class TestHeartbeat:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
+    def test_fork_while_a_heartbeat_is_busy(self) -> None:
+        """A store that the child lets go of waits for no lock that is held in the parent."""
+        store = WatchedMemory(str(uuid4()))
+        with leases._heartbeat_of(store)._condition:
+            child = _fork()
+            if child == 0:
+                signal.alarm(int(PATIENCE))
+                del store
+                gc.collect()
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
     def test_long_leases_do_not_pile_up(self, store: Watched) -> None:
         """Leases that ended are forgotten long before they would have been due."""
         heartbeat = leases._heartbeat_of(store)
@@ -443,6 +456,36 @@ class TestHeartbeat:
                 heartbeat._due = [entry for entry in heartbeat._due if not entry[2].ended]
         gc.collect()
         assert len(leases._heartbeats) < kept
+
+    def test_thread_ends_with_its_store(self) -> None:
+        """The thread of a store that nobody uses any more ends."""
+        alias = str(uuid4())
+        self._used(WatchedMemory(alias))
+
+        def ended() -> bool:
+            gc.collect()
+            return f"idempotency-heartbeat-{alias}" not in {t.name for t in threading.enumerate()}
+
+        eventually(ended)
+
+    def _used(self, store: Watched) -> None:
+        operation = leased(lease=SHORT)
+        attempt(store, operation, lambda e: eventually(lambda: store.times("extend", operation)))
+        assert _thread_name(store) in {thread.name for thread in threading.enumerate()}
+
+    @pytest.mark.django_db(transaction=False)
+    def test_inside_a_test_case(self) -> None:
+        """In a test that is one transaction, which the heartbeat cannot look into, all goes on."""
+        store, operation = WatchedDatabase(str(uuid4())), leased(lease=timedelta(seconds=3))
+
+        def handler(execution: Execution) -> Any:
+            lease = execution._lease
+            assert lease is not None
+            eventually(lambda: lease.is_over)  # the heartbeat could do nothing for it
+            return execution.step("a", lambda: 1)
+
+        assert attempt(store, operation, handler) == Executed(1)
+        assert found(store, operation).payload == STORED
 
     def test_slow_receiver_is_not_late(
         self, store: Watched, caplog: pytest.LogCaptureFixture
@@ -607,6 +650,19 @@ class TestLateOwner:
         assert found(store, operation).payload == OTHER
         assert sent == ["claimed", "lost"]
 
+    def test_claim_of_another_operation(self, store: Watched, sent: list[str]) -> None:
+        """An operation that the handler executed, and that was lost, is an error like any other."""
+        operation, inner = leased(), leased()
+
+        def handler(execution: Execution) -> None:
+            attempt(store, inner, lambda e: forget(store, inner))
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, handler)
+        assert sent == ["claimed", "claimed", "lost", "failed"]
+        assert found(store, operation).status is Status.FAILED
+        assert isinstance(attempt(store, operation), Executed)
+
     def test_200_late_completions(self, store: Watched) -> None:
         """Of 200 late owners none completes, fails or extends what is its successor's."""
         accepted = 0
@@ -651,6 +707,18 @@ class TestSignals:
         assert sent == ["claimed", "completed"]
         assert found(store, operation).payload == STORED
 
+    def test_answer_that_cannot_be_made(self, store: Watched, sent: list[str]) -> None:
+        """An error whose answer cannot be rendered leaves the key free, and says why."""
+        operation = leased()
+
+        def unmade() -> Payload:
+            raise KeyError("the renderer")
+
+        with pytest.raises(KeyError, match="the renderer"):
+            attempt(store, operation, _raises_after(effect), recover=lambda e: Answer("x", unmade))
+        assert sent == ["claimed", "failed"]
+        assert found(store, operation).status is Status.FAILED
+
     def test_conflicts_and_mismatches(self, store: Watched, sent: list[str]) -> None:
         """Who is refused, and why."""
         operation = leased()
@@ -674,6 +742,48 @@ class TestSignals:
             attempt(store, operation, handler)
         assert sent == ["claimed", "failed"]
         assert isinstance(attempt(store, operation), Executed)
+
+    @pytest.mark.parametrize("exits", [KeyboardInterrupt, SystemExit])
+    def test_end_of_the_process_and_hold(
+        self, store: Watched, sent: list[str], exits: type[BaseException]
+    ) -> None:
+        """Where what was interrupted is to be held, that is held too: nobody knows what it did."""
+        operation = leased(hold=True)
+
+        def handler(execution: Execution) -> None:
+            raise exits
+
+        with pytest.raises(exits):
+            attempt(store, operation, handler)
+        assert sent == ["claimed"]
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Held)
+        assert effects() == 0
+
+    def test_cancellation_and_hold(self) -> None:
+        """The same holds for an async handler that is cancelled."""
+        store, operation = WatchedMemory(str(uuid4())), leased(hold=True)
+
+        async def work() -> None:
+            reached = asyncio.Event()
+
+            async def endless(execution: Execution) -> Answer:
+                reached.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            policy = Policy(mode="leased").resolved()
+            task = asyncio.ensure_future(engine.arun(store, policy, operation, endless, reraise))
+            await asyncio.wait_for(reached.wait(), PATIENCE)
+            task.cancel()
+            await asyncio.wait([task], timeout=PATIENCE)
+            assert task.cancelled()
+
+        asyncio.run(work())
+        assert found(store, operation).status is Status.IN_PROGRESS
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Held)
 
     def test_stop_iteration(self, store: Watched) -> None:
         """A handler that lets a StopIteration go is an error like any other."""
@@ -796,12 +906,12 @@ class TestUnreachableStore:
         self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         """With ``on_store_error="execute"`` it is executed without protection, logged as such."""
-        operation, given = leased(), []
+        operation, given = leased(), list[Execution]()
         store.faults["acquire"] = ["before", "before"]
         for _ in range(2):
             outcome = attempt(store, operation, given.append, on_store_error="execute")
             assert isinstance(outcome, Executed)
-        assert given == [None, None]
+        assert [type(execution) for execution in given] == [Unprotected, Unprotected]
         errors = [r for r in caplog.records if "WITHOUT protection" in r.message]
         assert [r.levelno for r in errors] == [logging.ERROR] * 2
         assert sent == []
@@ -823,6 +933,69 @@ class TestUnreachableStore:
         store.error, store.faults["acquire"] = OperationInProgress, ["before"]
         assert isinstance(attempt(store, leased(), on_store_error="execute"), InProgress)
         assert effects() == 0
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connection to lose")
+class TestBrokenConnection:
+    """The handler's connection ends while it runs."""
+
+    def test_returns(self) -> None:
+        """A handler that does not notice is completed, on another connection."""
+        store, operation = DatabaseStore("default"), leased()
+        assert isinstance(attempt(store, operation, lambda e: _cut()), Executed)
+        assert found(store, operation).payload == STORED
+
+    def test_raises(self) -> None:
+        """A handler that fails with it leaves the key free at once."""
+        store, operation = DatabaseStore("default"), leased()
+
+        def handler(execution: Execution) -> None:
+            _cut()
+            Effect.objects.count()
+
+        with pytest.raises((DatabaseError, InterfaceError)):
+            attempt(store, operation, handler)
+        assert found(store, operation).status is Status.FAILED
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_in_a_step(self) -> None:
+        """So does a step that could not be stored."""
+        store, operation = DatabaseStore("default"), leased()
+        with pytest.raises((DatabaseError, InterfaceError, StoreUnavailable)):
+            attempt(store, operation, lambda e: e.step("a", _cut))
+        assert found(store, operation).status is Status.FAILED
+        assert attempt(store, operation, lambda e: e.step("a", lambda: 1)) == Executed(1)
+
+
+def _cut() -> None:
+    """End the connection of this thread, from another one."""
+    mine, alive, kill = {
+        "postgresql": (
+            "SELECT pg_backend_pid()",
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = %s",
+            "SELECT pg_terminate_backend(%s)",
+        ),
+        "mysql": (
+            "SELECT CONNECTION_ID()",
+            "SELECT count(*) FROM information_schema.processlist WHERE id = %s",
+            "KILL %s",
+        ),
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(mine)
+        [number] = cursor.fetchone()
+
+    def cut() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(kill, [number])
+
+            def gone() -> bool:
+                cursor.execute(alive, [number])
+                return bool(cursor.fetchone() == (0,))
+
+            eventually(gone)
+
+    in_threads([cut])
 
 
 class TestInterrupted:
@@ -882,9 +1055,9 @@ def create(request: HttpRequest) -> HttpResponse:
         during()
     if reference == "error":
         raise LookupError("boom")
-    protected = request.idempotency is not None  # type: ignore[attr-defined]
+    execution = type(request.idempotency).__name__  # type: ignore[attr-defined]
     status = 503 if reference == "503" else 201
-    return JsonResponse({"reference": reference, "protected": protected}, status=status)
+    return JsonResponse({"reference": reference, "execution": execution}, status=status)
 
 
 def bare(request: HttpRequest) -> HttpResponse:
@@ -1008,11 +1181,11 @@ class TestRequests:
         assert effects() == 0
 
     def test_on_store_error_execute(self, client: Client, watched: Watched) -> None:
-        """The view runs, and knows that it is not protected."""
+        """The view runs, with an execution that protects nothing."""
         watched.faults["acquire"] = ["before"]
         response = post(client, "/executes/", new_key())
         assert response.status_code == 201
-        assert json.loads(response.content)["protected"] is False
+        assert json.loads(response.content)["execution"] == "Unprotected"
 
     @pytest.mark.usefixtures("at_once")
     def test_answer_not_stored(self, client: Client, watched: Watched) -> None:
@@ -1129,8 +1302,8 @@ class TestAtomicRequests:
         assert effects() == 1
 
     @pytest.mark.parametrize("url", BOTH)
-    def test_commit_fails(self, client: Client, url: str) -> None:
-        """When the commit itself fails the key is free."""
+    def test_hook_fails(self, client: Client, url: str, sent: list[str]) -> None:
+        """A hook that fails behind the commit leaves it completed: a signal says so, once."""
         key = new_key()
         client.raise_request_exception = False
 
@@ -1139,7 +1312,8 @@ class TestAtomicRequests:
 
         with during("a", spoil):
             assert post(client, url, key).status_code == 500
-        # The hook ran behind the commit: what was committed is replayed.
+        assert sent == ["claimed", "completed"]
+        assert record(key).status == "completed"
         assert is_replay(post(client, url, key))
         assert effects() == 1
 

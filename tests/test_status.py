@@ -484,6 +484,25 @@ class TestPrivacy:
         assert (alice.get(for_alice).status_code, bob.get(for_bob).status_code) == (200, 200)
         assert (alice.get(for_bob).status_code, bob.get(for_alice).status_code) == (404, 404)
 
+    def test_another_operation_under_the_key(self, view: str) -> None:
+        """What somebody else did under the key of a failed operation is not told its caller."""
+        alice, bob, key = logged_in("alice"), logged_in("bob"), new_key()
+        alice.raise_request_exception = False
+        location = accepted(alice, "/tenant/", key, "error")
+        assert told(alice, location)["status"] == "failed"
+        assert post(bob, "/tenant/", key, "of bob").status_code == 201
+        assert alice.get(location).status_code == 404
+        assert bob.get(location).status_code == 404
+
+    def test_before_an_upgrade(self, view: str) -> None:
+        """An address that does not say which request it is for is 404."""
+        alice, key = logged_in("alice"), new_key()
+        location = accepted(alice, "/accepting/", key)
+        named = signing.loads(token_of(location), salt=status.SALT)
+        old = location.replace(token_of(location), signing.dumps(named[:4], salt=status.SALT))
+        assert alice.get(location).status_code == 200
+        assert alice.get(old).status_code == 404
+
     def test_secrets(self, view: str) -> None:
         """Neither the owner's token nor the fingerprint is told, nor a cookie of the answer."""
         alice, key, answers = logged_in("alice"), new_key(), []

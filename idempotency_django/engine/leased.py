@@ -188,9 +188,7 @@ class Run:
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         # Unless it was the claim of another operation, which the handler had executed.
-        if isinstance(ended, ClaimLost) and not (
-            yield Ask("extend", (claim, self.lease.total_seconds()))
-        ):
+        if isinstance(ended, ClaimLost) and not (yield from self._is_mine(claim)):
             return (yield from self._superseded(claim, patience))
         if isinstance(ended, StoreUnavailable):
             interrupted = StoreUnavailable(INTERRUPTED)
@@ -200,6 +198,13 @@ class Run:
             return (yield from self._recovered(claim, ended))
         yield from self._settle(claim, ended)
         return Executed(ended.response)
+
+    def _is_mine(self, claim: Claim) -> Generator[Wish, Any, bool]:
+        """Whether the claim is still its owner's, or nobody can say that it is not."""
+        try:
+            return (yield Ask("extend", (claim, self.lease.total_seconds())))  # type: ignore[no-any-return]
+        except (StoreUnavailable, OperationInProgress):
+            return True
 
     def _execute(self, claim: Claim, lease: Lease) -> Flow:
         execution = Execution(self.store, claim, lease)
