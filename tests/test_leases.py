@@ -151,8 +151,8 @@ def sent() -> Iterator[list[str]]:
         receivers.append((getattr(signals, name), receive))
         getattr(signals, name).connect(receive)
     yield names
-    for signal, receive in receivers:
-        signal.disconnect(receive)
+    for of, receive in receivers:
+        of.disconnect(receive)
 
 
 @pytest.fixture
