@@ -71,7 +71,10 @@ async def acreate(request: HttpRequest) -> HttpResponse:
 
 class DRF(IdempotentViewMixin, APIView):
     authentication_classes: ClassVar[list[Any]] = [SessionAuthentication, TokenAuthentication]
-    idempotency_policy = ACCEPTED
+
+    # Not an attribute: the system checks of other tests would look at it, and for these URLs.
+    def get_idempotency_policy(self) -> Policy:
+        return ACCEPTED
 
     def post(self, request: Request) -> Response:
         create(request._request)
