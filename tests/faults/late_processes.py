@@ -173,10 +173,13 @@ def worker(given: dict[str, str], folder: Path, **worker_settings: Any) -> Itera
         "TEST_WORKER": json.dumps(worker_settings),
     }
     log = folder / f"worker-{os.urandom(4).hex()}"
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    # The system hangs up on a whole group of processes, this one's, when the shell that started it
+    # ends while one of them is paused.
+    options["start_new_session"] = True
     with (
         log.open("w") as errors,
-        running("-c", PROGRAM, env=given, stderr=errors, **pipes) as process,
+        running("-c", PROGRAM, env=given, stderr=errors, **options) as process,
     ):
         try:
             yield Worker(process, log)
