@@ -866,6 +866,18 @@ class TestUnreachableStore:
 
         assert isinstance(attempt(store, operation, late), Replayed)
 
+    def test_whether_a_claim_is_lost_cannot_be_asked(self, store: Watched) -> None:
+        """Who is told of a lost claim, and cannot ask whose, fails as ever and frees the key."""
+        operation = leased()
+        store.faults["extend"] = ["before"]
+
+        def handler(execution: Execution) -> None:
+            raise ClaimLost
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, handler)
+        assert found(store, operation).status is Status.FAILED
+
     @pytest.mark.parametrize("error", [LookupError, None])
     def test_fail(
         self, store: Watched, error: type[Exception] | None, caplog: pytest.LogCaptureFixture
