@@ -963,6 +963,16 @@ def nodes() -> Iterator[Cluster]:
         yield started
 
 
+def alone(store: RedisStore, made: RedisCluster) -> Operation:
+    """An operation whose slot holds no other key: a node does not let go of one that has some."""
+    while True:
+        operation = leased()
+        key = store.redis_key(operation.key, operation.scope)
+        with client(made.get_node_from_key(key).port) as node:
+            if node.execute_command("CLUSTER", "COUNTKEYSINSLOT", made.keyslot(key)) == 0:
+                return operation
+
+
 @contextmanager
 def moving(
     store: RedisStore, made: RedisCluster, operation: Operation
@@ -1010,7 +1020,7 @@ class TestCluster:
     def test_slot_on_the_move(self, nodes: Cluster, replicas: int) -> None:
         """While a slot moves to another node, and after it has, its keys are found."""
         store, made = self.store_on(nodes, wait_replicas=replicas, wait_timeout=MINUTE)
-        operation = leased()
+        operation = alone(store, made)
         with moving(store, made, operation) as (source, target, arrive):
             owner = claim(store, operation)  # the source sends us to the target, for this once
             name = store.redis_key(operation.key, operation.scope)
@@ -1026,13 +1036,25 @@ class TestCluster:
         self, nodes: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A node that the client cannot find is as good as none."""
-        store, made = self.store_on(nodes, wait_replicas=1)
-        operation = leased()
+        store, made = self.store_on(nodes, wait_replicas=1, wait_timeout=MINUTE)
+        operation = alone(store, made)
         with moving(store, made, operation) as (_, _, arrive):
             monkeypatch.setattr(made, "get_node", lambda **_: None)
             with pytest.raises(StoreUnavailable):
                 store.acquire(operation)
             arrive()
+            # Until whichever node the client asks where slots are has heard of it too.
+            eventually(lambda: isinstance(asked_of(store, operation), Claim))
+
+    def test_slot_moves_before_others_hear_of_it(
+        self, nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The node that sends us on is believed, whatever the nodes we ask about slots say."""
+        store, made = self.store_on(nodes, wait_replicas=1, wait_timeout=MINUTE)
+        operation = alone(store, made)
+        with moving(store, made, operation) as (_, _, arrive):
+            arrive()
+            monkeypatch.setattr(made.nodes_manager, "initialize", lambda: None)  # nothing new
             claim(store, operation)
 
     def test_killed_primary(self) -> None:
@@ -1090,6 +1112,7 @@ class TestCluster:
         owner = made.get_node_from_key(store.redis_key(operation.key, operation.scope))
         other = next(node for node in wrong if node.port != owner.port)
         monkeypatch.setattr(made, "get_node_from_key", lambda _: other)
+        monkeypatch.setattr(made, "get_node", lambda **_: other)
         with pytest.raises(StoreUnavailable) as caught:
             store.acquire(operation)
         assert isinstance(caught.value.__cause__, RedisError)

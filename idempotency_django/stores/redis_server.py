@@ -181,20 +181,29 @@ def _on_primary(
     cluster: Any, key: str, command: tuple[Any, ...], wait: tuple[Any, ...]
 ) -> tuple[Any, int]:
     """The same on the node that has the key; the cluster's own pipelines know no WAIT."""
+    node, asking = cluster.get_node_from_key(key), False
     for _ in range(REDIRECTIONS):
-        node = cluster.get_node_from_key(key)
         try:
-            return _pipelined(cluster.get_redis_connection(node), command, wait)
-        except MovedError:
-            cluster.nodes_manager.initialize()
-        except AskError as elsewhere:  # for this one command: the key's slot is on the move
-            node = cluster.get_node(host=elsewhere.host, port=elsewhere.port)
-            if node is not None:
-                target = cluster.get_redis_connection(node)
-                return _pipelined(target, command, wait, asking=True)
-            cluster.nodes_manager.initialize()
+            target = cluster.get_redis_connection(node)
+            return _pipelined(target, command, wait, asking=asking)
+        except AskError as elsewhere:  # also MovedError, which speaks of every later command too
+            asking = not isinstance(elsewhere, MovedError)
+            if not asking:
+                cluster.nodes_manager.initialize()
+            # The node that sends us on knows best: others hear of a moved slot some time later.
+            node = _named(cluster, elsewhere) or cluster.get_node_from_key(key)
         except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
             with suppress(*FAULTS):  # so that the next call finds a new primary
                 cluster.nodes_manager.initialize()
             raise
     raise RedisError("The cluster says again and again that the key is elsewhere.")
+
+
+def _named(cluster: Any, elsewhere: AskError) -> Any:
+    """The node we are sent to; ``None``: nobody has told us of it yet."""
+    named = {"host": elsewhere.host, "port": elsewhere.port}
+    node = cluster.get_node(**named)
+    if node is None:
+        cluster.nodes_manager.initialize()
+        node = cluster.get_node(**named)
+    return node
