@@ -19,6 +19,8 @@ from .stores import Store, stores
 METHOD: Final = "CALL"
 """What stands for the HTTP method in the audit."""
 
+_PROJECTS: Final = Policy()  # made once: what a policy leaves out is looked up once for each
+
 
 def idempotent_call(
     *,
@@ -91,7 +93,7 @@ async def aidempotent_call(
 
 
 def _resolved(policy: Policy | None) -> tuple[Store, Policy]:
-    resolved = (policy or Policy()).resolved()
+    resolved = (policy or _PROJECTS).resolved()
     return stores[resolved.store], resolved
 
 

@@ -298,6 +298,9 @@ def _within(name: str) -> Iterator[None]:
         _running.reset(token)
 
 
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
 def as_json(name: str, result: Any) -> str:
     """The result of what is called ``name``, to be stored.
 
@@ -305,7 +308,7 @@ def as_json(name: str, result: Any) -> str:
         TypeError: it is not JSON.
     """
     try:
-        return json.dumps(result, allow_nan=False, ensure_ascii=True)
+        return _encode(result)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"{name!r} returned what is not JSON, so it cannot be stored: {error}. Return what is "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import os
 import threading
 import time
@@ -95,12 +96,14 @@ def kept_alive(lease: Lease) -> Iterator[None]:
 class _Heartbeat:
     """Renews the leases of one store, from one thread, which has connections of its own.
 
-    The thread sleeps until a lease is due, so an execution that is over by then costs nothing.
+    The thread sleeps until a lease is due, and a lease that is due later than it wakes anyway does
+    not wake it: an execution that is over by then costs nothing.
     """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._due: list[tuple[float, int, Lease]] = []
+        self._wakes_at = 0.0  # while the thread is awake: it looks before it sleeps
         self._numbers = count()  # for leases that are due at the same moment
         self._thread: threading.Thread | None = None
         self._crowd = CROWD
@@ -141,7 +144,8 @@ class _Heartbeat:
     def _put(self, lease: Lease, fraction: int) -> None:
         due = time.monotonic() + lease.seconds / fraction
         heapq.heappush(self._due, (due, next(self._numbers), lease))
-        if self._due[0][2] is lease:
+        if due < self._wakes_at:
+            self._wakes_at = due
             self._condition.notify()
 
     def _beat(self) -> None:
@@ -163,16 +167,28 @@ class _Heartbeat:
         """The next lease that is due and not over; ``None``, unless patient: there is none."""
         with self._condition:
             while True:
-                while self._due and self._due[0][2].ended:
-                    heapq.heappop(self._due)
+                if not patient:
+                    self._drop_ended()
                 if not self._due:
                     if not patient or self._stopped:
                         return None
-                    self._condition.wait()
+                    self._sleep(math.inf)
                 elif (left := self._due[0][0] - time.monotonic()) > 0:
-                    self._condition.wait(left)
+                    self._sleep(left)
+                elif self._due[0][2].ended:
+                    # Not sooner: with nothing left to wait for, every execution would wake it.
+                    self._drop_ended()
                 else:
                     return heapq.heappop(self._due)[2]
+
+    def _drop_ended(self) -> None:
+        while self._due and self._due[0][2].ended:
+            heapq.heappop(self._due)
+
+    def _sleep(self, seconds: float) -> None:
+        self._wakes_at = time.monotonic() + seconds
+        self._condition.wait(None if seconds == math.inf else seconds)
+        self._wakes_at = 0.0
 
 
 def _disconnect() -> None:

@@ -29,11 +29,12 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-claimed = Signal()
-completed = Signal()
-replayed = Signal()
-conflicted = Signal()
-mismatched = Signal()
-failed = Signal()
-released = Signal()
-lost = Signal()
+# The sender is always the same, and every operation asks whether anybody listens.
+claimed = Signal(use_caching=True)
+completed = Signal(use_caching=True)
+replayed = Signal(use_caching=True)
+conflicted = Signal(use_caching=True)
+mismatched = Signal(use_caching=True)
+failed = Signal(use_caching=True)
+released = Signal(use_caching=True)
+lost = Signal(use_caching=True)

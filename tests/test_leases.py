@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import threading
@@ -261,6 +262,25 @@ class TestHeartbeat:
         attempt(store, short)
         attempt(store, longer, lambda e: eventually(lambda: store.times("extend", longer) >= 2))
         assert store.times("extend", short) == 0
+
+    def test_short_handlers_wake_nobody(
+        self, store: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor do they wake the heartbeat's thread, which would take the interpreter from them."""
+        slept = []
+        sleep = leases._Heartbeat._sleep
+
+        def counted(heartbeat: leases._Heartbeat, seconds: float) -> None:
+            slept.append(seconds)
+            sleep(heartbeat, seconds)
+
+        monkeypatch.setattr(leases._Heartbeat, "_sleep", counted)
+        attempt(store, leased())
+        eventually(lambda: slept and slept[-1] < math.inf)  # until this one would have been due
+        before = len(slept)
+        for _ in range(50):
+            attempt(store, leased())
+        assert len(slept) == before
 
     def test_connection_of_its_own(self) -> None:
         """The heartbeat asks on a connection of its own, and closes it when nothing is left."""
