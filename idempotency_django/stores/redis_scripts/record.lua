@@ -40,6 +40,7 @@ end
 
 -- The record of the key in the scope: nil where there is none; nil and why where it is no record.
 local function load(key, scope)
+  if redis.call('EXISTS', KEYS[1]) == 0 then return nil, nil end
   local values = redis.pcall('HMGET', KEYS[1], unpack(FIELDS))
   if values.err then return nil, values.err end
   local record, missing = {}, nil
@@ -47,10 +48,7 @@ local function load(key, scope)
     record[name] = values[index]
     if not values[index] then missing = name end
   end
-  if missing then
-    if redis.call('EXISTS', KEYS[1]) == 0 then return nil, nil end
-    return nil, 'it has no ' .. missing
-  end
+  if missing then return nil, 'it has no ' .. missing end
   local problem = flaw(record, key, scope)
   if problem then return nil, problem end
   return record, nil
