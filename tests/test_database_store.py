@@ -24,7 +24,8 @@ from idempotency_django.engine import InProgress, decide
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.records import Claim, Operation, Record, Status, Step
+from idempotency_django.records import Claim, Record, Status, Step
+from idempotency_django.stores import database
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.dialects import DIALECTS, PostgreSQL
 from idempotency_django.testing import ANSWER, an_operation, in_threads
@@ -485,7 +486,7 @@ class TestLock:
         else:
             assert store.complete(claim, ANSWER)
             IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(hours=1))
-        take_over, intruded = DatabaseStore._take_over, list[bool]()
+        take_over, intruded = database.take_over, list[bool]()
 
         def intrude() -> None:
             claim = store.acquire(other)
@@ -495,13 +496,13 @@ class TestLock:
                 assert store.save_step(claim, step)
             assert store.fail(claim, "no")
 
-        def after_another(self: DatabaseStore, asked: Operation, *args: Any) -> Claim | Record:
+        def after_another(*args: Any) -> Claim | Record:
             if not intruded:
                 intruded.append(True)
                 in_threads([intrude])
-            return take_over(self, asked, *args)
+            return take_over(*args)
 
-        monkeypatch.setattr(DatabaseStore, "_take_over", after_another)
+        monkeypatch.setattr(database, "take_over", after_another)
         assert isinstance(decide(store.acquire(operation), operation), InProgress)
         assert intruded == [True]
 

@@ -159,7 +159,7 @@ def sent() -> Iterator[list[str]]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause between the tries to store an answer."""
-    monkeypatch.setattr(engine.leased, "PERSISTENCE", (0.0,) * 5)
+    monkeypatch.setattr(engine.attempts, "PERSISTENCE", (0.0,) * 5)
 
 
 def leased(**changes: object) -> Operation:

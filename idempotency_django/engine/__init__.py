@@ -17,7 +17,8 @@ from ..executions import Execution
 from ..policy import Policy
 from ..records import Operation
 from ..stores import Store
-from . import leased, transactional
+from . import transactional
+from .leased import Run
 from .modes import lease_of
 from .outcomes import (
     Answer,
@@ -31,6 +32,7 @@ from .outcomes import (
     decide,
     send,
 )
+from .wishes import adrive, drive
 
 __all__ = [
     "Answer",
@@ -92,8 +94,8 @@ def run(
     if operation.lease is None:
         outcome = transactional.run(store, policy, operation, execute, recover, after)
     else:
-        wanted = leased.Run(store, policy, operation, operation.lease, recover, outer, inner)
-        outcome = leased.drive(wanted, execute)
+        wanted = Run(store, policy, operation, operation.lease, recover, outer, inner)
+        outcome = drive(wanted.flow(), store, execute)
     told = announcement(outcome)
     if told:
         send(told[0], operation, **told[1])
@@ -110,8 +112,8 @@ async def arun(
     """
     lease = operation.lease or policy.lease
     operation = replace(operation, lease=lease)
-    wanted = leased.Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE)
-    outcome = await leased.adrive(wanted, execute)
+    wanted = Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE)
+    outcome = await adrive(wanted.flow(), store, execute)
     told = announcement(outcome)
     if told:  # in a thread: a receiver may ask the database
         await sync_to_async(send)(told[0], operation, **told[1])

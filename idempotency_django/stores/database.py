@@ -16,14 +16,15 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
-from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
-from django.db.models.functions import Coalesce
+from django.db.models import F
 
 from ..errors import ClaimLost, OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from ..records import Claim, Operation, Payload, Record, Status, Step
 from .base import Store
 from .database_checks import check_database, check_writable
+from .database_rows import in_progress, lifetime, record_of
+from .database_takeover import take_over
 from .dialects import DIALECTS, Dialect, plain
 
 logger = logging.getLogger("idempotency_django")
@@ -72,48 +73,14 @@ class DatabaseStore(Store):
         if operation.count_replays and not operation.extend_on_replay:
             row = self._dialect.replay(operation)
             if row is not None:
-                return _record(operation.key, operation.scope, row, counted=True)
+                return record_of(operation.key, operation.scope, row, counted=True)
         found = self.get(operation.key, operation.scope)
         if found is None:  # an insert that is not committed yet holds the key
-            return _in_progress(operation)
+            return in_progress(operation)
         if found.status is Status.FAILED or found.interrupted or found.expired:
             with transaction.atomic(using=self.using, savepoint=False):
-                return self._take_over(operation, found, token)
+                return take_over(self._dialect, operation, found, token)
         return found
-
-    def _take_over(self, operation: Operation, found: Record, token: str) -> Claim | Record:
-        """Claim a key that has a record, if it is free, unless another contender is faster."""
-        row = self._locked(operation, self._rows.filter(pk=found.record_id))
-        if row is None:
-            return _in_progress(operation)
-        attempt, status, same, expired, interrupted, hold = row
-        if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
-            return found if found.status is Status.IN_PROGRESS else _in_progress(operation)
-        if status == Status.COMPLETED and not expired:
-            return _in_progress(operation)  # since we looked; the next retry is answered
-        steps = IdempotencyStep.objects.using(self.using).filter(record=found.record_id)
-        if status != Status.IN_PROGRESS and (expired or status == Status.COMPLETED):
-            steps.delete()
-        elif status == Status.FAILED and not same and steps.exists():
-            seen = found.status is Status.FAILED and found.fingerprint != operation.fingerprint
-            return found if seen else _in_progress(operation)  # since we looked, likewise
-        claim = Claim(operation, attempt + 1, token, found.record_id)
-        self._rows.filter(pk=found.record_id).update(**_fresh(claim))
-        return claim
-
-    def _locked(self, operation: Operation, rows: QuerySet[Any, Any]) -> tuple[Any, ...] | None:
-        """What a take-over depends on, of a row that is locked from here on."""
-        skip = connections[self.using].features.has_select_for_update_skip_locked
-        told: QuerySet[Any, Any] = rows.annotate(
-            same=_is(fingerprint=operation.fingerprint),
-            expired=_is(expires_at__lte=DatabaseNow()),
-            interrupted=_is(lease_expires_at__lte=DatabaseNow()),
-        )
-        free: Any = self._dialect.lockable(told, operation).select_for_update(skip_locked=skip)
-        row: tuple[Any, ...] | None = free.values_list(
-            "attempt", "status", "same", "expired", "interrupted", "hold"
-        ).first()
-        return row
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         headers = json.dumps(payload.headers) if payload.headers else "[]"
@@ -183,7 +150,7 @@ class DatabaseStore(Store):
     def get(self, key: str, scope: str) -> Record | None:
         with self._on_its_own():
             row = self._dialect.select(key, scope)
-        return _record(key, scope, row) if row else None
+        return record_of(key, scope, row) if row else None
 
     def record_replay(self, record: Record, operation: Operation) -> None:
         if not (operation.count_replays or operation.extend_on_replay):
@@ -206,7 +173,7 @@ class DatabaseStore(Store):
         if operation.count_replays:
             changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
         if operation.extend_on_replay:
-            changes |= _lifetime(operation)
+            changes |= lifetime(operation)
         features = connections[self.using].features
         rows = self._rows.filter(pk=record.record_id)
         with transaction.atomic(using=self.using):
@@ -299,70 +266,3 @@ class DatabaseStore(Store):
             if self._dialect.is_read_only(error):
                 raise StoreUnavailable from error
             raise
-
-
-def _in_progress(operation: Operation) -> Record:
-    return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
-
-
-def _lifetime(operation: Operation) -> dict[str, Any]:
-    if operation.ttl is None:
-        return {"expires_at": None, "purge_at": None}
-    return {
-        "expires_at": DatabaseNow() + operation.ttl,
-        "purge_at": DatabaseNow() + (operation.ttl + operation.retention),
-    }
-
-
-def _is(**condition: Any) -> ExpressionWrapper[Any]:
-    """Whether a row fulfils the condition; what is unknown does not."""
-    return ExpressionWrapper(Coalesce(Q(**condition), False), output_field=BooleanField())
-
-
-def _fresh(claim: Claim) -> dict[str, Any]:
-    """The columns of a row that starts over."""
-    operation = claim.operation
-    lease = operation.lease
-    return {
-        "operation": plain(operation.name, 255),
-        "fingerprint": operation.fingerprint,
-        "status": Status.IN_PROGRESS,
-        "attempt": claim.attempt,
-        "owner_token": claim.token,
-        "lease_expires_at": None if lease is None else DatabaseNow() + lease,
-        "hold": operation.hold,
-        "response_status": None,
-        "response_headers": "[]",
-        "response_body": None,
-        "error": "",
-        "created_at": DatabaseNow(),
-        "completed_at": None,
-        "replay_count": 0,
-        "last_replayed_at": None,
-        "principal": plain(operation.principal, 255),
-        "method": plain(operation.method, 16),
-        "path": plain(operation.path, 2048),
-        **_lifetime(operation),
-    }
-
-
-def _record(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = False) -> Record:
-    record_id, status, attempt, fingerprint, code, headers, body, expired, lapsed, hold = row
-    interrupted = status == Status.IN_PROGRESS and bool(lapsed)
-    payload = None
-    if status == Status.COMPLETED:
-        pairs = tuple((name, value) for name, value in json.loads(headers))
-        payload = Payload(code, pairs, None if body is None else bytes(body))
-    return Record(
-        key=key,
-        scope=scope,
-        status=Status(status),
-        attempt=attempt,
-        fingerprint=fingerprint,
-        payload=payload,
-        expired=bool(expired) and status != Status.IN_PROGRESS,
-        interrupted=interrupted,
-        held=interrupted and bool(hold),
-        counted=counted,
-        record_id=record_id,
-    )
