@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -560,6 +560,27 @@ class TestBusySQLite:
                 pytest.fail("It began.")
         with impatient.durable("It"):
             pass
+
+    @pytest.mark.parametrize("kind", ["request", "step", "fence"])
+    def test_transaction_that_cannot_end(self, impatient: DatabaseStore, kind: str) -> None:
+        """At COMMIT, where a reader is in the way, nobody says that nothing was executed."""
+        operation = an_operation(lease=None if kind == "request" else timedelta(seconds=30))
+        reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])
+        with closing(reader), pytest.raises(StoreUnavailable) as caught, ExitStack() as stack:
+            if kind == "request":
+                stack.enter_context(impatient.transaction())
+                found = impatient.acquire(operation)
+            else:
+                found = impatient.acquire(operation)
+                assert isinstance(found, Claim)
+                begun = impatient.durable("It") if kind == "step" else impatient.fenced(found)
+                stack.enter_context(begun)
+            assert isinstance(found, Claim)
+            Effect.objects.using(self.using).create(reference="a")
+            reader.execute("BEGIN")
+            reader.execute("SELECT 1 FROM django_migrations").fetchone()
+        assert "nobody knows whether it was" in str(caught.value)
+        assert not Effect.objects.using(self.using).exists()
 
 
 class ReadsElsewhere:

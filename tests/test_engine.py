@@ -11,7 +11,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.contrib.admin.models import ADDITION, LogEntry
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    OperationalError,
+    connection,
+    transaction,
+)
 
 from idempotency_django import engine, signals
 from idempotency_django.engine import Answer, Executed, InProgress, Mismatched, Outcome, Replayed
@@ -68,6 +75,12 @@ def effect(claim: Claim) -> Answer:
     return Answer("response", STORED)
 
 
+def dangling(claim: Claim) -> Answer:
+    """Do what PostgreSQL and SQLite refuse at COMMIT only."""
+    LogEntry.objects.create(user_id=10**6, action_flag=ADDITION)
+    return effect(claim)
+
+
 def reraise(error: Exception) -> Answer:
     raise error
 
@@ -84,6 +97,16 @@ def run(
     policy = Policy(**fields).resolved()
     operation = replace(operation, lease=engine.lease_of(policy, store))
     return engine.run(store, policy, operation, execute, recover, after=after)
+
+
+def once(
+    within: bool, store: Store, operation: Operation, execute: Callable[[Claim], Answer] = effect
+) -> Outcome:
+    """Run it in a transaction of its own, or within one that the caller has opened."""
+    if not within:
+        return run(store, operation, execute)
+    with ExitStack() as after, transaction.atomic():
+        return run(store, operation, execute, after=after)
 
 
 @contextmanager
@@ -406,6 +429,74 @@ class TestTransaction:
             run(DatabaseStore("default"), operation, execute)
         assert isinstance(run(DatabaseStore("default"), operation), Replayed)
         assert sent == ["claimed", "completed", "replayed"]
+
+    @pytest.mark.parametrize("within", [False, True])
+    @pytest.mark.parametrize("error", [OperationInProgress, OperationalError, IntegrityError])
+    def test_hook_that_raises_ours(
+        self, error: type[Exception], within: bool, sent: list[str]
+    ) -> None:
+        """What a hook raises is nothing that became of the operation: that is committed."""
+
+        def broken() -> None:
+            raise error
+
+        def execute(claim: Claim) -> Answer:
+            transaction.on_commit(broken)
+            return effect(claim)
+
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(error):
+            once(within, store, operation, execute)
+        assert sent == ["claimed", "completed"]
+        assert isinstance(run(store, operation, execute), Replayed)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("within", [False, True])
+    def test_constraint_that_is_checked_at_commit(self, sent: list[str], within: bool) -> None:
+        """What is refused at COMMIT has failed, as if the handler had raised it."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(IntegrityError):
+            once(within, store, operation, dangling)
+        assert effects() == 0
+        row = IdempotencyKey.objects.get()
+        assert (row.status, row.attempt) == (Status.FAILED, 1)
+        assert row.error.startswith("IntegrityError: ")
+        assert once(within, store, operation) == Executed("response")
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+        assert effects() == 1
+
+    def test_recovery_from_what_is_refused_at_commit(self) -> None:
+        """The adapter makes an answer of it, as of what the handler raises."""
+        store, operation = DatabaseStore("default"), an_operation()
+        seen: list[Exception] = []
+
+        def recover(error: Exception) -> Answer:
+            seen.append(error)
+            return Answer("sorry", None, error="no")
+
+        assert run(store, operation, dangling, recover) == Executed("sorry")
+        assert [type(error) for error in seen] == [IntegrityError]
+        assert effects() == 0
+
+    def test_request_that_fails_behind_the_operation(self, sent: list[str]) -> None:
+        """Where the caller's transaction rolls back for an error of his own, the attempt failed."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(InterruptedError), ExitStack() as after, transaction.atomic():
+            run(store, operation, after=after)
+            raise InterruptedError
+        assert sent == ["claimed", "failed"]
+        assert IdempotencyKey.objects.get().error == "InterruptedError: "
+        assert effects() == 0
+
+    def test_request_whose_end_is_unknown(self, sent: list[str]) -> None:
+        """Where nobody can say whether it was committed, nothing is said of the operation."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(OperationalError), ExitStack() as after, transaction.atomic():
+            run(store, operation, after=after)
+            raise OperationalError
+        assert sent == ["claimed"]
+        assert isinstance(run(store, operation), Executed)
+        assert effects() == 1
 
     def test_on_commit_hooks_of_a_failure_do_not_run(self) -> None:
         """The hooks of an attempt that is rolled back never run."""

@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from django.db import Error as DatabaseFault
+from django.db import InterfaceError, OperationalError
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress
@@ -33,6 +35,9 @@ logger = logging.getLogger("idempotency_django")
 
 Execute = Callable[[Execution], Answer]
 Recover = Callable[[Exception], Answer]
+
+UNKNOWN: Final = (OperationalError, InterfaceError)
+"""What COMMIT raises where nobody can say whether it was done."""
 
 
 class _RolledBack(Exception):  # carries an answer out of a transaction; no error
@@ -73,6 +78,7 @@ def _run_once(
     known = store.recall(operation) if store.recalls else None
     if known is not None:
         return decide(known, operation)  # type: ignore[return-value]  # it is no claim
+    done: _Done | None = None
     try:
         with store.transaction(after=after):
             decision = decide(store.acquire(operation), operation)
@@ -80,32 +86,64 @@ def _run_once(
                 store.record_replay(decision.record, operation)
             if not isinstance(decision, Claim):
                 return decision
-            return Executed(_execute(store, decision, execute))
+            done = _execute(store, decision, execute)
+            if after is not None:
+                after.push(done.ended)
+            return Executed(done.response)
     except OperationInProgress:
-        if after is not None:
+        if after is not None or (done and done.committed):
             raise
         return InProgress()
     except _RolledBack as signal:
         rolled_back = signal
-    # Outside the except clause, so that an error raised on shows no trace of this detour.
+    except IdempotencyError:
+        raise
+    except Exception as error:
+        if done is None or done.committed:  # then it was raised by a hook
+            raise
+        rolled_back = _RolledBack(done.claim, failure(error), error)
+    # Outside the except clauses, so that an error raised on shows no trace of this detour.
     return Executed(_after_rollback(store, rolled_back, recover, after))
 
 
-def _execute(store: Store, claim: Claim, execute: Execute) -> Any:
+class _Done:
+    """What was executed and is to be committed, which a deferred constraint may still prevent."""
+
+    def __init__(self, store: Store, claim: Claim) -> None:
+        self.store = store
+        self.claim = claim
+        self.response: Any = None
+        self.payload: Payload | None = None
+        self.committed = False
+
+    def announce(self) -> None:
+        """Called once it is committed, by itself or as a part of something larger."""
+        self.committed = True
+        if self.payload is not None:
+            _announce(self.claim, self.payload)
+
+    def ended(self, _: object, error: BaseException | None, __: object) -> None:
+        """Called when a transaction ended that had begun before."""
+        if isinstance(error, Exception) and not isinstance(error, UNKNOWN) and not self.committed:
+            _settle(self.store, self.claim, failure(error))
+
+
+def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
     send(signals.claimed, claim.operation, attempt=claim.attempt)
-    # Before the handler's own hooks, one of which may raise and so end them all.
-    announce = _announce_completed(store, claim)
+    done = _Done(store, claim)
+    store.on_commit(done.announce)  # before the handler's own hooks: one may raise and end them all
     try:
         answer = execute(Execution(store, claim, None))
         if isinstance(answer.payload, Payload):
             if not store.complete(claim, answer.payload):
                 raise ClaimLost
-            announce(answer.payload)
+            done.payload = answer.payload
     except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
         raise _RolledBack(claim, failure(error), error) from None
-    if answer.payload is None:
+    if not isinstance(answer.payload, Payload):
         raise _RolledBack(claim, answer)
-    return answer.response
+    done.response = answer.response
+    return done
 
 
 def _after_rollback(
@@ -134,9 +172,8 @@ def _settle(store: Store, claim: Claim, answer: Answer) -> None:
         with store.transaction():
             held = store.acquire(claim.operation)
             if isinstance(held, Claim) and payload is not None:
-                announce = _announce_completed(store, held)
+                store.on_commit(partial(_announce, held, payload))
                 store.complete(held, payload)
-                announce(payload)
                 return
             if isinstance(held, Claim):
                 store.fail(held, answer.error)
@@ -152,13 +189,5 @@ def _settle(store: Store, claim: Claim, answer: Answer) -> None:
     announce_end(claim, answer)
 
 
-def _announce_completed(store: Store, claim: Claim) -> Callable[[Payload], None]:
-    """Prepare the signal; it is sent once the payload is given and committed."""
-    stored: list[Payload] = []
-
-    def announce() -> None:
-        for payload in stored:
-            send(signals.completed, claim.operation, attempt=claim.attempt, payload=payload)
-
-    store.on_commit(announce)
-    return stored.append
+def _announce(claim: Claim, payload: Payload) -> None:
+    send(signals.completed, claim.operation, attempt=claim.attempt, payload=payload)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
@@ -28,6 +28,11 @@ from .database_takeover import take_over
 from .dialects import DIALECTS, Dialect, plain
 
 logger = logging.getLogger("idempotency_django")
+
+UNCONFIRMED: Final = (
+    "The database did not confirm that the operation was committed, so nobody knows whether it "
+    "was. Retry later with the same key: it is answered then, or executed."
+)
 
 
 class DatabaseStore(Store):
@@ -129,23 +134,34 @@ class DatabaseStore(Store):
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:
         self._refuse_surroundings(what)
-        with ExitStack() as stack:
-            self._begin(stack)
+        with self._transaction():
             yield
-
-    def _begin(self, stack: ExitStack, *, savepoint: bool = True) -> None:
-        with self._reachable():
-            stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
 
     @contextmanager
     def fenced(self, claim: Claim) -> Iterator[None]:
-        with ExitStack() as stack:
-            self._begin(stack)
+        with self._transaction():
             yield
             # Last, so that nobody waits for an owner that is paused before it commits.
             with self._reachable():
                 if not self._dialect.fence(claim):
                     raise ClaimLost
+
+    @contextmanager
+    def _transaction(self, *, savepoint: bool = True) -> Iterator[None]:
+        """A transaction whose begin and commit fail in the store's own terms."""
+        with ExitStack() as stack:
+            with self._reachable():
+                stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
+            committed: list[bool] = []
+            if len(connections[self.using].atomic_blocks) == 1:  # within others, no hook runs here
+                self.on_commit(lambda: committed.append(True))  # the first of all hooks
+            yield
+            try:
+                stack.close()
+            except (OperationalError, InterfaceError) as error:
+                if committed:  # another hook has raised it
+                    raise
+                raise StoreUnavailable(UNCONFIRMED) from error
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._on_its_own():
@@ -194,8 +210,8 @@ class DatabaseStore(Store):
             # A transaction that is to roll back accepts no statement before its end.
             (after or stack).callback(self._dialect.release)
             self._dialect.begin()
-            self._begin(stack, savepoint=after is None)
-            yield
+            with self._transaction(savepoint=after is None):
+                yield
 
     def on_commit(self, function: Callable[[], object]) -> None:
         transaction.on_commit(function, using=self.using, robust=True)

@@ -93,6 +93,9 @@ def test_connection_lost_at_every_commit(
         assert told[order].status in {201, 500, 503}
         if mode.transactional:
             assert told[order].status != 201  # nobody knows that it was
+        if mode in (TRANSACTIONAL, DRF):  # and the client is told so
+            assert told[order].status == 503
+            assert "nobody knows whether it was" in told[order].body
         bank.state.database.wait_until_idle()
         proxy.watch()
         bank.assert_retried_at_once(mode, order)
