@@ -215,9 +215,13 @@ class _FunctionExchange(Exchange):
     def _checked(self, response: Any) -> HttpResponseBase:
         if isinstance(response, HttpResponseBase):
             return response
+        hint = ""
+        if inspect.iscoroutine(response):
+            response.close()  # it was never awaited, and need not be
+            hint = " It is async, but what @idempotent is on is not: put it on the class itself."
         raise TypeError(
             f"The view of {self.http_request.path} returned {type(response).__name__}, "
-            "not an HttpResponse."
+            f"not an HttpResponse.{hint}"
         )
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:

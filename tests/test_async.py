@@ -141,6 +141,12 @@ class OnHandlerByMethodDecorator(View):
         return await create(request)
 
 
+@method_decorator(idempotent, name="dispatch")
+class OnDispatch(View):
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        return await create(request)
+
+
 class Simple(View):
     async def post(self, request: HttpRequest) -> HttpResponseBase:
         return await create(request)
@@ -186,6 +192,7 @@ urlpatterns = [
     path("class/", OnClass.as_view()),
     path("handler/", OnHandler.as_view()),
     path("method-decorator/", OnHandlerByMethodDecorator.as_view()),
+    path("dispatch/", OnDispatch.as_view()),
     path("as-view/", idempotent(Simple.as_view())),
     path("as-view-below/", idempotent(never_cache(Simple.as_view()))),
     path("unmarked/", unmarked),
@@ -356,6 +363,14 @@ class TestProtected:
         with pytest.raises(TypeError, match="returned NoneType, not an HttpResponse"):
             post(either, "/function/", key, "nothing")
         assert record(key).status == "failed"
+
+    def test_on_dispatch(self, either: Any) -> None:
+        """On the ``dispatch`` of an async class, which is no coroutine function, it says so."""
+        key = new_key()
+        with pytest.raises(TypeError, match="put it on the class itself"):
+            post(either, "/dispatch/", key)
+        assert record(key).status == "failed"
+        assert effects() == 0
 
     def test_exempt(self, either: Any) -> None:
         """The middleware leaves an exempt async view alone."""
