@@ -161,9 +161,18 @@ class _ProtectedView:
 
 
 def _protected_function(view: ViewFunction, policy: Policy) -> ViewFunction:
-    protected = _async(view, policy) if iscoroutinefunction(view) else _sync(view, policy)
+    asynchronous = iscoroutinefunction(view) or _is_async_dispatch(view)
+    protected = _async(view, policy) if asynchronous else _sync(view, policy)
     setattr(protected, PROTECTED, True)
     return protected
+
+
+def _is_async_dispatch(view: ViewFunction) -> bool:
+    """Whether this is the ``dispatch()`` of an async class: a function that returns a coroutine."""
+    method = getattr(view, "func", view)  # method_decorator makes a partial of it
+    return getattr(view, "__name__", "") == "dispatch" and is_async(
+        type(getattr(method, "__self__", None))
+    )
 
 
 def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
@@ -215,13 +224,9 @@ class _FunctionExchange(Exchange):
     def _checked(self, response: Any) -> HttpResponseBase:
         if isinstance(response, HttpResponseBase):
             return response
-        hint = ""
-        if inspect.iscoroutine(response):
-            response.close()  # it was never awaited, and need not be
-            hint = " It is async, but what @idempotent is on is not: put it on the class itself."
         raise TypeError(
             f"The view of {self.http_request.path} returned {type(response).__name__}, "
-            f"not an HttpResponse.{hint}"
+            "not an HttpResponse."
         )
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:

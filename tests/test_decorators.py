@@ -17,7 +17,7 @@ from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.views.decorators.cache import never_cache
+from django.views.decorators.cache import cache_control
 from django.views.generic import TemplateView, View
 
 from idempotency_django import keys
@@ -29,6 +29,8 @@ from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+no_store = cache_control(no_store=True)  # its header says the same at any time
 
 
 def create(request: HttpRequest) -> HttpResponse:
@@ -140,7 +142,7 @@ urlpatterns = [
     path("handler-directly/", OnHandlerDirectly.as_view()),
     path("dispatch/", OnDispatch.as_view()),
     path("as-view/", idempotent(Simple.as_view())),
-    path("as-view-below/", idempotent(never_cache(Simple.as_view()))),
+    path("as-view-below/", idempotent(no_store(Simple.as_view()))),
     path("outer/", outer),
     path("logged/", idempotent(logged(create))),
     path("partial/", idempotent(partial(create))),
@@ -243,7 +245,7 @@ class TestPermissions:
     def test_above_a_check(self, check: Any) -> None:
         """Above an authentication decorator it is refused when the view is defined."""
         with pytest.raises(ImproperlyConfigured, match="Put it below"):
-            idempotent(never_cache(check(create)))
+            idempotent(no_store(check(create)))
 
 
 class TestFailure:
@@ -370,7 +372,7 @@ class TestMisuse:
 def test_exempt() -> None:
     """``@idempotency_exempt`` marks functions and classes, and what is made of them."""
 
-    @never_cache
+    @no_store
     @idempotency_exempt
     def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
