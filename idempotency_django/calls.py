@@ -10,10 +10,11 @@ from typing import Any, Final, assert_never
 from . import engine, keys, scopes
 from .engine import Answer, Executed, Held, InProgress, Mismatched, Outcome, Replayed
 from .errors import FingerprintMismatch, OperationHeld, OperationInProgress, ResponseNotStored
-from .executions import Execution, as_json
+from .executions import Execution
 from .fingerprints import canonical, digest
 from .policy import Policy
 from .records import Operation, Payload
+from .steps import as_json
 from .stores import Store, stores
 
 METHOD: Final = "CALL"

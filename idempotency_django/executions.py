@@ -16,15 +16,13 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from .errors import ClaimLost, StepsChanged
 from .leases import Lease
-from .records import Claim, Operation, Step
+from .records import Claim, Operation
+from .steps import LONGEST_NAME, Steps, as_json
 from .stores import Store
 
 NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
 """Of the keys that :meth:`Execution.derive_key` makes."""
-
-LONGEST_NAME: Final = 100  # characters of a step's name
 
 _running: ContextVar[str] = ContextVar("idempotency_step")
 
@@ -42,9 +40,7 @@ class Execution:
         self._store = store
         self._claim = claim
         self._lease = lease
-        self._stored: dict[int, Step] | None = None if claim.attempt > 1 else {}
-        self._reached: dict[str, int] = {}
-        self._begun: set[str] = set()
+        self._steps = Steps(store, claim)
 
     def __repr__(self) -> str:
         return f"<Execution {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
@@ -118,16 +114,16 @@ class Execution:
                 transaction surrounds the step, which could not commit then.
         """
         lease = self._leased(name)
-        self._load()
-        position, stored = self._reach(name)
+        self._steps.load()
+        position, stored = self._steps.reach(name)
         if stored is not None:
             return json.loads(stored.result)
-        with self._beginning(name):
+        with self._steps.beginning(name):
             lease.ensure()
             with self._store.durable(f"The step {name!r}"):
                 with _within(name):
                     result = function(*args, **kwargs)
-                return self._save(position, name, result)
+                return self._steps.save(position, name, result)
 
     async def astep(
         self,
@@ -143,9 +139,9 @@ class Execution:
         afterwards; a plain function runs in a thread, within the transaction, as in :meth:`step`.
         """
         lease = self._leased(name)
-        if self._stored is None:
-            await sync_to_async(self._load)()
-        position, stored = self._reach(name)
+        if not self._steps.loaded:
+            await sync_to_async(self._steps.load)()
+        position, stored = self._steps.reach(name)
         if stored is not None:
             return json.loads(stored.result)
 
@@ -153,9 +149,9 @@ class Execution:
             with self._store.durable(f"The step {name!r}"):
                 with _within(name):
                     result = make()
-                return self._save(position, name, result)
+                return self._steps.save(position, name, result)
 
-        with self._beginning(name):
+        with self._steps.beginning(name):
             if lease.is_over:
                 await sync_to_async(lease.ensure)()
             if not iscoroutinefunction(function):
@@ -171,17 +167,7 @@ class Execution:
         """
         if self._lease is None or not self._store.supports_steps:
             return
-        self._load()
-        left = [step.name for step in self._steps.values() if step.name not in self._reached]
-        if left:
-            raise StepsChanged(
-                f"Attempt {self.attempt} of this operation ended without {_named(left)}, which an "
-                "earlier attempt had done. Was a step removed, or is it skipped by a condition?"
-            )
-
-    @property
-    def _steps(self) -> dict[int, Step]:
-        return self._stored or {}
+        self._steps.refuse_unreached()
 
     def _leased(self, name: str) -> Lease:
         """The lease, where a step can keep its promise."""
@@ -205,59 +191,6 @@ class Execution:
                 "commit. Begin it after that one."
             )
         return self._lease
-
-    def _load(self) -> None:
-        if self._stored is None:
-            self._stored = {step.position: step for step in self._store.steps(self._claim)}
-
-    def _reach(self, name: str) -> tuple[int, Step | None]:
-        """The position of a step that is called now, and what an earlier attempt stored of it.
-
-        Raises:
-            StepsChanged: another step is stored there, or this one elsewhere.
-            ValueError: this attempt has stored a step with this name already, or is at it.
-        """
-        again = self._reached.get(name)  # after a failure that the handler dealt with itself
-        if name in self._begun or (again is not None and again in self._steps):
-            raise ValueError(
-                f"This operation has two steps that are called {name!r}. Give each its own name."
-            )
-        position = len(self._reached) if again is None else again
-        stored = self._steps.get(position)
-        if stored is not None and stored.name != name:
-            raise StepsChanged(
-                f"Step {position + 1} of this operation is {name!r} now, but attempt "
-                f"{stored.attempt} stored {stored.name!r} there. Was a step renamed, moved, added "
-                "or removed? What it did stays done; an operator must settle the operation."
-            )
-        if stored is None and any(step.name == name for step in self._steps.values()):
-            raise StepsChanged(
-                f"Step {position + 1} of this operation is {name!r} now, which an earlier attempt "
-                "stored at another place. Were steps moved, or one before it removed? What they "
-                "did stays done; an operator must settle the operation."
-            )
-        self._reached[name] = position
-        return position, stored
-
-    @contextmanager
-    def _beginning(self, name: str) -> Iterator[None]:
-        self._begun.add(name)
-        try:
-            yield
-        finally:
-            self._begun.discard(name)
-
-    def _save(self, position: int, name: str, result: Any) -> Any:
-        step = Step(
-            position=position, name=name, attempt=self.attempt, result=as_json(name, result)
-        )
-        if not self._store.save_step(self._claim, step):
-            raise ClaimLost
-        self._remember(step)
-        return json.loads(step.result)
-
-    def _remember(self, step: Step) -> None:
-        self._stored = {**self._steps, step.position: step}
 
 
 class Unprotected(Execution):
@@ -296,25 +229,3 @@ def _within(name: str) -> Iterator[None]:
         yield
     finally:
         _running.reset(token)
-
-
-_encode = json.JSONEncoder(allow_nan=False).encode
-
-
-def as_json(name: str, result: Any) -> str:
-    """The result of what is called ``name``, to be stored.
-
-    Raises:
-        TypeError: it is not JSON.
-    """
-    try:
-        return _encode(result)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(
-            f"{name!r} returned what is not JSON, so it cannot be stored: {error}. Return what is "
-            "needed as dicts, lists, texts, numbers, booleans and None: an id, not an object."
-        ) from error
-
-
-def _named(names: list[str]) -> str:
-    return f"the step{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

@@ -26,11 +26,12 @@ from idempotency_django import engine
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine import Answer, Executed, InProgress, Mismatched, Outcome, Replayed
 from idempotency_django.errors import ClaimLost, StepsChanged, StoreUnavailable
-from idempotency_django.executions import LONGEST_NAME, Execution, Unprotected
+from idempotency_django.executions import Execution, Unprotected
 from idempotency_django.leases import Lease
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step
+from idempotency_django.steps import LONGEST_NAME
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
