@@ -1,0 +1,148 @@
+"""Leases: claims that are made outside any transaction, for all to see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from ..records import Claim, Payload, Record, Status
+from .setting import ContractSetting
+from .support import ANSWER, MOMENT, SECOND, an_operation, eventually, in_threads, in_words
+
+
+class LeasesContract(ContractSetting):
+    """Claims that live as long as their lease."""
+
+    def leased(self, lease: timedelta = SECOND * 99, **changes: object) -> Claim:
+        """A claim with a lease, on an operation of its own."""
+        claim = self.store.acquire(an_operation(lease=lease, **changes))
+        assert isinstance(claim, Claim)
+        return claim
+
+    def interrupted(self, **changes: object) -> Claim:
+        """A claim whose lease is over."""
+        claim = self.leased(MOMENT, **changes)
+        eventually(lambda: self.record(claim.operation).interrupted)
+        return claim
+
+    def again(self, claim: Claim, **changes: object) -> Claim | Record:
+        """Acquire the operation of a claim once more."""
+        return self.store.acquire(replace(claim.operation, **changes))  # type: ignore[arg-type]
+
+    def taken_over(self, late: Claim) -> Claim:
+        """The claim of the successor of a late owner."""
+        claim = self.again(late, lease=SECOND * 99)
+        assert isinstance(claim, Claim)
+        return claim
+
+    def test_lease_is_seen(self) -> None:
+        """While its lease lasts, a claim is in progress for everybody else, whatever they ask."""
+        claim = self.leased()
+        record = self.record(claim.operation)
+        assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
+        assert (record.fingerprint, record.interrupted, record.held) == ("f" * 64, False, False)
+        [found, other] = in_threads(
+            [lambda: self.again(claim), lambda: self.again(claim, fingerprint="0" * 64)]
+        )
+        assert in_words(found) == in_words(other) == "in progress"
+        assert self.store.complete(claim, ANSWER)
+        assert self.record(claim.operation).payload == ANSWER
+
+    def test_lease_ends(self) -> None:
+        """After its lease a claim is taken over, as the next attempt and with another token."""
+        late = self.interrupted()
+        claim = self.taken_over(late)
+        assert (claim.attempt, claim.token == late.token) == (2, False)
+        assert not self.record(claim.operation).interrupted
+        assert self.store.complete(claim, ANSWER)
+        assert self.record(claim.operation).attempt == 2
+
+    def test_late_owner_of_a_lease_writes_nothing(self) -> None:
+        """Who was taken over can neither complete, fail nor extend, now or ever after."""
+        late = self.interrupted()
+        claim = self.taken_over(late)
+        other = Payload(500, (), b"late")
+        for _ in range(2):
+            assert not self.store.complete(late, other)
+            assert not self.store.fail(late, "late")
+            assert not self.store.extend(late, 99)
+            self.store.complete(claim, ANSWER)
+        assert self.record(claim.operation).payload == ANSWER
+
+    def test_late_owner_without_successor(self) -> None:
+        """Who is late, but was not taken over, may still complete, or go on."""
+        claim = self.interrupted()
+        assert self.store.extend(claim, 99)
+        assert not self.record(claim.operation).interrupted
+        assert in_words(self.again(claim)) == "in progress"
+        assert self.store.complete(self.interrupted(), ANSWER)
+
+    def test_settled_claim_cannot_be_extended(self) -> None:
+        """What is completed or failed has no lease any more."""
+        claim, failed = self.leased(), self.leased()
+        assert self.store.complete(claim, ANSWER)
+        assert self.store.fail(failed, "no")
+        assert not self.store.extend(claim, 99)
+        assert not self.store.extend(failed, 99)
+        assert not self.store.complete(claim, Payload(200, (), b"another"))
+        assert self.record(claim.operation).payload == ANSWER
+
+    def test_failed_lease_is_free(self) -> None:
+        """A claim that its owner has failed is free at once, before its lease is over."""
+        claim = self.leased()
+        assert self.store.fail(claim, "ValueError: no")
+        assert self.record(claim.operation).status is Status.FAILED
+        assert self.taken_over(claim).attempt == 2
+
+    def test_another_request_resumes_nothing(self) -> None:
+        """An interrupted attempt is not resumed by a request that asks for something else."""
+        late = self.interrupted()
+        found = self.again(late, fingerprint="0" * 64)
+        assert isinstance(found, Record)
+        assert (found.status, found.fingerprint) == (Status.IN_PROGRESS, "f" * 64)
+        assert self.taken_over(late).attempt == 2
+
+    def test_held_claim_is_not_taken_over(self) -> None:
+        """An interrupted attempt that is to be held is not resumed, and its owner may complete."""
+        late = self.interrupted(hold=True)
+        found = self.again(late)
+        assert isinstance(found, Record)
+        assert (found.interrupted, found.held) == (True, True)
+        assert self.record(late.operation).held
+        assert self.store.purge(timedelta(0), 10) == 0
+        assert self.store.complete(late, ANSWER)
+
+    def test_one_of_many_takes_over_a_lease(self) -> None:
+        """Of simultaneous contenders for an interrupted claim one has it, the others are told."""
+        late = self.interrupted()
+        found = in_threads([lambda: self.again(late, lease=SECOND * 99)] * 16)
+        [claim] = [one for one in found if isinstance(one, Claim)]
+        assert claim.attempt == 2
+        assert {in_words(one) for one in found if one is not claim} == {"in progress"}
+        assert self.store.complete(claim, ANSWER)
+
+    def test_one_of_many_leases(self) -> None:
+        """Of simultaneous duplicates one has the lease, the others are told at once."""
+        operation = an_operation(lease=SECOND * 99)
+        found = in_threads([lambda: self.store.acquire(operation)] * 16)
+        assert sum(isinstance(one, Claim) for one in found) == 1
+        assert {in_words(one) for one in found if isinstance(one, Record)} == {"in progress"}
+
+    def test_expired_key_is_free_for_a_lease(self) -> None:
+        """After its time to live a record is claimed anew, whatever is asked for."""
+        operation = an_operation(ttl=MOMENT)
+        self.completed(operation)
+        self.expire(operation)
+        claim = self.store.acquire(replace(operation, lease=SECOND * 99, fingerprint="0" * 64))
+        assert isinstance(claim, Claim)
+        assert claim.attempt == (1 if self.forgets_expired else 2)
+
+    def test_purge_and_leases(self) -> None:
+        """What runs is never purged; what was interrupted goes when its life is over."""
+        running = self.leased(ttl=MOMENT)
+        gone = self.interrupted(ttl=MOMENT)
+        if not self.forgets_expired:
+            eventually(lambda: self.store.purge(timedelta(0), 10) == 1)
+            assert self.store.get(gone.key, gone.scope) is None
+        assert self.store.purge(timedelta(0), 10) == 0
+        assert self.store.complete(running, ANSWER)
