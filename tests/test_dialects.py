@@ -106,7 +106,7 @@ class TestMariaDB:
             with connections[store.using].cursor() as cursor:
                 cursor.execute(f"KILL {session}")
 
-        with pytest.raises(OperationalError), store.transaction():
+        with pytest.raises(StoreUnavailable), store.transaction():
             store.acquire(operation)
             session = connections[store.using].connection.thread_id()
             in_threads([lambda: kill(session)])

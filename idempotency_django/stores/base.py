@@ -70,7 +70,11 @@ class Store(ABC):
 
     @abstractmethod
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        """Store the answer. ``False``: the claim has another owner now and nothing was written."""
+        """Store the answer. ``False``: the claim has another owner now and nothing was written.
+
+        Its time to live counts from here; a store that counts from the claim must do so anew where
+        the attempt took a notable part of it.
+        """
 
     @abstractmethod
     def fail(self, claim: Claim, error: str) -> bool:

@@ -29,6 +29,9 @@ from .dialects import DIALECTS, Dialect, plain
 
 logger = logging.getLogger("idempotency_django")
 
+PROMPT: Final = 10
+"""An attempt is prompt where it takes less than this fraction of its time to live."""
+
 UNCONFIRMED: Final = (
     "The database did not confirm that the operation was committed, so nobody knows whether it "
     "was. Retry later with the same key: it is answered then, or executed."
@@ -90,6 +93,9 @@ class DatabaseStore(Store):
     def complete(self, claim: Claim, payload: Payload) -> bool:
         headers = json.dumps(payload.headers) if payload.headers else "[]"
         with self._on_its_own():
+            if _took_long(claim):
+                mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
+                mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
             return self._dialect.complete(claim, payload, headers)
 
     def fail(self, claim: Claim, error: str) -> bool:
@@ -282,3 +288,12 @@ class DatabaseStore(Store):
             if self._dialect.is_read_only(error):
                 raise StoreUnavailable from error
             raise
+
+
+def _took_long(claim: Claim) -> bool:
+    """Whether so much of its time to live is over that the answer must be given a new one.
+
+    Not after every attempt: these columns have indexes, which a quick one leaves as they are.
+    """
+    ttl = claim.operation.ttl
+    return ttl is not None and (time.monotonic() - claim.asked) * PROMPT > ttl.total_seconds()

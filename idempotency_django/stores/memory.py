@@ -145,6 +145,8 @@ class MemoryStore(Store):
             entry = self._owned(claim)
             if entry:
                 entry.status, entry.payload, entry.error = status, payload, error
+                if status is Status.COMPLETED:
+                    entry.started = time.monotonic()
             return entry is not None
 
     @staticmethod

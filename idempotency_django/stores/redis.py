@@ -101,6 +101,7 @@ class RedisStore(Store):
             json.dumps(payload.headers),
             "" if body is None else str(len(body)),
             body or b"",
+            milliseconds(claim.operation.ttl),
         )
         if reply and acknowledged < self._wait_replicas:
             logger.warning(

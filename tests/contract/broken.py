@@ -177,6 +177,18 @@ class ReplaysForEver(_Broken):
         return self._record(entry) if entry and completed else super().acquire(operation)
 
 
+class AnswersAgeBeforeTheyAreStored(_Broken):
+    """The time to live counts from the claim, so that a slow attempt's answer has none."""
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        entry = self.entry(claim)
+        started = entry and entry.started
+        completed = super().complete(claim, payload)
+        if entry and started and completed:
+            entry.started = started
+        return completed
+
+
 class _Purges(_Broken):
     def goes(self, entry: _Entry, older_than: timedelta) -> bool:
         raise NotImplementedError
@@ -228,6 +240,7 @@ BROKEN: Final[dict[type[MemoryStore], str]] = {
     KeepsSteps: "The steps are",
     ChangesAnswers: "is there, not",
     ReplaysForEver: "wedged",
+    AnswersAgeBeforeTheyAreStored: "is there, not",
     PurgesRunning: "A purge took",
     PurgesHeld: "A purge took",
     PurgesAlive: "A purge took",

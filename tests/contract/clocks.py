@@ -62,13 +62,6 @@ def memory(store: Store, key: str, seconds: float) -> None:
                 entry.lease_ends -= seconds
 
 
-def database(store: Store, key: str, seconds: float) -> None:
-    """In the rows."""
-    assert isinstance(store, DatabaseStore)
-    earlier = {name: F(name) - timedelta(seconds=seconds) for name in _TIMES}
-    IdempotencyKey.objects.using(store.using).filter(key=key).update(**earlier)
-
-
 def without_row(store: Store, key: str) -> None:
     """Delete the rows alone, in one statement; a step is nothing without its row."""
     IdempotencyKey.objects.using(store.using).filter(key=key)._raw_delete(store.using)
@@ -82,19 +75,29 @@ def redis(store: Store, key: str, seconds: float) -> None:
         server.eval(_REDIS, 1, store.redis_key(key, scope), str(int(seconds * 1000)))
 
 
-class Cached:
-    """In the rows, in the cache in this process's memory, and in the clock of the store."""
+class Database:
+    """In the rows, and in the clock of the store."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()
         for module in (cached_store, database_store):
-            monkeypatch.setattr(module, "time", self.clock, raising=False)
+            monkeypatch.setattr(module, "time", self.clock)
+
+    def __call__(self, store: Store, key: str, seconds: float) -> None:
+        """Let that much time pass."""
+        assert isinstance(store, DatabaseStore)
+        earlier = {name: F(name) - timedelta(seconds=seconds) for name in _TIMES}
+        IdempotencyKey.objects.using(store.using).filter(key=key).update(**earlier)
+        self.clock.ahead += seconds
+
+
+class Cached(Database):
+    """Likewise, and in the cache in this process's memory."""
 
     def __call__(self, store: Store, key: str, seconds: float) -> None:
         """Let that much time pass."""
         assert isinstance(store, CachedStore)
-        database(store, key, seconds)
-        self.clock.ahead += seconds
+        super().__call__(store, key, seconds)
         cache = caches[store.cache]
         assert isinstance(cache, LocMemCache)
         if seconds == UNIT:  # a cache may drop anything at any time

@@ -83,7 +83,10 @@ WISHES = [
 
 @dataclass
 class Life:
-    """What must be true of a record, until it is gone; points in time in seconds of the model."""
+    """What must be true of a record, until it is gone; points in time in seconds of the model.
+
+    ``started`` is when its time to live began: with the claim, and anew with the answer.
+    """
 
     claim: Claim
     started: float
@@ -258,7 +261,8 @@ class StoreMachine(RuleBasedStateMachine):
         """A claimant has an answer."""
         slot, claim = self._claimant(age)
         done = self.store.complete(claim, payload)
-        self._judge(slot, claim, done, "complete", status=Status.COMPLETED, payload=payload)
+        stored = {"status": Status.COMPLETED, "payload": payload, "started": self.now}
+        self._judge(slot, claim, done, "complete", **stored)
 
     @precondition(lambda self: self.slots[0].claims)
     @rule(age=ages)

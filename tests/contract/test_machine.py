@@ -63,10 +63,10 @@ def test_memory_store(record_property: Any) -> None:
 
 
 @ALL_DATABASES
-def test_database_store(using: str, record_property: Any) -> None:
+def test_database_store(using: str, record_property: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The database store keeps the contract, whatever happens in which order."""
     store = DatabaseStore("default", using=using)
-    subject = Subject(lambda: store, clocks.database, clocks.without_row)
+    subject = Subject(lambda: store, clocks.Database(monkeypatch), clocks.without_row)
     assert_keeps_the_contract(subject, record_property)
 
 

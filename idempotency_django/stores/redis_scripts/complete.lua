@@ -8,9 +8,11 @@ if problem then return broken(problem) end
 if record and record.status == 'completed' and record.settled == call then return 1 end
 if not is_owned(record, token) then return 0 end
 
+local clock, ttl = now(), ARGV[9]
+local expires = ttl == '' and '' or ms(clock + tonumber(ttl))
 redis.call(
-  'HSET', KEYS[1], 'status', 'completed', 'lease', '', 'settled', call, 'completed', ms(now()),
-  'code', ARGV[5], 'headers', ARGV[6], 'size', ARGV[7], 'body', ARGV[8]
+  'HSET', KEYS[1], 'status', 'completed', 'lease', '', 'settled', call, 'completed', ms(clock),
+  'code', ARGV[5], 'headers', ARGV[6], 'size', ARGV[7], 'body', ARGV[8], 'expires', expires
 )
-forget_at(record.expires, 0)
+forget_at(expires, 0)
 return 1
