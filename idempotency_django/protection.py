@@ -30,7 +30,13 @@ from .errors import IdempotencyError
 from .http import problem_response, rendered
 from .policy import Policy
 from .serving import Exchange, aserve, serve
-from .transactions import own, request_transactions
+from .transactions import (
+    OwnedTransactions,
+    RequestTransactions,
+    asks_for_transaction,
+    own,
+    request_transactions,
+)
 
 PROTECTED: Final = "idempotency_protected"
 EXEMPT: Final = "idempotency_exempt"
@@ -104,7 +110,12 @@ def _around(protected: ViewFunction, decorated: ViewFunction, inner: ViewFunctio
         decorated.__code__, decorated.__globals__, decorated.__name__, decorated.__defaults__, cells
     )
     again.__kwdefaults__ = decorated.__kwdefaults__
-    return functools.update_wrapper(again, decorated)
+    functools.update_wrapper(again, decorated)
+    owned = getattr(protected, "_non_atomic_requests", None)
+    if isinstance(owned, OwnedTransactions):  # Django asks the outermost function
+        owned.update(iter(getattr(decorated, "_non_atomic_requests", ())))
+        again._non_atomic_requests = owned  # type: ignore[attr-defined]
+    return again
 
 
 def _holds(cell: CellType, content: object) -> bool:
@@ -151,28 +162,59 @@ class _ProtectedView:
 
     idempotency_protected = True
     idempotency_policy: Policy
+    # Given by as_view(), which is where Django's ATOMIC_REQUESTS is taken over.
+    idempotency_left_out: OwnedTransactions | None = None
+    _idempotency_transactions: RequestTransactions | None = None
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        if is_async(cls):  # which no transaction can span: Django says so
+            return super().as_view(**initkwargs)  # type: ignore[misc]
+        owned = OwnedTransactions()
+        view = super().as_view(**initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
+        owned.update(iter(getattr(view, "_non_atomic_requests", ())))
+        view._non_atomic_requests = owned
+        return view
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if self.idempotency_left_out is None:
+            return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        with request_transactions(self.idempotency_left_out) as transactions:
+            self._idempotency_transactions = transactions
+            return super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         super().setup(request, *args, **kwargs)  # type: ignore[misc]  # View's
         name = (request.method or "").lower()
         handler = getattr(self, name, None)
-        if handler is not None:
-            setattr(self, name, _protected_function(handler, self.idempotency_policy))
+        if iscoroutinefunction(handler):
+            setattr(self, name, _async(handler, self.idempotency_policy))
+        elif handler is not None:
+            setattr(self, name, functools.partial(self._serve_once, handler))
+
+    def _serve_once(
+        self, handler: ViewFunction, request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        exchange = _FunctionExchange(request, functools.partial(handler, request, *args, **kwargs))
+        return _answer(exchange, self.idempotency_policy, self._idempotency_transactions)
 
 
 def _protected_function(view: ViewFunction, policy: Policy) -> ViewFunction:
-    asynchronous = iscoroutinefunction(view) or _is_async_dispatch(view)
+    owner = _owner_of_async_dispatch(view)
+    if owner is not None and asks_for_transaction(owner.dispatch):
+        # method_decorator has decorated a stand-in that is not async, so Django does not know.
+        raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
+    asynchronous = iscoroutinefunction(view) or owner is not None
     protected = _async(view, policy) if asynchronous else _sync(view, policy)
     setattr(protected, PROTECTED, True)
     return protected
 
 
-def _is_async_dispatch(view: ViewFunction) -> bool:
-    """Whether this is the ``dispatch()`` of an async class: a function that returns a coroutine."""
+def _owner_of_async_dispatch(view: ViewFunction) -> Any:
+    """The async class whose ``dispatch()`` this is: a function that returns a coroutine."""
     method = getattr(view, "func", view)  # method_decorator makes a partial of it
-    return getattr(view, "__name__", "") == "dispatch" and is_async(
-        type(getattr(method, "__self__", None))
-    )
+    owner = type(getattr(method, "__self__", None))
+    return owner if getattr(view, "__name__", "") == "dispatch" and is_async(owner) else None
 
 
 def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
@@ -184,13 +226,19 @@ def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
             return serve_within(request, policy, functools.partial(view, *args, **kwargs))
         exchange = _FunctionExchange(request, functools.partial(view, *args, **kwargs))
         with request_transactions(owned) as transactions:
-            try:
-                return serve(exchange, policy.resolved(), transactions)
-            except IdempotencyError as error:
-                return problem_response(error)
+            return _answer(exchange, policy, transactions)
 
     owned = own(protected)
     return protected
+
+
+def _answer(
+    exchange: Exchange, policy: Policy, transactions: RequestTransactions | None
+) -> HttpResponseBase:
+    try:
+        return serve(exchange, policy.resolved(), transactions)
+    except IdempotencyError as error:
+        return problem_response(error)
 
 
 def _async(view: ViewFunction, policy: Policy) -> ViewFunction:

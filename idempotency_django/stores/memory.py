@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ..records import Claim, Operation, Payload, Record, Status, Step
 from .base import Store
+from .surroundings import refuse_transactions
 
 
 @dataclass
@@ -69,6 +70,7 @@ class MemoryStore(Store):
         self._lock = threading.Lock()
 
     def acquire(self, operation: Operation) -> Claim | Record:
+        refuse_transactions(f"The claim of {operation.name}")
         name = (operation.key, operation.scope)
         with self._lock:
             entry = self._entries.get(name)

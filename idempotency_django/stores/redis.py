@@ -19,6 +19,7 @@ from .base import Store
 from .redis_checks import check_redis
 from .redis_codec import flag, milliseconds, read_record, text
 from .redis_server import Client, RedisServer
+from .surroundings import refuse_transactions
 
 logger = logging.getLogger("idempotency_django")
 
@@ -68,6 +69,7 @@ class RedisStore(Store):
         self._max_payload_bytes = max_payload_bytes
 
     def acquire(self, operation: Operation) -> Claim | Record:
+        refuse_transactions(f"The claim of {operation.name}")
         token = secrets.token_hex(16)
         reply, acknowledged = self._written(
             "acquire",

@@ -1,0 +1,36 @@
+"""What is open around a claim that must not depend on it."""
+
+from __future__ import annotations
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+
+
+def is_open(using: str) -> bool:
+    """Whether a transaction is open on the database; a test's, which stands for none, is not."""
+    if not connections[using].in_atomic_block:
+        return False
+    try:
+        with transaction.atomic(using=using, durable=True, savepoint=False):
+            return False
+    except RuntimeError:
+        return True
+
+
+def refuse_transactions(what: str) -> None:
+    """Refuse a claim that a transaction surrounds, for a store that takes part in none.
+
+    The answer would be there before the effects are committed, and stay when they roll back.
+
+    Raises:
+        ImproperlyConfigured: a transaction is open on some database.
+    """
+    for connection in connections.all(initialized_only=True):
+        if is_open(connection.alias):
+            raise ImproperlyConfigured(
+                f"{what} is in a store that takes part in no transaction, but one is open around "
+                f"it on the database {connection.alias!r}: were it to roll back, the answer would "
+                "stay without its effects. Is it a transaction.atomic()? Then move it inside. Is "
+                "it ATOMIC_REQUESTS? Then put @idempotent on the view that the URL leads to, not "
+                "on one of its methods, or mark the view with transaction.non_atomic_requests."
+            )
