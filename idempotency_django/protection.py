@@ -13,23 +13,15 @@ from collections.abc import Callable, Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.core.exceptions import (
-    BadRequest,
-    ImproperlyConfigured,
-    PermissionDenied,
-    SuspiciousOperation,
-)
-from django.core.handlers.exception import response_for_exception
-from django.http import Http404, HttpRequest
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 from django.views.generic import View
 
-from .errors import IdempotencyError
-from .http import problem_response, rendered
+from .exchanges import ViewExchange, aanswer, answer
 from .policy import Policy
-from .serving import Exchange, aserve, serve
 from .transactions import (
     OwnedTransactions,
     RequestTransactions,
@@ -44,7 +36,6 @@ EXEMPT: Final = "idempotency_exempt"
 ViewFunction = Callable[..., Any]
 
 _AS_VIEW_MODULES: Final = frozenset({"django.views.generic.base", "rest_framework.viewsets"})
-_HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 
 
 def is_marked(view: Any, mark: str) -> bool:
@@ -195,8 +186,8 @@ class _ProtectedView:
     def _serve_once(
         self, handler: ViewFunction, request: HttpRequest, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        exchange = _FunctionExchange(request, functools.partial(handler, request, *args, **kwargs))
-        return _answer(exchange, self.idempotency_policy, self._idempotency_transactions)
+        exchange = ViewExchange(request, functools.partial(handler, request, *args, **kwargs))
+        return answer(exchange, self.idempotency_policy, self._idempotency_transactions)
 
 
 def _protected_function(view: ViewFunction, policy: Policy) -> ViewFunction:
@@ -224,63 +215,22 @@ def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
         if not isinstance(request, HttpRequest):
             serve_within = import_string("idempotency_django.drf.serve_within")
             return serve_within(request, policy, functools.partial(view, *args, **kwargs))
-        exchange = _FunctionExchange(request, functools.partial(view, *args, **kwargs))
+        exchange = ViewExchange(request, functools.partial(view, *args, **kwargs))
         with request_transactions(owned) as transactions:
-            return _answer(exchange, policy, transactions)
+            return answer(exchange, policy, transactions)
 
     owned = own(protected)
     return protected
-
-
-def _answer(
-    exchange: Exchange, policy: Policy, transactions: RequestTransactions | None
-) -> HttpResponseBase:
-    try:
-        return serve(exchange, policy.resolved(), transactions)
-    except IdempotencyError as error:
-        return problem_response(error)
 
 
 def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
     # No transaction can span it, ATOMIC_REQUESTS's neither: what Django says of that holds here.
     @functools.wraps(view)
     async def protected(*args: Any, **kwargs: Any) -> Any:
-        exchange = _FunctionExchange(_request_among(args), functools.partial(view, *args, **kwargs))
-        try:
-            return await aserve(exchange, policy.resolved())
-        except IdempotencyError as error:
-            return problem_response(error)
+        exchange = ViewExchange(_request_among(args), functools.partial(view, *args, **kwargs))
+        return await aanswer(exchange, policy)
 
     return protected
-
-
-class _FunctionExchange(Exchange):
-    def __init__(self, request: HttpRequest, view: Callable[[], Any]) -> None:
-        super().__init__(request)
-        self._view = view
-
-    def respond(self) -> HttpResponseBase:
-        # A template is rendered here, inside the transaction, because what it says is stored.
-        return rendered(self._checked(self._view()))
-
-    async def arespond(self) -> HttpResponseBase:
-        response = self._checked(await self._view())
-        if not hasattr(response, "render"):
-            return response
-        return await sync_to_async(rendered)(response)
-
-    def _checked(self, response: Any) -> HttpResponseBase:
-        if isinstance(response, HttpResponseBase):
-            return response
-        raise TypeError(
-            f"The view of {self.http_request.path} returned {type(response).__name__}, "
-            "not an HttpResponse."
-        )
-
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        if policy.store_errors and isinstance(error, _HTTP_ERRORS):
-            return response_for_exception(self.http_request, error)
-        raise error
 
 
 def _request_among(args: tuple[Any, ...]) -> Any:

@@ -1,0 +1,69 @@
+"""An HTTP request and what a Django view makes of it: a function, or a class's handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.exception import response_for_exception
+from django.http import Http404, HttpRequest
+from django.http.response import HttpResponseBase
+
+from .errors import IdempotencyError
+from .http import problem_response, rendered
+from .policy import Policy
+from .serving import Exchange, aserve, serve
+from .transactions import RequestTransactions
+
+_HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
+
+
+class ViewExchange(Exchange):
+    """One request to a view that returns a response."""
+
+    def __init__(self, request: HttpRequest, view: Callable[[], Any]) -> None:
+        super().__init__(request)
+        self._view = view
+
+    def respond(self) -> HttpResponseBase:
+        # A template is rendered here, inside the transaction, because what it says is stored.
+        return rendered(self._checked(self._view()))
+
+    async def arespond(self) -> HttpResponseBase:
+        response = self._checked(await self._view())
+        if not hasattr(response, "render"):
+            return response
+        return await sync_to_async(rendered)(response)
+
+    def _checked(self, response: Any) -> HttpResponseBase:
+        if isinstance(response, HttpResponseBase):
+            return response
+        raise TypeError(
+            f"The view of {self.http_request.path} returned {type(response).__name__}, "
+            "not an HttpResponse."
+        )
+
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        if policy.store_errors and isinstance(error, _HTTP_ERRORS):
+            return response_for_exception(self.http_request, error)
+        raise error
+
+
+def answer(
+    exchange: Exchange, policy: Policy, transactions: RequestTransactions | None
+) -> HttpResponseBase:
+    """Serve the request; a refusal is a problem."""
+    try:
+        return serve(exchange, policy.resolved(), transactions)
+    except IdempotencyError as error:
+        return problem_response(error)
+
+
+async def aanswer(exchange: Exchange, policy: Policy) -> HttpResponseBase:
+    """:func:`answer` for an async view."""
+    try:
+        return await aserve(exchange, policy.resolved())
+    except IdempotencyError as error:
+        return problem_response(error)
