@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -17,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from .leases import Lease
-from .records import Claim, Operation
+from .records import Claim, Operation, Step
 from .steps import LONGEST_NAME, Steps, as_json
 from .stores import Store
 
@@ -120,10 +121,7 @@ class Execution:
             return json.loads(stored.result)
         with self._steps.beginning(name):
             lease.ensure()
-            with self._store.durable(f"The step {name!r}"):
-                with _within(name):
-                    result = function(*args, **kwargs)
-                return self._steps.save(position, name, result)
+            return self._commit(position, name, partial(function, *args, **kwargs))
 
     async def astep(
         self,
@@ -145,20 +143,32 @@ class Execution:
         if stored is not None:
             return json.loads(stored.result)
 
-        def commit(make: Callable[[], Any]) -> Any:
-            with self._store.durable(f"The step {name!r}"):
-                with _within(name):
-                    result = make()
-                return self._steps.save(position, name, result)
-
         with self._steps.beginning(name):
             if lease.is_over:
                 await sync_to_async(lease.ensure)()
             if not iscoroutinefunction(function):
-                return await sync_to_async(commit)(lambda: function(*args, **kwargs))
+                made = partial(function, *args, **kwargs)
+                return await sync_to_async(self._commit)(position, name, made)
             with _within(name):
                 result = await function(*args, **kwargs)
-            return await sync_to_async(commit)(lambda: result)
+            return await sync_to_async(self._commit)(position, name, lambda: result)
+
+    def _commit(self, position: int, name: str, make: Callable[[], Any]) -> Any:
+        """Store what is made in the transaction it is made in; return it as it reads back."""
+        saved: list[Step] = []
+
+        def note() -> None:
+            for step in saved:
+                self._steps.note(step)
+
+        with self._store.durable(f"The step {name!r}"):
+            # Before the function's own hooks: one may raise behind the commit and end them all.
+            self._store.on_commit(note)
+            with _within(name):
+                result = make()
+            saved.append(self._steps.save(position, name, result))
+        note()  # a test's transaction runs no hooks
+        return json.loads(saved[0].result)
 
     def refuse_unreached_steps(self) -> None:
         """Raise ``StepsChanged`` where an earlier attempt stored steps that this one never reached.

@@ -75,8 +75,8 @@ class Steps:
         finally:
             self._begun.discard(name)
 
-    def save(self, position: int, name: str, result: Any) -> Any:
-        """Store what a step came to, and return it as it reads back.
+    def save(self, position: int, name: str, result: Any) -> Step:
+        """Store what a step came to, in the running transaction.
 
         Raises:
             TypeError: it is not JSON.
@@ -86,9 +86,12 @@ class Steps:
         step = Step(position=position, name=name, attempt=attempt, result=as_json(name, result))
         if not self._store.save_step(self._claim, step):
             raise ClaimLost
+        return step
+
+    def note(self, step: Step) -> None:
+        """Take a step for done, once that is committed."""
         # A new dict, because another thread may be looking through this one.
-        self._stored = {**self._stored, position: step}
-        return json.loads(step.result)
+        self._stored = {**self._stored, step.position: step}
 
     def refuse_unreached(self) -> None:
         """Raise ``StepsChanged`` where a stored step was never called by this attempt."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from django.utils.module_loading import import_string
 
 from .stores import Store
 
@@ -43,23 +44,46 @@ class RequestTransactions:
     def __init__(self, aliases: list[str]) -> None:
         self._aliases = aliases
         self._after = ExitStack()
-        self._atomics = ExitStack()
+        self._open: dict[str, AbstractContextManager[None]] = {}
+        self._last: str | None = None
+        self._spared = False
         self._ended = False
 
     def __enter__(self) -> RequestTransactions:
         if self._aliases:  # most projects have none, and every request comes by here
-            self._atomics.enter_context(_atomic(self._aliases))
+            with ExitStack() as begun:
+                for alias in self._aliases:
+                    atomic = transaction.atomic(using=alias)
+                    begun.enter_context(atomic)
+                    self._open[alias] = atomic
+                begun.pop_all()
         return self
 
-    def __exit__(self, *raised: Any) -> bool | None:
+    def __exit__(self, *raised: Any) -> None:
         if not self._aliases:
-            return None
-        with self._after:
-            return self._atomics.__exit__(*raised)
+            return
+        error: BaseException | None = raised[1]
+        told = self._rollback() if error is None else _certain(error)
+        try:
+            self._end(*raised)
+        except BaseException as at_end:
+            known = error is not None or self._spared or self._is_busy(at_end)
+            told = _certain(at_end) if known else at_end
+            raise
+        finally:
+            self._after.__exit__(None if told is None else type(told), told, None)
 
     def around(self, store: Store) -> ExitStack | None:
-        """What waits for the end of the store's transaction; ``None`` where none is open."""
-        return self._after if store.using in self._aliases else None
+        """What waits for the end of the store's transaction; ``None`` where none is open.
+
+        That one is committed last, so that no answer outlives its effects on another database.
+        What waits is told why it was rolled back, where it was; an operational error says that
+        nobody knows.
+        """
+        if store.using not in self._aliases:
+            return None
+        self._last = store.using
+        return self._after
 
     def begin_later(self, store: Store) -> tuple[AbstractContextManager[None], ...]:
         """Commit what is open, and give the same transactions to be begun later.
@@ -69,7 +93,7 @@ class RequestTransactions:
         """
         if not self._aliases:
             return (_NOWHERE, _NOWHERE)
-        self._atomics.close()
+        self._end(None, None, None)
         self._ended = True
         ours = [alias for alias in self._aliases if alias == store.using]
         others = [alias for alias in self._aliases if alias != store.using]
@@ -82,6 +106,42 @@ class RequestTransactions:
         """
         open_ones = [alias for alias in self._aliases if connections[alias].in_atomic_block]
         return _atomic(open_ones) if self._ended else nullcontext()
+
+    def _rollback(self) -> Exception | None:
+        """Roll back all of them where the store's is to be; what is told of that."""
+        if self._last is None or not connections[self._last].needs_rollback:
+            return None
+        for alias in self._open:
+            transaction.set_rollback(True, using=alias)
+        return transaction.TransactionManagementError("The transaction was marked for rollback.")
+
+    def _end(self, *raised: Any) -> None:
+        begun, self._open = self._open, {}
+        ending = ExitStack()  # first in, last out
+        if self._last in begun:
+            ending.push(begun.pop(self._last))
+            ending.push(self._before_the_last)
+        for atomic in begun.values():
+            ending.push(atomic)
+        ending.__exit__(*raised)
+
+    def _before_the_last(self, _: object, error: BaseException | None, __: object) -> None:
+        self._spared = error is not None  # then the last one is not even tried to be committed
+
+    def _is_busy(self, error: BaseException) -> bool:
+        """Whether it says at COMMIT that somebody else was in the way: then it has rolled back."""
+        if self._last is None:
+            return False
+        # By its path: it needs the models, which are not loaded yet when this module is.
+        dialects = import_string("idempotency_django.stores.dialects.DIALECTS")
+        dialect = dialects.get(connections[self._last].vendor)
+        return bool(dialect and dialect(self._last).is_busy(error))
+
+
+def _certain(error: BaseException) -> BaseException:
+    """The error, where it is known that all has rolled back."""
+    unsure = isinstance(error, OperationalError | InterfaceError)
+    return DatabaseError(*error.args) if unsure else error
 
 
 @contextmanager

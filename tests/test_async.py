@@ -935,6 +935,28 @@ class TestCancelledWhileAsking:
 
         in_loop(work)
 
+    @pytest.mark.parametrize("question", ["acquire", "acquired"])
+    def test_question_before_what_is_to_be_held(self, question: str) -> None:
+        """A handler that was never begun leaves nothing for an operator: the key is free."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30), hold=True)
+            store.blocked_at = question
+            task = asyncio.ensure_future(arun(store, operation))
+            await asyncio.wait_for(store.gate.reached.wait(), PATIENCE)
+            task.cancel()
+            await asyncio.sleep(0)
+            store.gate.opened.set()
+            await asyncio.wait([task], timeout=PATIENCE)
+            assert task.cancelled()
+            found = store.get(operation.key, operation.scope)
+            assert found is not None
+            assert found.status is Status.FAILED
+            assert executions == []
+            assert isinstance(await arun(store, operation), Executed)
+
+        in_loop(work)
+
     def test_while_it_tries_to_complete_again(self) -> None:
         """What was done is completed though the store is away for a moment and the client too."""
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
 from django.conf import settings as django_settings
-from django.db import connection, connections, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.db import IntegrityError, connection, connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils.decorators import method_decorator
+from rest_framework.exceptions import ValidationError
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.views import APIView, exception_handler
 
 from idempotency_django import signals
 from idempotency_django.decorators import idempotent
@@ -49,8 +51,6 @@ class DRF(IdempotentViewMixin, APIView):
         if reference == "error":
             raise LookupError("boom")
         if reference == "invalid":
-            from rest_framework.exceptions import ValidationError
-
             raise ValidationError({"reference": ["wrong"]})
         return Response({"reference": reference}, status=503 if reference == "503" else 201)
 
@@ -61,6 +61,35 @@ class KeepsErrors(DRF):
 
 class Leased(DRF):
     idempotency_policy = Policy(mode="leased")
+
+
+class Unrenderable(KeepsErrors):
+    """Its error says something that is no JSON."""
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        error = ValidationError()
+        error.detail = {"what": object()}  # type: ignore[assignment,dict-item]
+        raise error
+
+
+class _FailsBehind:
+    """What a base of the view does with the answer, behind the operation."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        response = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        if json.loads(request.body)["reference"] == "mark":
+            transaction.set_rollback(True)
+            return response
+        raise InterruptedError
+
+
+class FailsBehind(IdempotentViewMixin, _FailsBehind, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference=request.data["reference"])
+        return Response({}, status=201)
 
 
 class AsksTheDatabase(JSONRenderer):
@@ -96,6 +125,44 @@ def create(request: HttpRequest) -> HttpResponse:
 decorated = idempotent(create)
 
 
+def marks(request: HttpRequest) -> HttpResponse:
+    """Refuses after it has written, or says that it has succeeded, and marks for rollback."""
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    transaction.set_rollback(True)
+    return JsonResponse({}, status=201 if reference == "success" else 400)
+
+
+def swallows(request: HttpRequest) -> HttpResponse:
+    """Refuses, because of an error of the database that has spoilt its transaction."""
+    reference = json.loads(request.body)["reference"]
+    effect = Effect.objects.create(reference=reference)
+    try:
+        Effect(pk=effect.pk, reference=reference).save(force_insert=True)
+    except IntegrityError:
+        return JsonResponse({}, status=400)
+    raise AssertionError
+
+
+def missing(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    raise Http404
+
+
+def handler404(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """A page for what is missing, with something from the database on it."""
+    return HttpResponse(f"{Effect.objects.filter(reference='before').count()}", status=404)
+
+
+def asks_the_database(error: Exception, context: Any) -> Response | None:
+    """A handler of errors that needs the database, as one does that writes in many languages."""
+    count = Effect.objects.filter(reference="before").count()
+    response = exception_handler(error, context)
+    if response is not None:
+        response.headers["X-Seen"] = f"{count}"
+    return response
+
+
 @transaction.non_atomic_requests
 @idempotent
 def non_atomic_decorated(request: HttpRequest) -> HttpResponse:
@@ -120,6 +187,12 @@ urlpatterns = [
     path("drf/", DRF.as_view()),
     path("keeps-errors/", KeepsErrors.as_view()),
     path("leased/", Leased.as_view()),
+    path("unrenderable/", Unrenderable.as_view()),
+    path("fails-behind/", FailsBehind.as_view()),
+    path("marks/", idempotent(marks)),
+    path("plain-marks/", marks),
+    path("swallows/", idempotent(swallows)),
+    path("missing/", idempotent(store_errors=True)(missing)),
     path("rendered/", Rendered.as_view()),
     path("rendered-and-kept/", RenderedAndKept.as_view()),
     path("non-atomic/", NonAtomic.as_view()),
@@ -155,6 +228,23 @@ def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 def always_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``ATOMIC_REQUESTS``."""
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+
+
+@pytest.fixture
+def sent() -> Iterator[list[str]]:
+    """The names of the signals that end an attempt, as they are sent."""
+    names: list[str] = []
+    receivers = []
+    for name in ("completed", "failed", "released"):
+
+        def receive(name: str = name, **_: Any) -> None:
+            names.append(name)
+
+        receivers.append((getattr(signals, name), receive))
+        getattr(signals, name).connect(receive)
+    yield names
+    for signal, receive in receivers:
+        signal.disconnect(receive)
 
 
 class TestBothWays:
@@ -210,6 +300,62 @@ class TestBothWays:
         assert first.status_code == 400
         assert_replays(first, post(client, "/keeps-errors/", key, "invalid"))
         assert effects("invalid") == 0
+
+    def test_error_that_cannot_be_rendered(
+        self, client: Client, atomic: bool, sent: list[str]
+    ) -> None:
+        """Where its answer cannot even be made, that is how the attempt has failed."""
+        key = new_key()
+        with pytest.raises(TypeError):
+            post(client, "/unrenderable/", key)
+        assert record(key).error.startswith("TypeError: ")
+        assert sent == ["failed"]
+        assert effects() == 0
+
+    def test_marked_for_rollback(self, client: Client, atomic: bool, sent: list[str]) -> None:
+        """A view that refuses and has its transaction rolled back has its answer given."""
+        key = new_key()
+        for attempt in (1, 2):
+            assert post(client, "/marks/", key).status_code == 400
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert sent == ["released", "released"]
+        assert effects() == 0
+
+    def test_swallowed_error(self, client: Client, atomic: bool, sent: list[str]) -> None:
+        """So has one that refuses because of what the database has refused."""
+        assert post(client, "/swallows/", new_key()).status_code == 400
+        assert sent == ["released"]
+        assert effects() == 0
+
+    def test_success_that_is_marked_for_rollback(
+        self, client: Client, atomic: bool, sent: list[str]
+    ) -> None:
+        """Nobody is told of a success of which nothing stays."""
+        with pytest.raises(transaction.TransactionManagementError):
+            post(client, "/marks/", new_key(), "success")
+        assert sent == ["failed"]
+        assert effects("success") == 0
+
+    def test_handler_of_errors_asks_the_database(
+        self, client: Client, atomic: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """REST framework's may, as without a key: the rollback is not marked before it says so."""
+        monkeypatch.setattr(DRF, "get_exception_handler", lambda self: asks_the_database)
+        Effect.objects.create(reference="before")
+        for key in (None, new_key()):
+            done = effects("invalid")
+            response = post(client, "/drf/", key, "invalid")
+            assert (response.status_code, response["X-Seen"]) == (400, "1")
+        assert effects("invalid") == done
+
+    def test_page_for_errors_asks_the_database(self, client: Client, atomic: bool) -> None:
+        """So may Django's ``handler404``, where what it answers is stored."""
+        Effect.objects.create(reference="before")
+        key = new_key()
+        first = post(client, "/missing/", key)
+        assert (first.status_code, first.content) == (404, b"1")
+        assert_replays(first, post(client, "/missing/", key))
+        assert effects() == 0
 
     @pytest.mark.parametrize("url", VIEWS)
     def test_on_commit(self, client: Client, url: str, atomic: bool) -> None:
@@ -272,6 +418,56 @@ class TestSameTransactionsAsDjango:
         post(client, "/drf/", new_key(), "503")
         assert (effects("initial"), effects("503")) == (0, 0)
 
+    def test_error_behind_the_operation(
+        self, client: Client, always_atomic: None, sent: list[str]
+    ) -> None:
+        """What fails between the operation and the end of the request has failed with it."""
+        key = new_key()
+        with pytest.raises(InterruptedError):
+            post(client, "/fails-behind/", key)
+        assert (record(key).status, record(key).error) == ("failed", "InterruptedError: ")
+        assert sent == ["failed"]
+        assert effects() == 0
+
+    def test_rollback_behind_the_operation(
+        self, client: Client, always_atomic: None, sent: list[str]
+    ) -> None:
+        """So has what is rolled back there without an error."""
+        key = new_key()
+        assert post(client, "/fails-behind/", key, "mark").status_code == 201
+        assert record(key).status == "failed"
+        assert "marked for rollback" in record(key).error
+        assert sent == ["failed"]
+        assert effects("mark") == 0
+
+    def test_marked_without_a_key(self, client: Client, always_atomic: None) -> None:
+        """Without a key a view that has itself rolled back is Django's affair."""
+        assert post(client, "/plain-marks/", None).status_code == 400
+        assert effects() == 0
+
+    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
+    @pytest.mark.django_db(transaction=True, databases="__all__")
+    @pytest.mark.parametrize("url", ["/drf/", *PLAIN_VIEWS])
+    def test_returned_5xx_rolls_back_all_databases(
+        self, client: Client, url: str, always_atomic: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A returned 5xx rolls back what was written to the others of ``ATOMIC_REQUESTS`` too."""
+        other = next(alias for alias in connections.settings if alias != "default")
+        monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", True)
+
+        def write_elsewhere(**_: Any) -> None:
+            Effect.objects.using(other).create(reference="elsewhere")
+
+        signals.claimed.connect(write_elsewhere)
+        try:
+            assert post(client, url, new_key(), "503").status_code == 503
+            assert not Effect.objects.using(other).exists()
+            assert post(client, url, new_key()).status_code == 201
+            assert Effect.objects.using(other).count() == 1
+        finally:
+            signals.claimed.disconnect(write_elsewhere)
+        assert (effects("503"), effects()) == (0, 1)
+
     @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
     def test_other_database(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """``ATOMIC_REQUESTS`` of another database is opened as Django would."""
@@ -315,6 +511,20 @@ class _Noted:
     def __call__(self, using: str, **options: Any) -> Any:
         _Noted.aliases.append(using)
         return self._atomic(using="default", **options)
+
+
+@pytest.mark.django_db(transaction=False)
+def test_end_inside_a_test_case(client: Client, always_atomic: None, sent: list[str]) -> None:
+    """In a test that is one transaction no commit is seen, which makes no failure of a success."""
+    key = new_key()
+    assert post(client, "/drf/", key).status_code == 201
+    assert record(key).status == "completed"
+    assert sent == []
+    with pytest.raises(InterruptedError):
+        post(client, "/fails-behind/", new_key())
+    post(client, "/fails-behind/", new_key(), "mark")
+    assert sent == ["failed", "failed"]
+    assert (effects(), effects("mark")) == (1, 0)
 
 
 @pytest.mark.django_db(transaction=False)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
-from django.db import connection
+from django.db import OperationalError, connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
@@ -249,6 +249,27 @@ def test_faults_are_logged_and_not_shown(client: Client, caplog: pytest.LogCaptu
     assert "cannot be read" in caplog.text
     assert "could not be cached" in caplog.text
     assert "may be replayed for up to 600 seconds" in caplog.text
+
+
+@pytest.mark.parametrize(("url", "status"), [("/leased/", 201), ("/order/", 503)])
+def test_lifetime_that_cannot_be_asked(
+    client: Client, cache: Any, url: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An answer whose time that is left is not told is given, unless that spoilt a transaction."""
+    key = new_key()
+    first = post(client, url, key)
+    cache.clear()
+
+    def gone(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("SELECT") and "expires_at" in sql and " AS " in sql:
+            raise OperationalError("server closed the connection unexpectedly")
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(gone), caplog.at_level(logging.WARNING):
+        assert post(client, url, key).status_code == status
+    assert ("is not cached" in caplog.text) is (status == 201)
+    assert_replays(first, post(client, url, key))
+    assert effects() == 1
 
 
 def test_checks(cache: Any) -> None:

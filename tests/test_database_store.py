@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.engine import InProgress, decide
+from idempotency_django.engine import Answer, InProgress, decide, run
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
@@ -563,10 +563,17 @@ class TestBusySQLite:
 
     @pytest.mark.parametrize("kind", ["request", "step", "fence"])
     def test_transaction_that_cannot_end(self, impatient: DatabaseStore, kind: str) -> None:
-        """At COMMIT, where a reader is in the way, nobody says that nothing was executed."""
+        """At COMMIT, where a reader is in the way, nobody says that nothing was executed; but what
+        is one transaction as a whole is said to have rolled back.
+        """
+        refused, told = {
+            "request": (OperationInProgress, "could not commit.* has rolled back"),
+            "step": (StoreUnavailable, "nobody knows whether it was"),
+            "fence": (StoreUnavailable, "nobody knows whether it was"),
+        }[kind]
         operation = an_operation(lease=None if kind == "request" else timedelta(seconds=30))
         reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])
-        with closing(reader), pytest.raises(StoreUnavailable) as caught, ExitStack() as stack:
+        with closing(reader), pytest.raises(refused, match=told), ExitStack() as stack:
             if kind == "request":
                 stack.enter_context(impatient.transaction())
                 found = impatient.acquire(operation)
@@ -579,7 +586,28 @@ class TestBusySQLite:
             Effect.objects.using(self.using).create(reference="a")
             reader.execute("BEGIN")
             reader.execute("SELECT 1 FROM django_migrations").fetchone()
-        assert "nobody knows whether it was" in str(caught.value)
+        assert not Effect.objects.using(self.using).exists()
+
+    def test_attempt_that_cannot_commit(self, impatient: DatabaseStore) -> None:
+        """An attempt that is refused at COMMIT has failed as any other: the record says so."""
+        operation = an_operation()
+        reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])
+
+        def execute(execution: Any) -> Answer:
+            Effect.objects.using(self.using).create(reference="a")
+            reader.execute("BEGIN")
+            reader.execute("SELECT 1 FROM django_migrations").fetchone()
+            return Answer("response", ANSWER)
+
+        def recover(error: Exception) -> Answer:
+            reader.close()  # it is away when the failure is written down
+            raise error
+
+        policy = Policy().resolved()
+        with closing(reader), pytest.raises(OperationInProgress, match="has rolled back"):
+            run(impatient, policy, operation, execute, recover)
+        row = IdempotencyKey.objects.using(self.using).get()
+        assert (row.status, row.attempt) == (Status.FAILED, 1)
         assert not Effect.objects.using(self.using).exists()
 
 

@@ -465,6 +465,53 @@ class TestTransaction:
         assert sent == ["claimed", "failed", "claimed", "completed"]
         assert effects() == 1
 
+    @pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL says so at COMMIT")
+    @pytest.mark.parametrize("on_conflict", ["reject", "wait"])
+    def test_serialization_failure_at_commit(
+        self, sent: list[str], monkeypatch: pytest.MonkeyPatch, on_conflict: str
+    ) -> None:
+        """The database has rolled back then, so the attempt has failed, and the key is free."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def serializable() -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+                )
+
+        def read_and_write(reference: str) -> None:
+            Effect.objects.count()
+            Effect.objects.create(reference=reference)
+
+        def rival() -> None:
+            serializable()
+            with transaction.atomic():
+                read_and_write("rival")
+
+        def execute(claim: Claim) -> Answer:
+            read_and_write("a")
+            return Answer("response", STORED)
+
+        def complete(*arguments: Any) -> bool:
+            done = completed(store, *arguments)
+            in_threads([rival])  # between the last statement and COMMIT
+            return done
+
+        completed = DatabaseStore.complete
+        serializable()
+        try:
+            with monkeypatch.context() as patch, pytest.raises(OperationInProgress) as caught:
+                patch.setattr(store, "complete", complete)
+                run(store, operation, execute, on_conflict=on_conflict)
+        finally:
+            connection.close()
+        assert "has rolled back" in str(caught.value)
+        row = IdempotencyKey.objects.get()
+        assert (row.status, row.attempt) == (Status.FAILED, 1)
+        assert (effects(), effects("rival")) == (0, 1)
+        assert run(store, operation) == Executed("response")
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+
     def test_recovery_from_what_is_refused_at_commit(self) -> None:
         """The adapter makes an answer of it, as of what the handler raises."""
         store, operation = DatabaseStore("default"), an_operation()
@@ -509,6 +556,19 @@ class TestTransaction:
         run(DatabaseStore("default"), an_operation(), execute)
         assert seen == []
 
+    def test_marked_for_rollback_within_a_transaction_of_the_caller(self) -> None:
+        """A refusal that is marked for rollback takes nothing of the caller's with it."""
+
+        def refuse(claim: Claim) -> Answer:
+            effect(claim)
+            transaction.set_rollback(True)
+            return Answer("refused", Payload(400, (), b"no"))
+
+        with transaction.atomic():
+            Effect.objects.create(reference="before")
+            assert run(DatabaseStore("default"), an_operation(), refuse) == Executed("refused")
+        assert (effects("before"), effects()) == (1, 0)
+
     def test_within_a_transaction_of_the_caller(self) -> None:
         """Inside somebody's transaction the answer lives and dies with that transaction."""
         store, operation = DatabaseStore("default"), an_operation()
@@ -551,6 +611,28 @@ class TestTransaction:
             assert store.get(operation.key, operation.scope) is None
         row = IdempotencyKey.objects.get(key=operation.key)
         assert (row.status, row.error) == (Status.FAILED, "refused")
+
+    @pytest.mark.parametrize("marked", [False, True])
+    def test_joined_and_recovered(self, marked: bool) -> None:
+        """The answer to an error is made while the caller's transaction takes queries, if it did
+        when the error was raised; then it rolls back.
+        """
+
+        def explode(claim: Claim) -> Answer:
+            effect(claim)
+            transaction.set_rollback(marked)
+            raise LookupError
+
+        def recover(error: Exception) -> Answer:
+            assert transaction.get_rollback() is marked
+            return Answer("none", None, error="no")
+
+        with ExitStack() as after, transaction.atomic():
+            outcome = run(DatabaseStore("default"), an_operation(), explode, recover, after=after)
+            assert outcome == Executed("none")
+            assert transaction.get_rollback()
+        assert effects() == 0
+        assert IdempotencyKey.objects.get().status == Status.FAILED
 
     def test_joined_and_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A busy store that spoils the caller's transaction is told as an error."""
@@ -598,6 +680,25 @@ class TestAudit:
         replay = run(store, operation)
         assert isinstance(replay, Replayed)
         assert effects() == 1
+
+    def test_answer_that_cannot_be_made(self, sent: list[str]) -> None:
+        """Where the answer to an error cannot be made, that is why the attempt has failed."""
+
+        def explode(claim: Claim) -> Answer:
+            raise LookupError
+
+        def unmade() -> Payload:
+            raise TypeError("no JSON")
+
+        with pytest.raises(TypeError, match="no JSON"):
+            run(
+                DatabaseStore("default"),
+                an_operation(),
+                explode,
+                lambda error: Answer("none", unmade),
+            )
+        assert IdempotencyKey.objects.get().error == "TypeError: no JSON"
+        assert sent == ["claimed", "failed"]
 
     def test_unreachable_store_does_not_hide_the_error(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: list[str]

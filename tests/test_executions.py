@@ -15,8 +15,9 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.admin.models import ADDITION, LogEntry
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -148,6 +149,12 @@ def effect(using: str | None, reference: str = "a") -> int:
 
 def effects(using: str | None, reference: str = "a") -> int:
     return Effect.objects.using(using or "default").filter(reference=reference).count()
+
+
+def dangling(using: str) -> None:
+    """Do what PostgreSQL and SQLite refuse at COMMIT only."""
+    effect(using)
+    LogEntry.objects.using(using).create(user_id=10**6, action_flag=ADDITION)
 
 
 def run_in_loop(work: Callable[[], Awaitable[T]]) -> T:
@@ -459,6 +466,43 @@ class TestSteps:
         failed_after(store, operation, handler)
         assert attempt(store, operation, handler) == Executed(["at last", 2])
         assert calls == ["flaky", "flaky"]
+
+    def test_refused_at_commit(self, database: DatabaseStore) -> None:
+        """A step that the database refuses at COMMIT is not done: it can be called again."""
+        operation, calls = leased(), []
+
+        def handler(execution: Execution) -> object:
+            with pytest.raises(IntegrityError):
+                execution.step("grant", dangling, database.using)
+            return execution.step("grant", _noted, calls, "granted")
+
+        failed_after(database, operation, handler)
+        assert attempt(database, operation, lambda e: e.step("grant", list)) == Executed("granted")
+        assert calls == ["granted"]
+        assert effects(database.using) == 0
+
+    def test_hook_that_raises(self, database: DatabaseStore) -> None:
+        """A step whose hook fails behind the commit is done, and is not called a second time."""
+        operation, calls = leased(), []
+
+        def broken() -> None:
+            raise ConnectionError
+
+        def work() -> str:
+            effect(database.using)
+            transaction.on_commit(broken, using=database.using)
+            return _noted(calls, "worked")
+
+        def handler(execution: Execution) -> None:
+            with pytest.raises(ConnectionError):
+                execution.step("a", work)
+            with pytest.raises(ValueError, match="two steps that are called 'a'"):
+                execution.step("a", work)
+
+        failed_after(database, operation, handler)
+        attempt(database, operation, lambda e: e.step("a", work))
+        assert calls == ["worked"]
+        assert effects(database.using) == 1
 
     def test_given_up_within_one_attempt(self, store: Store) -> None:
         """A step that failed and was left so is called again by the next attempt, at its place."""
@@ -1107,6 +1151,18 @@ class TestAsync:
                 run_in_loop(partial(aattempt, store, leased(), partial(_astep, "a", function)))
         if store.supports_transactions:
             assert effects(store.using) == 0
+
+    def test_refused_at_commit(self, database: DatabaseStore) -> None:
+        """What the database refuses at COMMIT can be called again."""
+
+        async def handler(execution: Execution) -> object:
+            with pytest.raises(IntegrityError):
+                await execution.astep("grant", dangling, database.using)
+            return await execution.astep("grant", effect, database.using)
+
+        outcome = run_in_loop(lambda: aattempt(database, leased(), handler))
+        assert isinstance(outcome, Executed)
+        assert effects(database.using) == 1
 
     def test_gathered(self, store: Store) -> None:
         """Steps that are gathered run side by side; those that were stored do not run again."""

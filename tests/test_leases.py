@@ -21,8 +21,16 @@ from uuid import uuid4
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, InterfaceError, connection, connections, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    connection,
+    connections,
+    transaction,
+)
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
@@ -76,6 +84,7 @@ class Watched(Store):
         self.faults: dict[str, list[str]] = {}
         self.error: type[Exception] = StoreUnavailable
         self.heartbeats: set[Any] = set()
+        self.scopes: dict[str, str] = {}
 
     def times(self, method: str, operation: Operation) -> int:
         """How often it was asked this of the operation."""
@@ -93,6 +102,7 @@ class Watched(Store):
         return answer
 
     def acquire(self, operation: Operation) -> Claim | Record:
+        self.scopes[operation.key] = operation.scope
         return self._ask("acquire", operation.key, lambda: super(Watched, self).acquire(operation))
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
@@ -182,13 +192,14 @@ def attempt(
     **fields: Any,
 ) -> Outcome:
     """One attempt, whose response is the handler's result, or what it returns as its answer."""
+    around = {name: fields.pop(name) for name in ("outer", "inner") if name in fields}
 
     def execute(execution: Execution | None) -> Answer:
         made = handler(execution)
         return made if isinstance(made, Answer) else Answer(made, STORED)
 
     policy = Policy(mode="leased").replace(**fields).resolved()
-    return engine.run(store, policy, operation, execute, recover)
+    return engine.run(store, policy, operation, execute, recover, **around)
 
 
 def found(store: Store, operation: Operation) -> Record:
@@ -212,10 +223,34 @@ def _interrupt(key: str) -> None:
 
 def taken_over(store: Store, operation: Operation) -> Claim:
     """The claim of the successor of an owner that is still at work."""
-    interrupt(store, operation)
-    claim = store.acquire(operation)
+    acquired: list[Claim | Record] = []
+
+    def claimed() -> bool:
+        interrupt(store, operation)
+        acquired[:] = [store.acquire(operation)]
+        return isinstance(acquired[0], Claim)  # unless the heartbeat came between the two
+
+    eventually(claimed)
+    [claim] = acquired
     assert isinstance(claim, Claim)
     return claim
+
+
+def settle_by_hand(store: Store, operation: Operation) -> None:
+    """Complete an interrupted operation, as an operator does: with a token, but no attempt."""
+    interrupt(store, operation)
+    if isinstance(store, MemoryStore):
+        entry = store._entries[operation.key, operation.scope]
+        entry.token, entry.status, entry.payload = "operator", Status.COMPLETED, OTHER
+    else:
+        IdempotencyKey.objects.filter(key=operation.key).update(
+            owner_token="operator",
+            lease_expires_at=None,
+            status=Status.COMPLETED,
+            response_status=OTHER.status,
+            response_headers="[]",
+            response_body=OTHER.body,
+        )
 
 
 def forget(store: Store, operation: Operation) -> None:
@@ -231,7 +266,7 @@ class TestHeartbeat:
 
     def test_renews(self, store: Watched) -> None:
         """While the handler runs nobody can take it over, after its first lease either."""
-        operation = leased(lease=timedelta(seconds=3))
+        operation = leased(lease=timedelta(seconds=6))
 
         def handler(execution: Execution | None) -> None:
             for times in range(1, 5):  # one more than the first lease has time for
@@ -267,19 +302,21 @@ class TestHeartbeat:
         self, store: Watched, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nor do they wake the heartbeat's thread, which would take the interpreter from them."""
-        slept = []
-        sleep = leases._Heartbeat._sleep
+        slept: list[float] = []
+        sleep, mine = leases._Heartbeat._sleep, leases._heartbeat_of(store)
+        long = timedelta(days=1)  # or a lease might be due before this test is over
 
         def counted(heartbeat: leases._Heartbeat, seconds: float) -> None:
-            slept.append(seconds)
+            if heartbeat is mine:  # those of other tests' stores may wake at any time
+                slept.append(seconds)
             sleep(heartbeat, seconds)
 
         monkeypatch.setattr(leases._Heartbeat, "_sleep", counted)
-        attempt(store, leased())
+        attempt(store, leased(lease=long))
         eventually(lambda: slept and slept[-1] < math.inf)  # until this one would have been due
         before = len(slept)
         for _ in range(50):
-            attempt(store, leased())
+            attempt(store, leased(lease=long))
         assert len(slept) == before
 
     def test_connection_of_its_own(self) -> None:
@@ -670,6 +707,48 @@ class TestLateOwner:
         assert found(store, operation).payload == OTHER
         assert sent == ["claimed", "lost"]
 
+    @pytest.mark.parametrize("ending", ["raised", "stored"])
+    def test_settled_by_hand(self, store: Watched, ending: str, sent: list[str]) -> None:
+        """What an operator stored meanwhile, for that same attempt, is not announced as its own."""
+        operation = leased()
+        payload = (lambda: STORED) if ending == "stored" else None
+
+        def late(execution: Execution | None) -> object:
+            settle_by_hand(store, operation)
+            raise LookupError
+
+        attempt(store, operation, late, recover=lambda error: Answer("404", payload, failed=True))
+        assert found(store, operation).payload == OTHER
+        assert sent == ["claimed", "lost"]
+
+    def test_deleted_and_claimed_anew(self, store: Watched, sent: list[str]) -> None:
+        """Nor is what was stored by the first attempt of a record that replaced its own."""
+        operation = leased()
+
+        def late(execution: Execution | None) -> object:
+            forget(store, operation)
+            attempt(store, operation)
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            attempt(store, operation, late)
+        assert effects() == 1
+        assert sent == ["claimed", "claimed", "completed", "lost"]
+
+    def test_deleted_and_failed_anew(self, sent: list[str]) -> None:
+        """Nor is it told of as failed where such an attempt has failed."""
+        store, operation = WatchedDatabase(str(uuid4())), leased()
+
+        def late(execution: Execution | None) -> object:
+            forget(store, operation)
+            with pytest.raises(ZeroDivisionError):
+                attempt(store, operation, lambda e: 1 / 0)
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            attempt(store, operation, late)
+        assert sent == ["claimed", "claimed", "failed", "lost"]
+
     def test_claim_of_another_operation(self, store: Watched, sent: list[str]) -> None:
         """An operation that the handler executed, and that was lost, is an error like any other."""
         operation, inner = leased(), leased()
@@ -916,6 +995,15 @@ class TestUnreachableStore:
         interrupt(store, operation)
         assert isinstance(attempt(store, operation), Executed)
 
+    def test_fail_whose_answer_was_lost(self, store: Watched, sent: list[str]) -> None:
+        """A failure that was recorded, though nobody was told, is announced as one."""
+        operation = leased()
+        store.faults["fail"] = ["after"]
+        with pytest.raises(LookupError):
+            attempt(store, operation, _raises_after(effect))
+        assert found(store, operation).status is Status.FAILED
+        assert sent == ["claimed", "failed"]
+
     def test_refuse(self, store: Watched) -> None:
         """By default nothing is executed while the store cannot be reached."""
         store.faults["acquire"] = ["before"]
@@ -965,6 +1053,160 @@ class TestUnreachableStore:
         store.error, store.faults["acquire"] = OperationInProgress, ["before"]
         assert isinstance(attempt(store, leased(), on_store_error="execute"), InProgress)
         assert effects() == 0
+
+
+def lose_commit(*, done: bool, using: str = "default") -> None:
+    """Let the next COMMIT be done, or not, and nobody be told which."""
+    of = connections[using]
+    commit: Callable[[], None] = of._commit  # type: ignore[attr-defined]
+
+    def unconfirmed() -> None:
+        del of._commit  # type: ignore[attr-defined]
+        if done:
+            commit()
+        raise OperationalError("server closed the connection unexpectedly")
+
+    of._commit = unconfirmed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("done", [True, False])
+class TestUnconfirmedCommit:
+    """Nobody knows whether the attempt was committed: where it is to be held, it is."""
+
+    @pytest.mark.parametrize("within", ["atomic", "step"])
+    def test_store(self, within: str, done: bool, sent: list[str]) -> None:
+        """A transaction of the store's own: the key is not freed, and a person decides."""
+        store, operation = WatchedDatabase(str(uuid4())), leased(hold=True)
+
+        def work() -> None:
+            effect(None)
+            lose_commit(done=done)
+
+        def handler(execution: Execution) -> None:
+            if within == "step":
+                execution.step("a", work)
+            else:
+                with execution.atomic():
+                    work()
+
+        with pytest.raises(StoreUnavailable, match="operator"):
+            attempt(store, operation, handler)
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Held)
+        assert effects() == done
+        assert sent == ["claimed", "conflicted", "conflicted"]
+
+    def test_around_the_handler(self, store: Watched, done: bool, sent: list[str]) -> None:
+        """The transactions around the handler, on a database that is not the store's."""
+        operation = leased(hold=True)
+
+        def handler(execution: Execution | None) -> None:
+            effect(None)
+            lose_commit(done=done)
+
+        with pytest.raises(OperationalError):
+            attempt(store, operation, handler, inner=transaction.atomic())
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Held)
+        assert effects() == done
+        assert sent == ["claimed", "conflicted", "conflicted"]
+
+    def test_answered(self, store: Watched, done: bool) -> None:
+        """An adapter may make an answer of it; that settles nothing."""
+        operation = leased(hold=True)
+
+        def handler(execution: Execution | None) -> None:
+            effect(None)
+            lose_commit(done=done)
+
+        def sorry(error: Exception) -> Answer:
+            return Answer("500", lambda: STORED, failed=True)
+
+        outcome = attempt(store, operation, handler, sorry, inner=transaction.atomic())
+        assert outcome == Executed("500")
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Held)
+        assert effects() == done
+
+    def test_store_cannot_tell(self, done: bool, sent: list[str]) -> None:
+        """Nor is it taken for failed where the store cannot be asked what became of it."""
+        store, operation = WatchedDatabase(str(uuid4())), leased(hold=True)
+        store.faults["get"] = ["before"]
+
+        def handler(execution: Execution | None) -> None:
+            effect(None)
+            lose_commit(done=done)
+
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation, handler, outer=store.transaction())
+        assert sent == ["claimed"]
+        if not done:
+            interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Replayed if done else Held)
+        assert effects() == done
+
+    def test_resumed(self, done: bool, sent: list[str]) -> None:
+        """Where it is to be resumed the key is free at once, as after any other failure."""
+        store, operation = WatchedDatabase(str(uuid4())), leased()
+
+        def handler(execution: Execution) -> None:
+            with execution.atomic():
+                effect(None)
+                lose_commit(done=done)
+
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation, handler)
+        assert isinstance(attempt(store, operation), Executed)
+        assert effects() == 1 + done
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+
+
+class TestKnownEnd:
+    """What is known not to have been committed is no interruption: its key is free at once."""
+
+    @pytest.mark.parametrize("error", [LookupError, OperationalError, InterfaceError])
+    def test_handler_raises(self, store: Watched, error: type[Exception]) -> None:
+        """The handler's own error, whatever it is."""
+        operation = leased(hold=True)
+
+        def handler(execution: Execution | None) -> None:
+            raise error
+
+        with pytest.raises(error):
+            attempt(store, operation, handler, inner=transaction.atomic())
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_refused_commit(self, store: Watched) -> None:
+        """A transaction that the database refused to commit."""
+        operation = leased(hold=True)
+
+        @contextmanager
+        def refused() -> Iterator[None]:
+            with transaction.atomic():
+                yield
+                raise IntegrityError
+
+        with pytest.raises(IntegrityError):
+            attempt(store, operation, inner=refused())
+        assert isinstance(attempt(store, operation), Executed)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("error", [StoreUnavailable, OperationalError])
+    def test_not_begun(self, store: Watched, error: type[Exception]) -> None:
+        """A handler that was never begun, because its transaction could not be opened."""
+        operation = leased(hold=True)
+
+        @contextmanager
+        def closed() -> Iterator[None]:
+            raise error
+            yield
+
+        with pytest.raises(error):
+            attempt(store, operation, outer=closed())
+        assert effects() == 0
+        assert isinstance(attempt(store, operation), Executed)
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connection to lose")
@@ -1115,7 +1357,16 @@ urlpatterns = [
     path("waiting/", idempotent(mode="leased", on_conflict="wait")(create)),
     path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
     path("executes/", idempotent(mode="leased", on_store_error="execute")(create)),
+    path("keeps-errors/", idempotent(mode="leased", store_errors=True)(create)),
     path("drf/", DRF.as_view()),
+    path(
+        "drf-executes/",
+        DRF.as_view(idempotency_policy=Policy(mode="leased", on_store_error="execute")),
+    ),
+    path(
+        "drf-keeps-errors/",
+        DRF.as_view(idempotency_policy=Policy(mode="leased", store_errors=True)),
+    ),
     path("bare/", bare),
     path("bare-leased/", idempotent(mode="leased")(bare)),
     path("nested/", transaction.atomic(idempotent(mode="leased")(create))),
@@ -1127,7 +1378,11 @@ BOTH = ["/leased/", "/drf/"]
 @pytest.fixture
 def watched(settings: Any) -> Watched:
     """The project's store, watched."""
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{__name__}.WatchedDatabase"}}}
+    return _watched(settings, "WatchedDatabase")
+
+
+def _watched(settings: Any, backend: str) -> Watched:
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{__name__}.{backend}"}}}
     store = stores["default"]
     assert isinstance(store, Watched)
     return store
@@ -1349,6 +1604,76 @@ class TestAtomicRequests:
         assert is_replay(post(client, url, key))
         assert effects() == 1
 
+    @pytest.mark.parametrize("url", ["/keeps-errors/", "/drf-keeps-errors/"])
+    def test_hook_fails_with_an_answer(self, client: Client, url: str, sent: list[str]) -> None:
+        """The same where the hook's error has an answer that would be stored: it comes too late."""
+        key = new_key()
+
+        def spoil() -> None:
+            transaction.on_commit(_raise_404)
+
+        with during("a", spoil):
+            assert post(client, url, key).status_code == 404
+        assert sent == ["claimed", "completed"]
+        again = post(client, url, key)
+        assert (is_replay(again), again.status_code) == (True, 201)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("done", [True, False])
+    @pytest.mark.parametrize("backend", ["WatchedDatabase", "WatchedMemory"])
+    def test_unconfirmed_and_hold(
+        self, client: Client, settings: Any, backend: str, done: bool, sent: list[str]
+    ) -> None:
+        """Where nobody was told whether it was committed, the retry finds out, or is held."""
+        store, key = _watched(settings, backend), new_key()
+        client.raise_request_exception = False
+        with during("a", lambda: lose_commit(done=done)):
+            assert post(client, "/held/", key).status_code >= 500
+        operation = leased(key=key, scope=store.scopes[key])
+        again = post(client, "/held/", key)
+        if done and backend == "WatchedDatabase":  # the answer was committed with it
+            assert is_replay(again)
+            assert sent == ["claimed", "completed", "replayed"]
+        else:
+            assert_problem(again, 409, "in-progress")
+            interrupt(store, operation)
+            assert_problem(post(client, "/held/", key), 409, "held")
+            assert sent == ["claimed", "conflicted", "conflicted"]
+        assert effects() == done
+
+    @pytest.mark.parametrize("backend", ["WatchedDatabase", "WatchedMemory"])
+    @pytest.mark.parametrize("url", ["/executes/", "/drf-executes/"])
+    @pytest.mark.parametrize("reference", ["error", "503"])
+    def test_without_protection(
+        self, client: Client, settings: Any, backend: str, url: str, reference: str
+    ) -> None:
+        """What runs although the store is away runs in the request's transaction all the same."""
+        store, seen = _watched(settings, backend), []
+        store.faults["acquire"] = ["before", "before"]
+        client.raise_request_exception = False
+        with during(reference, lambda: seen.append(connection.in_atomic_block)):
+            assert post(client, url, new_key(), reference).status_code >= 500
+        assert seen == [True]
+        assert effects(reference) == 0
+        assert post(client, url, new_key()).status_code == 201
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", ["/executes/", "/drf-executes/"])
+    def test_without_protection_nor_database(
+        self, client: Client, url: str, watched: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where that transaction is the one that cannot be opened nothing is executed: 503."""
+
+        @contextmanager
+        def closed(**_: Any) -> Iterator[None]:
+            raise StoreUnavailable
+            yield
+
+        watched.faults["acquire"] = ["before"]
+        monkeypatch.setattr(watched, "transaction", closed)
+        assert_problem(post(client, url, new_key()), 503, "store-unavailable")
+        assert effects() == 0
+
     def test_on_commit(self, client: Client) -> None:
         """Hooks of the view run once, when its answer is stored."""
         key, seen = new_key(), []
@@ -1426,6 +1751,10 @@ class TestAtomicRequests:
 
 def _raise() -> None:
     raise LookupError("boom")
+
+
+def _raise_404() -> None:
+    raise Http404
 
 
 class TestBudget:

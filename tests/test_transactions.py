@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core.handlers.base import BaseHandler
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.http import HttpRequest
 
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.transactions import OwnedTransactions, own, request_transactions
+from idempotency_django.transactions import (
+    OwnedTransactions,
+    RequestTransactions,
+    own,
+    request_transactions,
+)
 from tests.models import Effect
 from tests.support import effects
 
@@ -125,3 +132,159 @@ def test_store_without_a_database_waits_for_nothing() -> None:
     """A store that takes part in no transaction is not held up by one."""
     with request_transactions(set()) as transactions:
         assert transactions.around(MemoryStore("memory")) is None
+
+
+def told_of(
+    request: Any, transactions: RequestTransactions, store: DatabaseStore
+) -> list[BaseException | None]:
+    """What is told, at the end of the request's transactions, to what waits for them."""
+    told: list[BaseException | None] = []
+
+    def note(_: object, error: BaseException | None, __: object) -> None:
+        told.append(error)
+
+    with suppress(ValueError, OperationalError), transactions:
+        after = transactions.around(store)
+        assert after is not None
+        after.push(note)
+        request()
+    return told
+
+
+@pytest.mark.usefixtures("atomic_requests")
+class TestEnd:
+    """What becomes of the transactions, and what is told of it."""
+
+    store = DatabaseStore("default")
+
+    def raising(self, error: Exception) -> Any:
+        def request() -> None:
+            Effect.objects.create(reference="a")
+            raise error
+
+        return request
+
+    def test_commit(self) -> None:
+        """Where all is committed, there is nothing to tell."""
+        create = lambda: Effect.objects.create(reference="a")  # noqa: E731
+        assert told_of(create, request_transactions(set()), self.store) == [None]
+        assert effects() == 1
+
+    def test_error(self) -> None:
+        """What the request raised is told."""
+        error = ValueError()
+        assert told_of(self.raising(error), request_transactions(set()), self.store) == [error]
+        assert effects() == 0
+
+    def test_operational_error(self) -> None:
+        """One that the request raised leaves no doubt about the rollback, as one at COMMIT does."""
+        request = self.raising(OperationalError("no such table"))
+        [told] = told_of(request, request_transactions(set()), self.store)
+        assert not isinstance(told, OperationalError)
+        assert str(told) == "no such table"
+        assert effects() == 0
+
+    def test_marked_for_rollback(self) -> None:
+        """A rollback that nobody raised is told as well, and all databases are rolled back."""
+
+        def request() -> None:
+            for alias in ALIASES:
+                Effect.objects.using(alias).create(reference="a")
+            transaction.set_rollback(True, using=self.store.using)
+
+        [told] = told_of(request, request_transactions(set()), self.store)
+        assert isinstance(told, transaction.TransactionManagementError)
+        assert [Effect.objects.using(alias).count() for alias in ALIASES] == [0] * len(ALIASES)
+
+    @pytest.mark.skipif(len(ALIASES) < 2, reason="one database only")
+    def test_another_is_marked(self) -> None:
+        """A view may roll back a database that is not the store's: that one only, as in Django."""
+
+        def request() -> None:
+            for alias in ALIASES:
+                Effect.objects.using(alias).create(reference="a")
+            transaction.set_rollback(True, using=ALIASES[-1])
+
+        assert told_of(request, request_transactions(set()), self.store) == [None]
+        assert Effect.objects.using(ALIASES[-1]).count() == 0
+        assert effects() == 1
+
+    @pytest.mark.parametrize("alias", ALIASES)
+    def test_store_commits_last(self, alias: str) -> None:
+        """Whichever database the store is in: an answer is only stored when all else is."""
+        committed: list[str] = []
+
+        def request() -> None:
+            for each in ALIASES:
+                transaction.on_commit(lambda each=each: committed.append(each), using=each)
+
+        told_of(request, request_transactions(set()), DatabaseStore("default", using=alias))
+        assert sorted(committed) == sorted(ALIASES)
+        assert committed[-1] == alias
+
+    @pytest.mark.parametrize("alias", ALIASES)
+    def test_one_that_cannot_begin(self, alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those that have begun are ended."""
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OperationalError
+
+        connections[alias].ensure_connection()
+        with monkeypatch.context() as patch, pytest.raises(OperationalError):
+            patch.setattr(connections[alias], "set_autocommit", fail)
+            with request_transactions(set()):
+                pytest.fail("It began.")
+        assert open_aliases() == []
+
+
+@pytest.mark.skipif("sqlite" not in settings.ALIASES, reason="a reader is in SQLite's way")
+@pytest.mark.parametrize("alias", ALIASES)
+def test_commit_that_is_refused(alias: str) -> None:
+    """At COMMIT, "locked" leaves no doubt, in the store's database or another one: it is told as an
+    error that has rolled back.
+    """
+    store, locked = DatabaseStore("default", using=alias), settings.ALIASES["sqlite"]
+    reader = sqlite3.connect(connections[locked].settings_dict["NAME"])
+
+    def request() -> None:
+        with connections[locked].cursor() as cursor:
+            cursor.execute("PRAGMA busy_timeout = 1")
+        for each in {alias, locked}:
+            Effect.objects.using(each).create(reference="a")
+        reader.execute("BEGIN")
+        reader.execute("SELECT 1 FROM django_migrations").fetchone()
+
+    try:
+        with closing(reader):
+            [told] = told_of(request, RequestTransactions([*{alias, locked}]), store)
+    finally:
+        connections[locked].close()
+    assert not isinstance(told, OperationalError)
+    assert str(told) == "database is locked"
+    assert Effect.objects.using(alias).count() == Effect.objects.using(locked).count() == 0
+
+
+def test_commit_of_which_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the store's own COMMIT that says no more is told as it is."""
+    error = OperationalError("server closed the connection unexpectedly")
+
+    def lose() -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "commit", lose)
+        told = told_of(lambda: None, RequestTransactions(["default"]), DatabaseStore("default"))
+    assert told == [error]
+
+
+def test_commit_that_fails_without_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request in which nothing was claimed fails as it would in Django."""
+
+    def lose() -> None:
+        raise OperationalError
+
+    with monkeypatch.context() as patch, pytest.raises(OperationalError):
+        patch.setattr(connection, "commit", lose)
+        with RequestTransactions(["default"]):
+            Effect.objects.create(reference="a")
+    assert effects() == 0

@@ -88,7 +88,8 @@ def run(
 
     Raises:
         StoreUnavailable: nothing was executed, or all of it was rolled back.
-        OperationInProgress: as the outcome, where the caller's transaction is spoilt by it.
+        OperationInProgress: as the outcome, where the caller's transaction is spoilt by it; or the
+            database has refused to commit because of others.
         ClaimLost: the claim vanished and has no successor.
     """
     if operation.lease is None:

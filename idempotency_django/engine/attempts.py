@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from django.db import Error as DatabaseFault
-from django.dispatch import Signal
+from django.db import InterfaceError, OperationalError
 
 from .. import signals
-from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
-from ..executions import Execution
+from ..errors import ClaimLost, OperationInProgress, StoreUnavailable
 from ..leases import Lease, kept_alive
-from ..records import Claim, Operation, Payload, Record, Status
-from .outcomes import Answer, Executed, InProgress, Patience, decide, failure, send
-from .wishes import Ask, Call, Execute, Flow, Pause, Wish
+from ..records import Claim, Operation, Payload, Status
+from .outcomes import Answer, Executed, InProgress, Patience, decide, failure
+from .settling import is_stored, settle, tell
+from .wishes import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
 
 logger = logging.getLogger("idempotency_django")
 
@@ -30,13 +29,15 @@ INTERRUPTED: Final = (
     "the same key: it goes on where it was."
 )
 
+HELD: Final = (
+    "The idempotency store cannot be reached, so the operation was interrupted, and nobody knows "
+    "how far it came. It is not repeated until an operator has settled it."
+)
+
+UNCONFIRMED: Final = (StoreUnavailable, OperationalError, InterfaceError)
+"""What is raised behind the handler where nobody can say whether its transactions committed."""
+
 Recover = Callable[[Exception], Answer]
-
-
-class _RolledBack(Exception):  # carries an answer out of a transaction; no error
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.error)
-        self.answer = answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Attempt:
 
     Attributes:
         lease: what it is made under; it knows the claim and the store.
+        work: the handler, to be run once.
         recover: makes an answer of what the handler raised, or raises it on.
         outer: the transaction on the store's database to run the handler and store its answer in.
         inner: the transactions on other databases to run the handler in.
@@ -52,6 +54,7 @@ class Attempt:
     """
 
     lease: Lease
+    work: Execute
     recover: Recover
     outer: AbstractContextManager[object]
     inner: AbstractContextManager[object]
@@ -75,27 +78,30 @@ class Attempt:
         ended: Answer | Exception
         try:
             return (yield from self._execute())
-        except _RolledBack as signal:
+        except RolledBack as signal:
             ended = signal.answer
         except Exception as error:  # noqa: BLE001  # whatever it is, it goes on
             ended = error
         except GeneratorExit:
             raise
         except BaseException as exit_request:
-            if not self._operation.hold:  # else a person decides, as after any other interruption
-                yield from self._settle(Answer(None, None, repr(exit_request), failed=True))
+            # Else a person decides, as after any other interruption.
+            if not (self._operation.hold and self.work.begun):
+                answer = Answer(None, None, repr(exit_request), failed=True)
+                yield from settle(self._claim, answer, self.work.payload)
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         # Unless it was the claim of another operation, which the handler had executed.
         if isinstance(ended, ClaimLost) and not (yield from self._is_mine()):
             return (yield from self._superseded())
+        held = yield from self._is_held(ended)
         if isinstance(ended, StoreUnavailable):
-            interrupted = StoreUnavailable(INTERRUPTED)
+            interrupted = StoreUnavailable(HELD if held else INTERRUPTED)
             interrupted.__cause__ = ended
             ended = interrupted
         if isinstance(ended, Exception):
-            return (yield from self._recovered(ended))
-        yield from self._settle(ended)
+            return (yield from self._recovered(ended, held=held))
+        yield from settle(self._claim, ended, self.work.payload)
         return Executed(ended.response)
 
     def _is_mine(self) -> Generator[Wish, Any, bool]:
@@ -105,24 +111,37 @@ class Attempt:
         except (StoreUnavailable, OperationInProgress):
             return True
 
+    def _is_held(self, ended: Answer | Exception) -> Generator[Wish, Any, bool]:
+        """Whether nobody knows what was committed, so that an operator must say."""
+        payload = self.work.payload
+        unknown = UNCONFIRMED if payload else StoreUnavailable
+        if not (self._operation.hold and self.work.begun and isinstance(ended, unknown)):
+            return False
+        if payload is None:
+            return True
+        try:
+            found = yield Ask("get", (self._claim.key, self._claim.scope))
+        except (StoreUnavailable, OperationInProgress):
+            return True
+        return not is_stored(self._claim, payload, found)
+
     def _execute(self) -> Flow:
-        execution = Execution(self.lease.store, self._claim, self.lease)
         stored = False
         with kept_alive(self.lease):
-            yield from self._tell(signals.claimed)
+            yield from tell(self._claim, signals.claimed)
             with self.outer:
                 with self.inner:
-                    answer: Answer = yield Execute(execution)
+                    answer: Answer = yield self.work
                     if not isinstance(answer.payload, Payload):
-                        raise _RolledBack(answer)
+                        raise RolledBack(answer)
                     if self._claim.attempt > 1:
-                        yield Call(execution.refuse_unreached_steps)
+                        yield Call(self.work.execution.refuse_unreached_steps)
                     if self._together:  # before any commits, so that none does for a late owner
                         stored = yield from self._complete(answer.payload)
                 if not self._together:  # after all have, or an answer could outlive its effects
                     stored = yield from self._complete(answer.payload)
         if stored:
-            yield from self._tell(signals.completed, payload=answer.payload)
+            yield from tell(self._claim, signals.completed, payload=answer.payload)
         return Executed(answer.response)
 
     def _complete(self, payload: Payload) -> Generator[Wish, Any, bool]:
@@ -138,7 +157,7 @@ class Attempt:
                     return True
                 # Unless it was stored at an earlier try, whose answer did not arrive.
                 found = yield Ask("get", (claim.key, claim.scope))
-                if found and _is_stored(claim, payload, found):
+                if is_stored(claim, payload, found):
                     return True
                 raise ClaimLost
             except (StoreUnavailable, OperationInProgress):
@@ -147,9 +166,10 @@ class Attempt:
                 if pause is None or self.lease.is_over:
                     logger.exception(
                         "%s was executed, but its answer could not be stored: a retry of %s is "
-                        "executed again when its lease has ended.",
+                        "%s when its lease has ended.",
                         self._operation.name,
                         self._operation.key,
+                        "held" if self._operation.hold else "executed again",
                     )
                     return False
             yield Pause(pause, to_the_end=True)
@@ -160,7 +180,7 @@ class Attempt:
 
         It may wait for that, as any other; but it does not execute a second time.
         """
-        yield from self._tell(signals.lost)
+        yield from tell(self._claim, signals.lost)
         logger.warning(
             "Attempt %d of %s came too late: its lease had ended and it was taken over.",
             self._claim.attempt,
@@ -176,67 +196,11 @@ class Attempt:
                 return outcome  # type: ignore[return-value]  # it is no claim
             yield Pause(pause)
 
-    def _recovered(self, error: Exception) -> Flow:
+    def _recovered(self, error: Exception, *, held: bool) -> Flow:
         answer = failure(error)
         try:
             answer = yield Call(partial(self.recover, error))
         finally:
-            yield from self._settle(answer)
+            if not held:
+                yield from settle(self._claim, answer, self.work.payload)
         return Executed(answer.response)
-
-    def _settle(self, answer: Answer) -> Generator[Wish, Any, None]:
-        """Write down how an attempt ended that did not complete."""
-        claim = self._claim
-        payload, unmade = None, None
-        if callable(answer.payload):
-            try:
-                payload = yield Call(answer.payload)
-            except Exception as error:  # noqa: BLE001  # raised below, when the key is free
-                unmade, answer = error, failure(error)
-        signal = signals.failed if answer.failed else signals.released
-        try:
-            if payload is not None:
-                if (yield Ask("complete", (claim, payload))):
-                    yield from self._tell(signals.completed, payload=payload)
-                    return
-                signal = signals.lost
-            elif not (yield from self._fail(answer.error)):
-                found = yield Ask("get", (claim.key, claim.scope))
-                mine = found if found and found.attempt == claim.attempt else None
-                if mine and mine.payload:  # what failed was a hook that ran after the commit
-                    yield from self._tell(signals.completed, payload=mine.payload)
-                    return
-                if mine is None or mine.status is not Status.FAILED:  # at the first try
-                    signal = signals.lost
-        except (IdempotencyError, DatabaseFault):
-            logger.warning(
-                "How attempt %d of %s ended could not be recorded (%s): its key is free when its "
-                "lease has ended.",
-                claim.attempt,
-                self._operation.name,
-                answer.error,
-                exc_info=True,
-            )
-        reason = {} if signal is signals.lost else {"error": answer.error}
-        yield from self._tell(signal, **reason)
-        if unmade is not None:
-            raise unmade
-
-    def _fail(self, error: str) -> Generator[Wish, Any, bool]:
-        try:
-            return (yield Ask("fail", (self._claim, error)))  # type: ignore[no-any-return]
-        except (StoreUnavailable, OperationInProgress):
-            # The connection may have been lost while the handler ran; the store has a new one now.
-            return (yield Ask("fail", (self._claim, error)))  # type: ignore[no-any-return]
-
-    def _tell(self, signal: Signal, **arguments: Any) -> Generator[Wish, Any, None]:
-        """Send a signal. Its receivers may ask the database, which no event loop must wait for."""
-        if signal.has_listeners(Operation):
-            told = {"attempt": self._claim.attempt, **arguments}
-            yield Call(partial(send, signal, self._operation, **told))
-
-
-def _is_stored(claim: Claim, payload: Payload, found: Record) -> bool:
-    """Whether a record holds the answer of this claim; a store may have left out its body."""
-    kept = {payload, replace(payload, body=None)}
-    return found.attempt == claim.attempt and found.payload in kept

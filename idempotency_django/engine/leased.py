@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 from ..errors import OperationInProgress, StoreUnavailable
-from ..executions import Unprotected
+from ..executions import Execution, Unprotected
 from ..leases import Lease
 from ..policy import Policy
-from ..records import Claim, Operation, Record
+from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .attempts import Attempt, Recover
 from .outcomes import Executed, InProgress, Patience, Replayed, decide
-from .wishes import Ask, Call, Execute, Flow, Pause, Wish
+from .wishes import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
 
 logger = logging.getLogger("idempotency_django")
 
@@ -72,7 +72,8 @@ class Run:
                 yield Ask("record_replay", (decision.record, self.operation))
             if isinstance(decision, Claim):
                 lease = Lease(self.store, decision, self.lease.total_seconds(), asked)
-                attempt = Attempt(lease, self.recover, self.outer, self.inner, patience)
+                work = Execute(Execution(self.store, decision, lease))
+                attempt = Attempt(lease, work, self.recover, self.outer, self.inner, patience)
                 return (yield from attempt.flow())
             return decision
         return (yield from self._unprotected(unavailable))
@@ -86,18 +87,24 @@ class Run:
     def _unprotected(self, error: StoreUnavailable) -> Flow:
         if self.policy.on_store_error != "execute":
             raise error
-        logger.error(
-            "%s is executed WITHOUT protection, because its store cannot be reached and its policy "
-            "says on_store_error='execute': a retry of %s executes it again.",
-            self.operation.name,
-            self.operation.key,
-            exc_info=error,
-        )
+        problem: Exception | None = None
         try:
-            answer = yield Execute(Unprotected(self.store, self.operation))
+            # Where the outer one is on the very database that cannot be reached, nothing is run.
+            with self.outer, self.inner:
+                logger.error(
+                    "%s is executed WITHOUT protection, because its store cannot be reached and "
+                    "its policy says on_store_error='execute': a retry of %s executes it again.",
+                    self.operation.name,
+                    self.operation.key,
+                    exc_info=error,
+                )
+                answer = yield Execute(Unprotected(self.store, self.operation))
+                if not isinstance(answer.payload, Payload):
+                    raise RolledBack(answer)
+        except RolledBack as signal:
+            answer = signal.answer
         except Exception as raised:  # noqa: BLE001  # the adapter makes an answer of it, or raises
             problem = raised
-        else:
-            return Executed(answer.response)
-        answer = yield Call(partial(self.recover, problem))
+        if problem is not None:
+            answer = yield Call(partial(self.recover, problem))
         return Executed(answer.response)

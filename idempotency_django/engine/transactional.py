@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from django.db import Error as DatabaseFault
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, connections, transaction
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress
@@ -39,13 +40,18 @@ Recover = Callable[[Exception], Answer]
 UNKNOWN: Final = (OperationalError, InterfaceError)
 """What COMMIT raises where nobody can say whether it was done."""
 
+_ERRORS: Final = 400  # and above: the status of an answer that tells of no success
+
 
 class _RolledBack(Exception):  # carries an answer out of a transaction; no error
-    def __init__(self, claim: Claim, answer: Answer, error: Exception | None = None) -> None:
+    def __init__(
+        self, claim: Claim, answer: Answer, error: Exception | None = None, *, marked: bool = False
+    ) -> None:
         super().__init__(answer.error)
         self.claim = claim
         self.answer = answer
         self.error = error
+        self.marked = marked  # for rollback, before this left the transaction
 
 
 def run(
@@ -90,10 +96,12 @@ def _run_once(
             if after is not None:
                 after.push(done.ended)
             return Executed(done.response)
-    except OperationInProgress:
+    except OperationInProgress as error:
         if after is not None or (done and done.committed):
             raise
-        return InProgress()
+        if done is None:
+            return InProgress()
+        rolled_back = _RolledBack(done.claim, failure(error), error)  # refused at COMMIT
     except _RolledBack as signal:
         rolled_back = signal
     except IdempotencyError:
@@ -133,17 +141,47 @@ def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
     done = _Done(store, claim)
     store.on_commit(done.announce)  # before the handler's own hooks: one may raise and end them all
     try:
-        answer = execute(Execution(store, claim, None))
+        answer = _unless_marked(store, execute(Execution(store, claim, None)))
         if isinstance(answer.payload, Payload):
             if not store.complete(claim, answer.payload):
                 raise ClaimLost
             done.payload = answer.payload
     except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
-        raise _RolledBack(claim, failure(error), error) from None
+        marked = _is_marked(store)
+        raise _RolledBack(claim, failure(error), error, marked=marked) from None
     if not isinstance(answer.payload, Payload):
         raise _RolledBack(claim, answer)
     done.response = answer.response
     return done
+
+
+def _unless_marked(store: Store, answer: Answer) -> Answer:
+    """The answer, not to be kept where the handler refuses and has marked its transaction.
+
+    A success is left to fail: what it tells of would not be there. An error that the handler
+    swallowed marks the transaction as well.
+    """
+    payload = answer.payload
+    if isinstance(payload, Payload) and payload.status >= _ERRORS and _is_marked(store):
+        return replace(answer, payload=None, error="The transaction was marked for rollback.")
+    return answer
+
+
+def _is_marked(store: Store) -> bool:
+    return store.using is not None and connections[store.using].needs_rollback
+
+
+@contextmanager
+def _open_to_queries(store: Store, rolled_back: _RolledBack) -> Iterator[None]:
+    """Take back our mark while an answer is made of an error: Django would not have set it yet."""
+    if rolled_back.marked:
+        yield
+        return
+    transaction.set_rollback(False, using=store.using)
+    try:
+        yield
+    finally:
+        transaction.set_rollback(True, using=store.using)
 
 
 def _after_rollback(
@@ -156,7 +194,8 @@ def _after_rollback(
 
     try:
         if rolled_back.error is not None:
-            answer = recover(rolled_back.error)
+            with nullcontext() if after is None else _open_to_queries(store, rolled_back):
+                answer = recover(rolled_back.error)
     finally:
         if after is None:
             settle()
@@ -167,8 +206,13 @@ def _after_rollback(
 
 def _settle(store: Store, claim: Claim, answer: Answer) -> None:
     """Write down how a rolled-back attempt ended, unless somebody else has gone on meanwhile."""
+    payload, unmade = None, None
+    if callable(answer.payload):
+        try:
+            payload = answer.payload()
+        except Exception as error:  # noqa: BLE001  # raised below, when it is written down
+            unmade, answer = error, failure(error)
     try:
-        payload = answer.payload() if callable(answer.payload) else None
         with store.transaction():
             held = store.acquire(claim.operation)
             if isinstance(held, Claim) and payload is not None:
@@ -187,6 +231,8 @@ def _settle(store: Store, claim: Claim, answer: Answer) -> None:
             exc_info=True,
         )
     announce_end(claim, answer)
+    if unmade is not None:
+        raise unmade
 
 
 def _announce(claim: Claim, payload: Payload) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from ..executions import Execution
+from ..records import Payload
 from ..stores import Store
 from .outcomes import Answer, Outcome
 
@@ -28,11 +29,25 @@ class Ask:
     arguments: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Execute:
-    """Run the handler."""
+    """Run the handler.
+
+    Attributes:
+        execution: what it is given.
+        begun: whether it was begun; noted by whoever runs it.
+        answer: what it came to, likewise; ``None``: nothing so far.
+    """
 
     execution: Execution
+    begun: bool = False
+    answer: Answer | None = None
+
+    @property
+    def payload(self) -> Payload | None:
+        """What is to be stored of its answer; ``None``: nothing, so far or at all."""
+        made = self.answer.payload if self.answer else None
+        return made if isinstance(made, Payload) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,14 @@ class Pause:
 
     seconds: float
     to_the_end: bool = False
+
+
+class RolledBack(Exception):  # carries an answer out of a transaction; no error
+    """Raised by a flow where an answer that is not kept is to roll back what surrounds it."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.error)
+        self.answer = answer
 
 
 Wish = Ask | Execute | Call | Pause
@@ -73,7 +96,9 @@ def _granted(store: Store, wish: Wish, execute: Callable[[Execution], Answer]) -
         case Ask(method, arguments):
             return getattr(store, method)(*arguments)
         case Execute(execution):
-            return execute(execution)
+            wish.begun = True
+            wish.answer = execute(execution)
+            return wish.answer
         case Call(function):
             return function()
         case Pause(seconds):
@@ -125,7 +150,9 @@ async def _awaited(
         raise cancelled.pop()
     match wish:
         case Execute(execution):
-            return await execute(execution)
+            wish.begun = True
+            wish.answer = await execute(execution)
+            return wish.answer
         case Pause(seconds):
             return await asyncio.sleep(seconds)
 

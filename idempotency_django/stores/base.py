@@ -136,7 +136,8 @@ class Store(ABC):
                 caller's transaction roll back.
 
         Raises:
-            OperationInProgress: the store is too busy to begin one.
+            OperationInProgress: the store is too busy to begin one, or to commit it, and has rolled
+                back.
         """
         return nullcontext()
 

@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Final
 from django.conf import settings
 from django.core.cache import caches
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
+from django.db import connections
 from django.db.models import ExpressionWrapper, F, fields
 
+from ..errors import OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow
 from ..records import Claim, Operation, Payload, Record, Status
 from .database import DatabaseStore
@@ -85,7 +87,14 @@ class CachedStore(DatabaseStore):
         asked = time.monotonic()
         found = super().acquire(operation)
         if isinstance(found, Record) and found.status is Status.COMPLETED and not found.expired:
-            left = self._lifetime_left(found)
+            try:
+                with self._on_its_own():
+                    left = self._lifetime_left(found)
+            except (StoreUnavailable, OperationInProgress):
+                if connections[self.using].in_atomic_block:  # nothing more can be done in it
+                    raise
+                logger.warning("The answer of %s is not cached.", found.key, exc_info=True)
+                return found
             # Its own transaction may have stored it, and may still roll back.
             self.on_commit(lambda: self._remember(found, left, asked))
         return found

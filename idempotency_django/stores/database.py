@@ -38,6 +38,11 @@ UNCONFIRMED: Final = (
     "was. Retry later with the same key: it is answered then, or executed."
 )
 
+_REFUSED: Final = (
+    "The database could not commit, because others were using it at the same moment, and has "
+    "rolled back. Retry later with the same key."
+)
+
 
 class DatabaseStore(Store):
     """Records as rows of :class:`~idempotency_django.models.IdempotencyKey`.
@@ -154,8 +159,12 @@ class DatabaseStore(Store):
                     raise ClaimLost
 
     @contextmanager
-    def _transaction(self, *, savepoint: bool = True) -> Iterator[None]:
-        """A transaction whose begin and commit fail in the store's own terms."""
+    def _transaction(self, *, savepoint: bool = True, whole: bool = False) -> Iterator[None]:
+        """A transaction whose begin and commit fail in the store's own terms.
+
+        ``whole``: it holds all that was done. What a part of an operation has done elsewhere is
+        not undone with it, so that one has never failed for certain.
+        """
         with ExitStack() as stack:
             with self._reachable():
                 stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
@@ -168,6 +177,8 @@ class DatabaseStore(Store):
             except (OperationalError, InterfaceError) as error:
                 if committed:  # another hook has raised it
                     raise
+                if whole and self._dialect.is_busy(error):
+                    raise OperationInProgress(_REFUSED) from error
                 raise StoreUnavailable(UNCONFIRMED) from error
 
     def get(self, key: str, scope: str) -> Record | None:
@@ -217,7 +228,7 @@ class DatabaseStore(Store):
             # A transaction that is to roll back accepts no statement before its end.
             (after or stack).callback(self._dialect.release)
             self._dialect.begin()
-            with self._transaction(savepoint=after is None):
+            with self._transaction(savepoint=after is None, whole=True):
                 yield
 
     def on_commit(self, function: Callable[[], object]) -> None:
