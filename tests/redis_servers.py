@@ -15,16 +15,13 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
 from idempotency_django.testing import eventually
-from tests.servers import Server, _free_port, _guard, _Order, _start, _valkey_program
+from tests.servers import Server, _guard, _Order, _start, _valkey_program, free_port
 
 HOST = "127.0.0.1"
 SLOTS = 16384
-NODE_TIMEOUT = 1000  # milliseconds after which the nodes of a cluster give one of them up
-
-
-def free_port() -> int:
-    """A port that nobody uses."""
-    return _free_port()
+PATIENT, SOON = 120_000, 1000
+"""Milliseconds after which a silent server is given up by others: first so many that a machine
+which is just slow takes nobody's place, and so few when a test wants a dead one replaced."""
 
 
 @contextmanager
@@ -42,8 +39,8 @@ def url(port: int) -> str:
 
 
 def client(port: int) -> Redis:
-    """A client of a server at that port, which gives up soon."""
-    return Redis(host=HOST, port=port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
+    """A client of a server at that port, which reports a fault at once."""
+    return Redis(host=HOST, port=port, socket_timeout=30, retry=Retry(NoBackoff(), 0))
 
 
 @contextmanager
@@ -51,9 +48,17 @@ def replica_of(primary: int) -> Iterator[int]:
     """A replica that has caught up with the server at that port; its own port."""
     port = free_port()
     with valkey_at(port, "--replicaof", HOST, str(primary)):
-        asked = client(port)
-        eventually(lambda: asked.info("replication")["master_link_status"] == "up")
+        eventually(lambda: is_fed(primary, port))
         yield port
+
+
+def is_fed(primary: int, replica: int) -> bool:
+    """Whether both know that the replica has caught up, so that its word counts from now on.
+
+    The replica says so first; the primary heeds it a moment later.
+    """
+    with client(primary) as feeds, client(replica) as fed:
+        return _online(feeds) == 1 and fed.info("replication")["master_link_status"] == "up"
 
 
 @contextmanager
@@ -62,16 +67,24 @@ def sentinel_of(primary: int, name: str) -> Iterator[int]:
     port = free_port()
     with _guard("vk") as (folder, guard):
         lines = ["bind 127.0.0.1", f"port {port}", f"sentinel monitor {name} {HOST} {primary} 1"]
-        lines += [f"sentinel down-after-milliseconds {name} {NODE_TIMEOUT}"]
+        lines += [f"sentinel down-after-milliseconds {name} {PATIENT}"]
+        # A fail-over that came to nothing is tried again after twice that time.
+        lines += [f"sentinel failover-timeout {name} 10000"]
         (folder / "sentinel.conf").write_text("\n".join(lines))
         serve = [_valkey_program(), str(folder / "sentinel.conf"), "--sentinel"]
         yield _watching(_start(folder, guard, _Order([], serve, signal.SIGTERM, {}), url(port)))
 
 
+def give_up(sentinel: int, name: str) -> None:
+    """Let the sentinel at that port replace what is dead."""
+    with client(sentinel) as asked:
+        asked.execute_command("SENTINEL", "SET", name, "down-after-milliseconds", SOON)
+
+
 def _watching(server: Server) -> int:
     port = int(server.url.rpartition(":")[2].partition("/")[0])
-    asked = client(port)
-    eventually(lambda: asked.info("sentinel")["master0"]["slaves"] == 1)
+    with client(port) as asked:
+        eventually(lambda: asked.info("sentinel")["master0"]["slaves"] == 1)
     return port
 
 
@@ -85,12 +98,25 @@ class Cluster:
         """A client of the cluster that reports a fault at once instead of trying on."""
         nodes = [ClusterNode(HOST, port) for port in self.pids]
         return RedisCluster(
-            startup_nodes=nodes, socket_timeout=5, retry=Retry(NoBackoff(), 0), **options
+            startup_nodes=nodes, socket_timeout=30, retry=Retry(NoBackoff(), 0), **options
         )
 
     def kill(self, port: int) -> None:
-        """End one node as a crash would."""
+        """End one node as a crash would; nobody takes its place yet."""
         os.kill(self.pids[port], signal.SIGKILL)
+
+    def give_up(self, dead: int) -> None:
+        """Let a replica take the place of that node."""
+        self._be_patient(SOON, dead)
+
+    def be_patient(self, dead: int) -> None:
+        """Let no other node be replaced."""
+        self._be_patient(PATIENT, dead)
+
+    def _be_patient(self, milliseconds: int, dead: int) -> None:
+        for port in self.pids.keys() - {dead}:
+            with client(port) as node:
+                node.config_set("cluster-node-timeout", milliseconds)
 
 
 @contextmanager
@@ -102,14 +128,14 @@ def cluster() -> Iterator[Cluster]:
             server = stack.enter_context(valkey_at(port, *_cluster_options(free_port())))
             assert server.pid is not None
             pids[port] = server.pid
-        nodes = [client(port) for port in pids]
-        _form(nodes, list(pids))
+        with ExitStack() as asked:
+            _form([asked.enter_context(client(port)) for port in pids], list(pids))
         yield Cluster(pids)
 
 
 def _cluster_options(bus: int) -> list[str]:
     options = ["--cluster-enabled", "yes", "--cluster-port", str(bus)]
-    options += ["--cluster-node-timeout", str(NODE_TIMEOUT)]
+    options += ["--cluster-node-timeout", str(PATIENT)]
     options += ["--cluster-require-full-coverage", "no"]
     return [*options, "--cluster-replica-validity-factor", "0"]
 
@@ -121,9 +147,10 @@ def _form(nodes: list[Redis], ports: list[int]) -> None:
     for number, node in enumerate(nodes[:3]):
         first, last = number * SLOTS // 3, (number + 1) * SLOTS // 3 - 1
         node.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
-    eventually(lambda: all(_known(node) == len(nodes) for node in nodes))
-    for primary, replica in zip(nodes[:3], nodes[3:], strict=True):
-        name = primary.execute_command("CLUSTER", "MYID")
+    names = [_text(node.execute_command("CLUSTER", "MYID")) for node in nodes]
+    # A node that another one has only heard of is among those it knows, under a made-up name.
+    eventually(lambda: all(_known(node) == set(names) for node in nodes))
+    for name, replica in zip(names[:3], nodes[3:], strict=True):
         replica.execute_command("CLUSTER", "REPLICATE", name)
     eventually(lambda: all(_is_whole(node) for node in nodes))
     for primary in nodes[:3]:
@@ -138,8 +165,14 @@ def _info(node: Redis) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def _known(node: Redis) -> int:
-    return int(_info(node)["cluster_known_nodes"])
+def _known(node: Redis) -> set[str]:
+    """The names of the nodes that a node knows."""
+    lines = _text(node.execute_command("CLUSTER", "NODES")).splitlines()
+    return {line.split()[0] for line in lines}
+
+
+def _text(answer: bytes | str) -> str:
+    return answer.decode() if isinstance(answer, bytes) else answer
 
 
 def _is_whole(node: Redis) -> bool:

@@ -65,7 +65,7 @@ def postgres(*, durable: bool = True) -> Iterator[Server]:
         yield Server(url, _version(url))
         return
     with _guard("pg") as (folder, guard):
-        account, port, password = _account(), _free_port(), secrets.token_hex(16)
+        account, port, password = _account(), free_port(), secrets.token_hex(16)
         programs, data = _postgres_programs(folder, account), f"{folder}/data"
         (folder / "password").write_text(password)
         initdb = [f"{programs}/initdb", "-D", data, "-U", "postgres", "--locale=C", "--no-sync"]
@@ -87,7 +87,7 @@ def valkey() -> Iterator[Server]:
         yield Server(url, _version(url))
         return
     with _guard("vk") as (folder, guard):
-        port = _free_port()
+        port = free_port()
         serve = [_valkey_program(), "--bind", "127.0.0.1", "--port", str(port)]
         serve += ["--dir", str(folder), "--save", "", "--appendonly", "no"]
         order = _Order([], serve, signal.SIGTERM, {})
@@ -106,7 +106,7 @@ def mariadb() -> Iterator[Server | None]:
         yield None
         return
     with _guard("my") as (folder, guard):
-        port, password = _free_port(), secrets.token_hex(16)
+        port, password = free_port(), secrets.token_hex(16)
         (folder / "start.sql").write_text(
             f"CREATE USER IF NOT EXISTS test@'127.0.0.1' IDENTIFIED BY '{password}';\n"
             "GRANT ALL ON *.* TO test@'127.0.0.1' WITH GRANT OPTION;\n"
@@ -184,10 +184,19 @@ def _missing(name: str, variables: str) -> NoReturn:
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """A port of 127.0.0.1 at which nobody listens, and which nobody else is given for a minute.
+
+    A connection was closed at its end. So long the system keeps the port for who names it, as
+    servers do, and gives another one to who asks for any.
+    """
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
+        accepted, _ = listener.accept()
+        accepted.close()  # before the other end, or it would be the other end that waits
+        return int(listener.getsockname()[1])
 
 
 def _account() -> dict[str, Any]:

@@ -426,8 +426,12 @@ class TestDetail:
             key="the-key",
             attempt=3,
             replay_count=2,
-            created_at=now - timedelta(hours=5),
+            # Each in the middle of its unit, however long a month is and the page takes.
+            created_at=now - timedelta(hours=5, minutes=30),
+            completed_at=now - timedelta(hours=4, minutes=30),
             last_replayed_at=now - timedelta(hours=2, minutes=5),
+            expires_at=now + timedelta(hours=18, minutes=30),
+            purge_at=now + timedelta(days=45),
         )
         said = page(auditor, detail(made))
         for fact in ("the-key", made.scope, made.operation, made.fingerprint, "POST /api/charges/"):

@@ -29,16 +29,38 @@ from tests.redis_servers import (
     Cluster,
     client,
     cluster,
-    free_port,
+    give_up,
+    is_fed,
     replica_of,
     sentinel_of,
     url,
     valkey_at,
 )
+from tests.servers import free_port
 
 MOMENT = timedelta(milliseconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True)
+def _disconnected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test connects is disconnected with it, and not some day, amid another test.
+
+    Clients and what they hold refer to one another. Collected together, a socket may come first,
+    and warns that nobody has closed it.
+    """
+    connected: list[Connection] = []
+    connect = Connection.connect
+
+    def noted(connection: Connection) -> None:
+        connected.append(connection)
+        connect(connection)
+
+    monkeypatch.setattr(Connection, "connect", noted)
+    yield
+    for connection in connected:
+        connection.disconnect()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +112,7 @@ def probed(port: int, *, retries: int = 0, **options: Any) -> RedisStore:
         host="127.0.0.1",
         port=port,
         retry=Retry(NoBackoff(), retries),
-        socket_timeout=5,
+        socket_timeout=30,
     )
     made = Redis(connection_pool=pool)
     made.ping()
@@ -106,7 +128,7 @@ def at(port: int, **options: Any) -> RedisStore:
 
 def leased(**changes: Any) -> Operation:
     """An operation with a lease that lasts as long as a test."""
-    return an_operation(**({"lease": MINUTE} | changes))
+    return an_operation(**({"lease": HOUR} | changes))
 
 
 def claim(store: RedisStore, operation: Operation) -> Claim:
@@ -177,7 +199,7 @@ class TestRoundTrips:
     def test_waiting_costs_no_round_trip(self) -> None:
         """WAIT is sent along with the script."""
         with valkey_at(port := free_port()), replica_of(port):
-            store, operation = probed(port, wait_replicas=1), leased()
+            store, operation = probed(port, wait_replicas=1, wait_timeout=MINUTE), leased()
             store.complete(claim(store, leased()), ANSWER)  # makes the scripts known
             Probe.sent = 0
             store.complete(claim(store, operation), ANSWER)
@@ -555,7 +577,7 @@ class TestScripts:
     def test_flushed_while_waiting(self) -> None:
         """The same where replicas are waited for."""
         with valkey_at(port := free_port()), replica_of(port), client(port) as redis:
-            store, operation = at(port, wait_replicas=1), leased()
+            store, operation = at(port, wait_replicas=1, wait_timeout=MINUTE), leased()
             redis.script_flush()
             owner = claim(store, operation)
             redis.script_flush()
@@ -670,7 +692,7 @@ class TestFaults:
         with valkey_at(port := free_port()) as server:
             made = Redis(port=port, socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
             store = RedisStore("redis", connection_factory=lambda: made)
-            claim(store, leased())
+            claim(at(port), leased())
             assert server.pid is not None
             os.kill(server.pid, signal.SIGSTOP)
             try:
@@ -717,7 +739,7 @@ class TestReplicas:
             replica_of(port) as replica,
             client(replica) as redis,
         ):
-            store = at(port, wait_replicas=1)
+            store = at(port, wait_replicas=1, wait_timeout=MINUTE)
             for _ in range(50):
                 owner = claim(store, leased())
                 fields = stored(store, redis, owner.operation)
@@ -759,13 +781,12 @@ class TestReplicas:
         with (
             valkey_at(port := free_port()),
             valkey_at(other := free_port(), "--replicaof", "127.0.0.1", str(port)) as replica,
-            client(other) as asked,
         ):
-            eventually(lambda: asked.info("replication")["master_link_status"] == "up")
+            eventually(lambda: is_fed(port, other))
             store = probed(
                 port, retries=1, wait_replicas=1, wait_timeout=timedelta(milliseconds=300)
             )
-            claim(store, leased())
+            claim(at(port, wait_replicas=1, wait_timeout=MINUTE), leased())
             assert replica.pid is not None
             os.kill(replica.pid, signal.SIGSTOP)
             try:
@@ -884,7 +905,7 @@ class TestSentinel:
                 "CLIENT_CLASS": "django_redis.client.SentinelClient",
                 "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
                 "SENTINELS": [("127.0.0.1", sentinel)],
-                "SOCKET_TIMEOUT": 5,
+                "SOCKET_TIMEOUT": 30,
             }
             backend = "django_redis.cache.RedisCache"
             settings.CACHES = {
@@ -898,6 +919,7 @@ class TestSentinel:
             plain = RedisStore("redis", cache="keys")
             with pytest.raises(StoreUnavailable):
                 plain.acquire(leased())
+            give_up(sentinel, "keys")
             eventually(lambda: isinstance(asked_of(plain, leased()), Claim))
             assert found(plain, owner.operation).status is Status.IN_PROGRESS
             assert plain.complete(owner, ANSWER)
@@ -1082,6 +1104,7 @@ class TestCluster:
             nodes.kill(dead)
             with pytest.raises(StoreUnavailable):
                 store.acquire(theirs[0].operation)
+            nodes.give_up(dead)
             # The replica that took over has none of its own yet, so nothing waits for one now.
             plain = RedisStore("redis", connection_factory=lambda: made)
             said: list[Claim | Record] = []
@@ -1094,6 +1117,7 @@ class TestCluster:
                 return True
 
             eventually(asked)
+            nodes.be_patient(dead)
             assert len(said) == len(theirs)
             assert [each for each in said if isinstance(each, Claim)] == []
             # A client that has to learn of the new primary by itself, from nodes that know it.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django_redis import get_redis_connection
 
-from idempotency_django.records import Record
+from idempotency_django.records import Operation, Record
 from idempotency_django.stores.redis import RedisStore
 from idempotency_django.testing import ANSWER, StoreContract, an_operation
+from tests.contract import clocks
 from tests.servers import Server, valkey
 
 
@@ -27,6 +28,9 @@ class TestRedisStore(StoreContract):
 
     forgets_expired = True
 
+    SHORT: ClassVar = timedelta(minutes=5)
+    LONG: ClassVar = timedelta(hours=1)
+
     @pytest.fixture(autouse=True)
     def _store(self, server: Server, settings: Any) -> Iterator[None]:
         cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
@@ -37,26 +41,30 @@ class TestRedisStore(StoreContract):
 
     def test_replay_starts_a_new_lifetime(self) -> None:
         """With ``extend_on_replay`` the time to live counts from the last use."""
-        operation = an_operation(ttl=timedelta(milliseconds=300))
-        longer = an_operation(key=operation.key, extend_on_replay=True)
+        operation = an_operation(ttl=self.SHORT)
+        longer = an_operation(key=operation.key, ttl=self.LONG, extend_on_replay=True)
         self.completed(operation)
         self.store.record_replay(self.record(operation), longer)
         self._outlives(operation)
 
     def test_acquire_starts_a_new_lifetime(self) -> None:
         """With ``extend_on_replay`` looking at it is the last use already."""
-        operation = an_operation(ttl=timedelta(milliseconds=300))
-        longer = an_operation(key=operation.key, extend_on_replay=True, count_replays=False)
+        operation = an_operation(ttl=self.SHORT)
+        longer = an_operation(
+            key=operation.key, ttl=self.LONG, extend_on_replay=True, count_replays=False
+        )
         self.completed(operation)
         found = self.store.acquire(longer)
         assert isinstance(found, Record)
         assert found.counted
         self._outlives(operation)
 
-    def _outlives(self, operation: Any) -> None:
+    def _outlives(self, operation: Operation) -> None:
         """It is still there when one of the same age, without a new lifetime, is not."""
-        short = an_operation(ttl=operation.ttl)
+        short = an_operation(ttl=self.SHORT)
         self.completed(short)
-        self.expire(short)
+        for each in (operation, short):
+            clocks.redis(self.store, each.key, 2 * self.SHORT.total_seconds())
+        assert self.store.get(short.key, short.scope) is None
         assert self.record(operation).payload == ANSWER
         assert not self.record(operation).expired

@@ -17,6 +17,7 @@ from sybil import Document
 from sybil.parsers.myst import CodeBlockParser
 
 from tests.docs.examples import ROOT, commands, difference
+from tests.servers import free_port
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 PATIENCE = 60  # seconds
@@ -27,7 +28,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self.server: subprocess.Popen[bytes] | None = None
         self.environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -77,12 +78,6 @@ class Reader:
                     return
             time.sleep(0.05)
         raise AssertionError("The server of the tutorial did not start.")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

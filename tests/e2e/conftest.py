@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -124,8 +123,8 @@ def valkey_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def redis_server(serve: Serve, valkey_url: str) -> Iterator[Server]:
-    """The same with the records in Valkey."""
-    with serve(REDIS_URL=valkey_url, LEASE_SECONDS="5") as server:
+    """The same with the records in Valkey. No lease ends by itself during a test."""
+    with serve(REDIS_URL=valkey_url, LEASE_SECONDS=LONG_LEASE) as server:
         yield server
 
 
@@ -141,12 +140,6 @@ def api(server: Server) -> Iterator[Api]:
     """A client; what the server logs meanwhile is shown when the test fails."""
     with client_of(server) as api:
         yield api
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

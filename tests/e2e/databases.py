@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-PATIENCE = 20  # seconds
+PATIENCE = 60  # seconds
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "testproject.demo", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, check=False, capture_output=True, encoding="utf-8", timeout=120
+        command, cwd=ROOT, check=False, capture_output=True, encoding="utf-8", timeout=280
     )
 
 

@@ -22,7 +22,7 @@ def test_a_duplicate_is_told_where_the_answer_will_be(api: Api) -> None:
     """While the first works, a duplicate is answered 202; where that leads, its caller alone reads
     that it is in progress, and later the answer that the first received.
     """
-    order = Order(fault="sleep-ms=3000")
+    order = Order(fault="sleep-ms=8000")  # for all that is asked meanwhile, however slowly
     with ThreadPoolExecutor(2) as pool:
         sent = [pool.submit(api.send, PAYOUTS, order) for _ in range(2)]
         early, late = wait(sent, return_when=FIRST_COMPLETED)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from testproject import ledger
+from tests.servers import free_port
 
 from .clients import TRANSFERS, Api, Order, executed_of, verdict
-from .conftest import Serve, Server, client_of, free_port
+from .conftest import Serve, Server, client_of
 from .databases import Database
 
 pytestmark = pytest.mark.e2e

@@ -74,7 +74,7 @@ def pgbouncer(database: Database, program: str) -> Iterator[str]:
     at = urlsplit(database.url)
     name = at.path.strip("/")
     with servers._guard("pb") as (folder, guard):
-        port = servers._free_port()
+        port = servers.free_port()
         (folder / "pgbouncer.ini").write_text(
             f"""
 [databases]

@@ -15,6 +15,10 @@ from .state import State
 
 LEASE = 1.0
 """Seconds; see the bank's settings."""
+NEVER_OVER = "600"
+"""Seconds that a lease lasts where the boundaries are counted: an owner that is slower than its
+lease asks the store once more, and would pass some that others do not.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,12 @@ class Mode:
     def environment(self) -> dict[str, str]:
         """For the process that is to execute it."""
         return {"ATOMIC_REQUESTS": "1"} if self.atomic_requests else {}
+
+    @property
+    def undisturbed(self) -> dict[str, str]:
+        """The same for one that shows what boundaries there are."""
+        lease = {} if self.thread == HEARTBEAT else {"LEASE_SECONDS": NEVER_OVER}
+        return self.environment | lease
 
 
 CHARGE, TRANSFER = ("charge",), ("credit", "debit")

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from idempotency_django.testing import eventually
-from tests.servers import _account, _free_port, _guard, _Order, _postgres_programs, _start
+from tests.servers import _account, _guard, _Order, _postgres_programs, _start, free_port
 
 
 class ReadsFromReplica:
@@ -58,7 +58,7 @@ def replica_of(primary: str, *, delay: str) -> Iterator[Replica]:
     """
     at = urlsplit(primary)
     with _guard("pr") as (folder, guard):
-        account, port = _account(), _free_port()
+        account, port = _account(), free_port()
         programs, data = _postgres_programs(folder, account), f"{folder}/data"
         source = at._replace(scheme="postgresql", path="").geturl()
         copy = [f"{programs}/pg_basebackup", "-D", data, "-d", source, "--write-recovery-conf"]

@@ -38,7 +38,7 @@ COMMITS = {
 }
 """How many there are in an execution."""
 
-LEASE = "2"
+LEASE = "4"
 """Seconds; so long that it is not over, even where all this takes its time."""
 
 

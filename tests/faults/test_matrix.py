@@ -19,7 +19,7 @@ import pytest
 
 from .boundaries import Strike
 from .ledger import Ledger
-from .processes import Order, forks
+from .processes import Forks, Order, forks
 from .recovery import ALL, FAILING, STEPPED, Bank, Mode
 from .state import State
 
@@ -32,14 +32,21 @@ def bank(mode: Mode, state: State, ledger: Ledger, log: Path) -> Iterator[Bank]:
         yield Bank(workers, state, ledger)
 
 
+@pytest.fixture
+def undisturbed(mode: Mode, state: State, ledger: Ledger, log: Path) -> Iterator[Forks]:
+    """Executes orders for their boundaries to be seen."""
+    with forks(state.url, ledger.url, log, **mode.undisturbed) as workers:
+        yield workers
+
+
 @pytest.mark.parametrize("mode", ALL, ids=str)
 def test_crash_at_every_boundary(
-    bank: Bank, mode: Mode, capsys: pytest.CaptureFixture[str]
+    bank: Bank, undisturbed: Forks, mode: Mode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wherever a process is killed, the operation is done once: its key is free at once, or when
     its lease is over; the next retry executes what is left to do, the one after it is a replay.
     """
-    ended = bank.forks.send(Order(mode.path))
+    ended = undisturbed.send(Order(mode.path))
     assert ended.status == 201
     points = bank.boundaries(mode, ended)
     _crash_and_recover(bank, mode, points)
@@ -48,11 +55,13 @@ def test_crash_at_every_boundary(
 
 
 @pytest.mark.parametrize("mode", FAILING, ids=str)
-def test_crash_while_failing(bank: Bank, mode: Mode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_crash_while_failing(
+    bank: Bank, undisturbed: Forks, mode: Mode, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same where the operation was about to fail: while it is rolled back, and while that is
     written down.
     """
-    ended = bank.forks.send(Order(mode.path, fails=True))
+    ended = undisturbed.send(Order(mode.path, fails=True))
     assert ended.status == 500
     points = bank.boundaries(mode, ended)
     _crash_and_recover(bank, mode, points, fails=True)
@@ -62,12 +71,13 @@ def test_crash_while_failing(bank: Bank, mode: Mode, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("mode", [STEPPED], ids=str)
 def test_crash_again_at_every_boundary(
-    bank: Bank, mode: Mode, capsys: pytest.CaptureFixture[str]
+    bank: Bank, undisturbed: Forks, mode: Mode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wherever the process that resumes an operation is killed too, the third one completes it,
     whichever recovery point the first had come to.
     """
-    crashes = [(first, strike) for first in _interruptions(bank, mode) for strike in first.resumed]
+    interruptions = _interruptions(bank, undisturbed, mode)
+    crashes = [(first, strike) for first in interruptions for strike in first.resumed]
     orders = [Order(mode.path) for _ in crashes]
     for order, (first, _) in zip(orders, crashes, strict=True):
         bank.kill(order, first.strike)
@@ -109,10 +119,10 @@ class _Interruption:
     resumed: list[Strike]
 
 
-def _interruptions(bank: Bank, mode: Mode) -> list[_Interruption]:
+def _interruptions(bank: Bank, undisturbed: Forks, mode: Mode) -> list[_Interruption]:
     """One crash for each state that a crash can leave for somebody to resume."""
     left: dict[int, tuple[Strike, Order]] = {}
-    for strike in bank.boundaries(mode, bank.forks.send(Order(mode.path))):
+    for strike in bank.boundaries(mode, undisturbed.send(Order(mode.path))):
         order = Order(mode.path)
         bank.kill(order, strike)
         bank.state.database.wait_until_idle()
@@ -122,6 +132,6 @@ def _interruptions(bank: Bank, mode: Mode) -> list[_Interruption]:
     assert sorted(left) == [0, 1, 2, 3]
     bank.state.wait_for_end_of_leases()
     return [
-        _Interruption(strike, bank.statements(mode, bank.forks.send(order)))
+        _Interruption(strike, bank.statements(mode, undisturbed.send(order)))
         for strike, order in left.values()
     ]

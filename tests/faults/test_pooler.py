@@ -87,9 +87,12 @@ def test_crash_behind_a_pool(
     """The claim of a process that dies is gone at once with its transaction, or when its lease is
     over, though the pool keeps the connection that it was made over.
     """
-    with forks(pooled, ledger.url, log) as workers:
+    with (
+        forks(pooled, ledger.url, log) as workers,
+        forks(pooled, ledger.url, log, **mode.undisturbed) as undisturbed,
+    ):
         bank = Bank(workers, state, ledger)
-        points = bank.boundaries(mode, workers.send(Order(mode.path)))
+        points = bank.boundaries(mode, undisturbed.send(Order(mode.path)))
         orders = [Order(mode.path) for _ in points]
         for order, strike in zip(orders, points, strict=True):
             bank.kill(order, strike)
