@@ -31,36 +31,19 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, an_operation, in_threads
+from tests.conftest import SIGNALS
 from tests.models import Effect
 from tests.support import effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 STORED = Payload(201, (), b"done")
-SIGNALS = "claimed completed replayed conflicted mismatched failed released".split()
 
 
 @pytest.fixture(params=[MemoryStore, DatabaseStore])
 def store(request: pytest.FixtureRequest) -> Store:
     """A store without and one with transactions."""
     return request.param("default")
-
-
-@pytest.fixture
-def sent() -> Iterator[list[str]]:
-    """The names of the signals that were sent, in order."""
-    names: list[str] = []
-    receivers = []
-    for name in SIGNALS:
-
-        def receive(name: str = name, **_: Any) -> None:
-            names.append(name)
-
-        receivers.append((getattr(signals, name), receive))
-        getattr(signals, name).connect(receive)
-    yield names
-    for signal, receive in receivers:
-        signal.disconnect(receive)
 
 
 def skip_where_duplicates_queue(store: Store) -> None:

@@ -67,12 +67,12 @@ from tests.support import assert_problem, assert_replays, effects, is_replay, ne
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.urls(__name__),
+    pytest.mark.usefixtures("sent"),  # so that every signal has somebody who listens
 ]
 
 LONG, SHORT = timedelta(seconds=30), timedelta(seconds=0.3)
 STORED = Payload(201, (("Location", "/e/1"),), b"done")
 OTHER = Payload(200, (), b"the successor's")
-SIGNALS = "claimed completed replayed conflicted mismatched failed released lost".split()
 
 
 class Watched(Store):
@@ -147,23 +147,6 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as thread:
         yield thread
         thread.submit(connections.close_all).result(PATIENCE)
-
-
-@pytest.fixture(autouse=True)
-def sent() -> Iterator[list[str]]:
-    """The names of the signals that were sent, in order."""
-    names: list[str] = []
-    receivers = []
-    for name in SIGNALS:
-
-        def receive(name: str = name, **_: Any) -> None:
-            names.append(name)
-
-        receivers.append((getattr(signals, name), receive))
-        getattr(signals, name).connect(receive)
-    yield names
-    for of, receive in receivers:
-        of.disconnect(receive)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import signals
 from idempotency_django.calls import idempotent_call
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
@@ -132,23 +131,6 @@ def _atomic_requests(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
             "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
         }
     }
-
-
-@pytest.fixture
-def sent() -> Iterator[list[str]]:
-    """The names of the signals that were sent, in order."""
-    names: list[str] = []
-    receivers = []
-    for name in ("claimed", "completed", "failed", "released", "lost"):
-
-        def receive(name: str = name, **_: Any) -> None:
-            names.append(name)
-
-        receivers.append((getattr(signals, name), receive))
-        getattr(signals, name).connect(receive)
-    yield names
-    for signal, receive in receivers:
-        signal.disconnect(receive)
 
 
 def send(client: Client, url: str, key: str, reference: str) -> Any:
