@@ -23,7 +23,6 @@ from rest_framework.views import APIView
 from idempotency_django.calls import idempotent_call
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key
 
@@ -102,16 +101,14 @@ class AsyncView(View):
         return JsonResponse({})
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "auto": {},
-    "leased": {"mode": "leased"},
-    "memory": {"store": "memory"},
-}
+KINDS = {"auto": "auto", "leased": "leased", "memory": "auto"}
+"""What is tried, and the mode of its policy; "memory" is a store that takes part in nothing."""
+
 urlpatterns = [
     path(f"{kind}/{name}/", view)
-    for kind, fields in KINDS.items()
+    for kind, mode in KINDS.items()
     for places in (on_the_view, on_a_part)
-    for name, view in places(idempotent(**fields))
+    for name, view in places(idempotent(mode=mode))
 ]
 urlpatterns += [
     path("async/class/", idempotent(AsyncView).as_view()),
@@ -122,15 +119,18 @@ ON_THE_VIEW = [name for name, _ in on_the_view(lambda view: view)]
 ON_A_PART = [name for name, _ in on_a_part(lambda view: view)]
 
 
+@pytest.fixture
+def kind() -> str:
+    """What is tried where a test does not say."""
+    return "auto"
+
+
 @pytest.fixture(autouse=True)
-def _atomic_requests(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+def _atomic_requests(monkeypatch: pytest.MonkeyPatch, settings: Any, kind: str) -> None:
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-    settings.IDEMPOTENCY = {
-        "STORES": {
-            "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"},
-            "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
-        }
-    }
+    if kind == "memory":
+        backend = "idempotency_django.stores.memory.MemoryStore"
+        settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": backend}}}
 
 
 def send(client: Client, url: str, key: str, reference: str) -> Any:
@@ -208,13 +208,12 @@ class TestOnAPart:
         assert effects("a") == 0
 
 
-def test_call_within_a_transaction() -> None:
+@pytest.mark.parametrize("kind", ["memory"])
+def test_call_within_a_transaction(kind: str) -> None:
     """A plain call whose store takes no part in the transaction around it is refused."""
     calls: list[int] = []
     with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="move it inside"):
-        idempotent_call(
-            key="order-1", scope="s", fn=lambda _: calls.append(1), policy=Policy(store="memory")
-        )
+        idempotent_call(key="order-1", scope="s", fn=lambda _: calls.append(1))
     assert calls == []
 
 

@@ -26,7 +26,7 @@ from django.views.decorators.csrf import csrf_exempt
 from idempotency_django.decorators import idempotent
 from idempotency_django.errors import ClaimLost
 from idempotency_django.executions import Execution
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.records import Payload
 from tests.models import Effect
 
@@ -135,11 +135,15 @@ def steps(execution: Execution, fault: Fault) -> None:
 
 
 def lives(execution: Execution, fault: Fault) -> None:
-    """Do it in a step, and note the life of the key in which it was done."""
+    """Do it in a step, and note when the key's life began in which it was done, and when that was.
+
+    The first is when a statement was sent that may have waited for its turn.
+    """
 
     def do() -> None:
-        began = IdempotencyKey.objects.values_list("created_at", flat=True).get(key=execution.key)
-        Effect.objects.create(reference=f"{execution.key} {began.timestamp():.6f}")
+        times = IdempotencyKey.objects.values_list("created_at", DatabaseNow())
+        began, done = (moment.timestamp() for moment in times.get(key=execution.key))
+        Effect.objects.create(reference=f"{execution.key} {began:.6f} {done:.6f}")
         fault.reach("effect")
 
     execution.step("do", do)

@@ -36,13 +36,15 @@ def at(request: pytest.FixtureRequest, django_db_setup: None) -> Iterator[Place]
         yield made
 
 
-def lives(at: Place) -> dict[str, list[float]]:
-    """When the lives began in which each key's effect was done, by the database's clock."""
-    found: dict[str, list[float]] = defaultdict(list)
+def lives(at: Place) -> dict[str, list[tuple[float, float]]]:
+    """The lives in which each key's effect was done, by the database's clock: when it began, and
+    when that was.
+    """
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for reference in Effect.objects.using(at.alias).values_list("reference", flat=True):
-        key, _, began = reference.partition(" ")
-        found[key].append(float(began))
-    return {key: sorted(began) for key, began in found.items()}
+        key, began, done = reference.split()
+        found[key].append((float(began), float(done)))
+    return {key: sorted(times) for key, times in found.items()}
 
 
 def die(at: Place, folder: Path, keys: list[str]) -> None:
@@ -76,7 +78,8 @@ def test_purge_amid_everything(
 
     found = lives(at)
     done = sum(map(len, found.values()))
-    gaps = [later - earlier for began in found.values() for earlier, later in pairwise(began)]
+    pairs = [pair for times in found.values() for pair in pairwise(times)]
+    gaps = [done_again - began for (began, _), (_, done_again) in pairs]
     with capsys.disabled():
         print(f"\n{at.name}: {dict(said)}; {purged}; {done} effects, shortest life {min(gaps):.3f}")
     assert set(said) <= {"201", "409", "failed", "replayed"}
