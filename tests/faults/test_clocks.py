@@ -170,8 +170,8 @@ def test_life_is_not_shortened(at: Place, pair: list[Worker]) -> None:
     """What one has answered lives as long as it should for the other, purges included."""
     key = new_key()
     assert pair[0].do("post", at.path, key)["status"] == 201
-    _, _, life = times(at, key)
-    assert life == pytest.approx(TTL, abs=0.01)
+    age, _, life = times(at, key)
+    assert TTL - 0.01 <= life <= TTL + age  # from the claim, or from the answer
     for each in pair:
         said = each.do("command", "purge_idempotency_keys", "--verbosity", "1")
         assert "Purged 0 " in said["said"]
