@@ -11,9 +11,10 @@ from . import engine, keys, scopes
 from .engine import Answer, Executed, Held, InProgress, Mismatched, Outcome, Replayed
 from .errors import FingerprintMismatch, OperationHeld, OperationInProgress, ResponseNotStored
 from .executions import Execution
-from .fingerprints import canonical, digest
+from .fingerprints import canonical
 from .policy import Policy
 from .records import Operation, Payload
+from .seals import content_digest, sealed, sealed_before
 from .steps import as_json
 from .stores import Store, stores
 
@@ -101,11 +102,14 @@ def _resolved(policy: Policy | None) -> tuple[Store, Policy]:
 def _operation(
     policy: Policy, key: str, scope: str, fingerprint: Any, name: str, lease: timedelta | None
 ) -> Operation:
+    content = content_digest(canonical(fingerprint))
     return Operation(
         key=keys.checked(key),
         scope=scopes.fit(scope),
         name=name,
-        fingerprint=digest(canonical(fingerprint)),
+        fingerprint=sealed(content),
+        content=content,
+        former=sealed_before(content),
         ttl=policy.ttl,
         retention=policy.retention,
         lease=lease,

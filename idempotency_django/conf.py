@@ -8,7 +8,7 @@ is reported by the system checks (``manage.py check``) and, where it is used, as
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from django.conf import settings as django_settings
@@ -20,10 +20,14 @@ DEFAULT_STORES: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}
 }
 
+DEFAULT_CREDENTIAL_HEADERS: Final = ["Authorization", "X-Api-Key", "X-Auth-Token"]
+
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 NAMES: Final = frozenset(
     {
+        "CREDENTIAL_COOKIES",
+        "CREDENTIAL_HEADERS",
         "DOCS_URL",
         "HEADER",
         "MIDDLEWARE_PROTECTS",
@@ -59,6 +63,20 @@ class Settings:
                 f"The IDEMPOTENCY setting must be a dict, not {type(value).__name__}."
             )
         return value
+
+    @property
+    def credential_cookies(self) -> Sequence[str]:
+        """The cookies that may tell callers apart where no principal is known."""
+        value = self.raw.get("CREDENTIAL_COOKIES")
+        if value is None:
+            return [django_settings.SESSION_COOKIE_NAME]
+        return self._names("CREDENTIAL_COOKIES", value, "cookies")
+
+    @property
+    def credential_headers(self) -> Sequence[str]:
+        """The headers that may tell callers apart where no principal is known."""
+        value = self.raw.get("CREDENTIAL_HEADERS", DEFAULT_CREDENTIAL_HEADERS)
+        return self._names("CREDENTIAL_HEADERS", value, "headers")
 
     @property
     def docs_url(self) -> str:
@@ -128,6 +146,15 @@ class Settings:
         if isinstance(value, Mapping):
             return value
         return self._refuse("STORES", value, "a dict of stores by alias")
+
+    def _names(self, name: str, value: object, what: str) -> Sequence[str]:
+        if value is DEFAULT_CREDENTIAL_HEADERS:
+            return DEFAULT_CREDENTIAL_HEADERS
+        if isinstance(value, list | tuple) and all(
+            isinstance(item, str) and _FIELD_NAME.fullmatch(item) for item in value
+        ):
+            return value
+        return self._refuse(name, value, f"a list of the names of {what}")
 
     def _header(self, name: str, default: str) -> str:
         value: object = self.raw.get(name, default)

@@ -17,6 +17,7 @@ from rest_framework.views import APIView
 from .errors import IdempotencyError, ResponseNotStored
 from .http import (
     body_of,
+    caller_of,
     form_of,
     key_header,
     operation_name,
@@ -171,7 +172,7 @@ class _DRFExchange(Exchange):
         request = self.http_request
         return Call(
             name=operation_name(request),
-            principal=principal_of(self.request.user, self.request.auth),
+            **caller_of(request, principal_of(self.request.user, self.request.auth)),
             method=request.method or "",
             path=request.path,
             query=request.META.get("QUERY_STRING", ""),

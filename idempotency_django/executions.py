@@ -69,13 +69,14 @@ class Execution:
     def derive_key(self, name: str) -> str:
         """A key for somebody else's service: a UUID (RFC 9562, version 5).
 
-        It is the same on every attempt and on every machine, and another one for each name and
-        each operation. Give it to a payment provider as *its* idempotency key.
+        It is the same on every attempt and on every machine, whatever becomes of ``SECRET_KEY``,
+        and another one for each name, each operation and each request that asks for something
+        else. Give it to a payment provider as *its* idempotency key.
 
         Args:
             name: what the key is for, ``"charge"``.
         """
-        parts = (self.scope, self.key, name)
+        parts = (self.scope, self.key, self.operation.content, name)
         return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
     def atomic(self) -> AbstractContextManager[None]:

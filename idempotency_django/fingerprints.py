@@ -70,17 +70,18 @@ def field_value(call: Call, path: str) -> Any:
 
 
 def digest(*parts: bytes | str) -> str:
-    """SHA-256 hex of the parts, each behind its length, so that no two lists of parts collide."""
-    return hashlib.sha256(_framed(*parts)).hexdigest()
+    """SHA-256 hex of the parts; no two lists of parts collide."""
+    return hashlib.sha256(framed(*parts)).hexdigest()
 
 
-def _framed(*parts: bytes | str) -> bytes:
-    framed = bytearray()
+def framed(*parts: bytes | str) -> bytes:
+    """The parts, each after its length, so that no two lists of parts make the same bytes."""
+    out = bytearray()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        framed += b"%d:" % len(data)
-        framed += data
-    return bytes(framed)
+        out += b"%d:" % len(data)
+        out += data
+    return bytes(out)
 
 
 def canonical(value: Any) -> bytes:
@@ -148,8 +149,8 @@ def _sort_key(name: Any) -> tuple[str, str]:
 def _request(call: Call, body: bytes) -> bytes:
     # The order of a parameter's own values matters, that of different ones does not.
     pairs = sorted(_query(call.query), key=itemgetter(0))
-    query = _framed(*(part for pair in pairs for part in pair))
-    return _framed(call.method, call.path, query, call.media_type, body)
+    query = framed(*(part for pair in pairs for part in pair))
+    return framed(call.method, call.path, query, call.media_type, body)
 
 
 def _query(query: str) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import DisallowedHost, ImproperlyConfigured
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.http.request import HttpHeaders
@@ -40,7 +40,7 @@ def call_of(request: HttpRequest) -> Call:
     """What the policy needs to know of a Django request."""
     return Call(
         name=operation_name(request),
-        principal=principal_of(getattr(request, "user", None)),
+        **caller_of(request, principal_of(getattr(request, "user", None))),
         method=request.method or "",
         path=request.path,
         query=request.META.get("QUERY_STRING", ""),
@@ -49,6 +49,33 @@ def call_of(request: HttpRequest) -> Call:
         header=key_header(request),
         request=request,
     )
+
+
+def caller_of(request: HttpRequest, principal: str) -> dict[str, str]:
+    """Who is calling, as a call has it: the principal or, where none is known, the credentials."""
+    credentials = "" if principal else credentials_of(request)
+    return {"principal": principal, "credentials": credentials, "host": host_of(request)}
+
+
+def credentials_of(request: HttpRequest) -> str:
+    """A digest of the credentials that a request presents; empty where it presents none.
+
+    Nobody has looked at them: the view may refuse them, or may not care.
+    """
+    headers = [request.META.get(_wsgi_name(name), "") for name in conf.credential_headers]
+    cookies = [request.COOKIES.get(name, "") for name in conf.credential_cookies]
+    if not (any(headers) or any(cookies)):
+        return ""
+    return f"credentials:{digest(*headers, *cookies)}"
+
+
+def host_of(request: HttpRequest) -> str:
+    """The host that was asked, in lower case; that it is allowed is not for us to say."""
+    try:
+        host = request.get_host()
+    except DisallowedHost:
+        host = request.META.get("HTTP_HOST", "")
+    return host.lower()
 
 
 def key_header(request: HttpRequest) -> str | None:

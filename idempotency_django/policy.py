@@ -13,11 +13,12 @@ from django.core.exceptions import ImproperlyConfigured
 from . import keys, scopes
 from .conf import conf
 from .errors import KeyGuessable, KeyMalformed, KeyMissing
-from .fingerprints import FingerprintFunction, digest, whole_request
+from .fingerprints import FingerprintFunction, whole_request
 from .keys import KeyFunction
 from .policy_fields import UNSAFE_METHODS, validated
 from .records import Call, Operation, Record
 from .scopes import ScopeFunction
+from .seals import content_digest, sealed, sealed_before
 
 NEVER_STORED: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
 """Answers about the moment, not about the operation: a retry must be free to get another."""
@@ -54,8 +55,13 @@ class Policy:
         key_format: ``"any"``, ``"uuid"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or
             more) or a regular expression that the whole key must match.
         scope: what a key is unique in; see :mod:`idempotency_django.scopes`.
-        bind_principal: whether a key only ever answers the principal who used it first. Matters
-            for scopes that several principals share.
+        principal: who is calling, for a view that authenticates its callers itself: a callable
+            that takes a :class:`~idempotency_django.records.Call` and returns, for example,
+            ``"key:17"``, or ``None`` for a caller it does not know.
+        bind_principal: whether a key only ever answers the principal who used it first or, where
+            no principal is known, the credentials that were presented first. Others get 422.
+        hosts: ``"refuse"`` a key that was used on another host (422), ``"separate"`` the hosts, so
+            that each has keys of its own, or treat them as the ``"same"``: names of one API.
         operation: a name of your own for the operation, instead of its method and route; keeps
             keys alive when the URL changes.
         fingerprint: what tells a retry from another request; see
@@ -96,7 +102,9 @@ class Policy:
     key: KeyFunction | None = UNSET
     key_format: str = UNSET
     scope: ScopeFunction = UNSET
+    principal: KeyFunction | None = UNSET
     bind_principal: bool = UNSET
+    hosts: Literal["refuse", "separate", "same"] = UNSET
     operation: str | None = UNSET
     fingerprint: FingerprintFunction = UNSET
     ttl: timedelta | None = UNSET
@@ -197,15 +205,19 @@ class Policy:
         """
         if self.operation:
             call = dataclasses.replace(call, name=self.operation)
-        asked = _returned("fingerprint", self.fingerprint(call), str | bytes)
+        content = content_digest(_returned("fingerprint", self.fingerprint(call), str | bytes))
+        bound = self._bound_to(call)
         if scope is None:
             scope = _returned("scope", self.scope(call), str)
-        principal = call.principal if self.bind_principal else ""
+        if self.hosts == "separate":
+            scope = scopes.join(call.host, scope)
         return Operation(
             key=key,
             scope=scopes.fit(scope),
             name=call.name,
-            fingerprint=digest(principal, asked),
+            fingerprint=sealed(content, *bound),
+            content=content,
+            former=sealed_before(content, *bound),
             ttl=self.ttl,
             retention=self.retention,
             lease=lease,
@@ -216,6 +228,22 @@ class Policy:
             method=call.method,
             path=call.path,
         )
+
+    def identified(self, call: Call) -> Call:
+        """The call, with the principal that this policy knows it to be from."""
+        if self.principal is None:
+            return call
+        principal = self.principal(call)
+        if principal is None:
+            return call
+        return dataclasses.replace(call, principal=_returned("principal", principal, str))
+
+    def _bound_to(self, call: Call) -> tuple[str, ...]:
+        """What must be equal for a retry, besides what is asked for."""
+        host = call.host if self.hosts == "refuse" else ""
+        if not self.bind_principal:
+            return ("", host)
+        return (call.principal or call.credentials, host)
 
     # What of its answer is kept.
 
@@ -258,7 +286,9 @@ DEFAULTS: Final = Policy(
     key=None,
     key_format="any",
     scope=scopes.per_user,
+    principal=None,
     bind_principal=True,
+    hosts="refuse",
     operation=None,
     fingerprint=whole_request,
     ttl=timedelta(hours=24),

@@ -26,7 +26,10 @@ class Operation:
         key: the string that names the operation; 1-255 visible ASCII characters.
         scope: the namespace the key is unique in; at most 255 printable ASCII characters.
         name: which operation this is, for people (``"POST /api/charges/"``).
-        fingerprint: SHA-256 hex of what is asked for, 64 characters.
+        fingerprint: of what is asked for and by whom, 64 characters; see
+            :mod:`idempotency_django.seals`.
+        content: digest of what is asked for, without a secret; never stored as it is.
+        former: the fingerprint as it was under each of ``SECRET_KEY_FALLBACKS``.
         ttl: how long a completed record is replayed; ``None``: for ever.
         retention: how long the expired record is kept for the audit before it may be purged.
         lease: how long a claim on it lives without being renewed; ``None``: the claim lives as
@@ -44,6 +47,8 @@ class Operation:
     name: str
     fingerprint: str
     ttl: timedelta | None
+    content: str = ""
+    former: tuple[str, ...] = ()
     retention: timedelta = timedelta(0)
     lease: timedelta | None = None
     hold: bool = False
@@ -183,6 +188,9 @@ class Call:
         name: which operation is asked for: the method and the route, which stay the same when
             code moves (``"POST /api/charges/"``).
         principal: who is calling (``"user:42"``); empty for callers who are not told apart.
+        credentials: digest of the credentials that were presented, where the principal is not
+            known; empty where there were none.
+        host: the host that was asked, in lower case; empty outside of HTTP.
         method: the HTTP method in capitals.
         path: the whole path, without the query.
         query: the query string as it was sent.
@@ -196,6 +204,8 @@ class Call:
     principal: str
     method: str
     path: str
+    credentials: str = ""
+    host: str = ""
     query: str = ""
     media_type: str = ""
     body: Body = b""

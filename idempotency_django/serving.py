@@ -168,7 +168,7 @@ def _asked_for(exchange: Exchange, policy: Policy, *, asynchronous: bool) -> _As
     if key is None and policy.key is None:
         policy.refuse_missing(method)
         return None
-    call = exchange.call()
+    call = policy.identified(exchange.call())
     derived = key is None
     if key is None:
         key = policy.derived_key_of(call)

@@ -96,7 +96,11 @@ def test_ids_are_those_of_the_docs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("STORE", "Did you mean 'STORES'?"), ("XYZ", "Known are: DOCS_URL, HEADER"), (1, "Known are")],
+    [
+        ("STORE", "Did you mean 'STORES'?"),
+        ("XYZ", "Known are: CREDENTIAL_COOKIES"),
+        (1, "Known are"),
+    ],
 )
 def test_unknown_setting(name: Any, hint: str) -> None:
     """E001: a name that is no setting, with the one that was probably meant."""

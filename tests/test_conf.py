@@ -10,6 +10,8 @@ from django.test import override_settings
 from idempotency_django.conf import ALL_UNSAFE, DEFAULT_STORES, NAMES, Settings, conf
 
 DEFAULTS = {
+    "CREDENTIAL_COOKIES": ["sessionid"],
+    "CREDENTIAL_HEADERS": ["Authorization", "X-Api-Key", "X-Auth-Token"],
     "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/",
     "HEADER": "Idempotency-Key",
     "MIDDLEWARE_PROTECTS": "unsafe",
@@ -20,6 +22,8 @@ DEFAULTS = {
     "STORES": DEFAULT_STORES,
 }
 OTHERS = {
+    "CREDENTIAL_COOKIES": ["jwt"],
+    "CREDENTIAL_HEADERS": [],
     "DOCS_URL": "https://docs.example.com/#",
     "HEADER": "X-Request-Key",
     "MIDDLEWARE_PROTECTS": "with-policy",

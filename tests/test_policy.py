@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from idempotency_django import keys, scopes
 from idempotency_django.errors import KeyGuessable, KeyMalformed, KeyMissing
-from idempotency_django.fingerprints import digest, fields, whole_request
+from idempotency_django.fingerprints import fields, whole_request
 from idempotency_django.policy import API, DEFAULTS, NEVER_STORED, PAYMENT, UNSET, WEBHOOK, Policy
 from idempotency_django.policy_fields import UNSAFE_METHODS
 from idempotency_django.records import Claim, Parsed
+from idempotency_django.seals import content_digest, sealed
 from tests.properties import ANY_TEXT, a_call
 
 NAMES = [field.name for field in dataclasses.fields(Policy)]
@@ -41,7 +42,9 @@ ACCEPTED: dict[str, list[Any]] = {
     "key": [None, keys.generated],
     "key_format": ["any", "uuid", "ulid", "opaque", r"ord-\d+"],
     "scope": [scopes.per_user, scopes.shared],
+    "principal": [None, keys.generated],
     "bind_principal": [True, False],
+    "hosts": ["refuse", "separate", "same"],
     "operation": [None, "charge"],
     "fingerprint": [whole_request, fields(include=["a"])],
     "ttl": [None, DAY, timedelta(microseconds=1)],
@@ -74,7 +77,9 @@ REFUSED: dict[str, list[Any]] = {
     "key": NO_CALLABLES,
     "key_format": ["", None, 1, "[", "(", "a{99999999999999999999}", "UUID"],
     "scope": [*NO_CALLABLES, None],
+    "principal": NO_CALLABLES,
     "bind_principal": NO_FLAGS,
+    "hosts": [None, "", "bound", True],
     "operation": ["", 1, b"charge"],
     "fingerprint": [*NO_CALLABLES, None],
     "ttl": [60, "1 day", timedelta(0), -DAY, timedelta.max],
@@ -403,7 +408,8 @@ def test_operation() -> None:
     assert operation.key == "k"
     assert operation.scope == "user:42|POST /orders/"
     assert operation.name == "POST /orders/"
-    assert operation.fingerprint == digest("user:42", whole_request(call))
+    assert operation.content == content_digest(whole_request(call))
+    assert operation.fingerprint == sealed(operation.content, "user:42", "")
     assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))
     assert operation.extend_on_replay is False
     assert (operation.principal, operation.method, operation.path) == (

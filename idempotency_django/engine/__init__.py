@@ -92,11 +92,17 @@ def run(
             database has refused to commit because of others.
         ClaimLost: the claim vanished and has no successor.
     """
-    if operation.lease is None:
-        outcome = transactional.run(store, policy, operation, execute, recover, after)
-    else:
+
+    def attempt(operation: Operation) -> Outcome:
+        if operation.lease is None:
+            return transactional.run(store, policy, operation, execute, recover, after)
         wanted = Run(store, policy, operation, operation.lease, recover, outer, inner)
-        outcome = drive(wanted.flow(), store, execute)
+        return drive(wanted.flow(), store, execute)
+
+    outcome = attempt(operation)
+    sealed_before = _sealed_before(outcome, operation)
+    if sealed_before:
+        outcome = attempt(sealed_before)
     told = announcement(outcome)
     if told:
         send(told[0], operation, **told[1])
@@ -113,9 +119,23 @@ async def arun(
     """
     lease = operation.lease or policy.lease
     operation = replace(operation, lease=lease)
-    wanted = Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE)
-    outcome = await adrive(wanted.flow(), store, execute)
+
+    async def attempt(operation: Operation) -> Outcome:
+        wanted = Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE)
+        return await adrive(wanted.flow(), store, execute)
+
+    outcome = await attempt(operation)
+    sealed_before = _sealed_before(outcome, operation)
+    if sealed_before:
+        outcome = await attempt(sealed_before)
     told = announcement(outcome)
     if told:  # in a thread: a receiver may ask the database
         await sync_to_async(send)(told[0], operation, **told[1])
     return outcome
+
+
+def _sealed_before(outcome: Outcome, operation: Operation) -> Operation | None:
+    """The operation as its record knows it, where that was sealed before a secret was rotated."""
+    if isinstance(outcome, Mismatched) and outcome.record.fingerprint in operation.former:
+        return replace(operation, fingerprint=outcome.record.fingerprint, former=())
+    return None

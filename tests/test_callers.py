@@ -1,0 +1,304 @@
+"""Callers whom no adapter can tell apart: views that authenticate inside themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.conf import settings as django_settings
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from rest_framework.decorators import api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.policy import Policy
+from idempotency_django.records import Call
+from tests.models import Effect
+from tests.support import assert_problem, effects, is_replay, new_key, post
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+TOKENS = {"token-1": "1", "token-1-refreshed": "1", "token-2": "2"}
+
+
+def owner_of(request: Any) -> str | None:
+    """Whose token it is, as the view looks it up itself."""
+    return TOKENS.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
+
+
+def with_token(request: HttpRequest) -> HttpResponse:
+    owner = owner_of(request)
+    if owner is None:
+        return JsonResponse({"detail": "Who are you?"}, status=401)
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    return JsonResponse({"secret of": owner}, status=201)
+
+
+async def awith_token(request: HttpRequest) -> HttpResponse:
+    owner = owner_of(request)
+    if owner is None:
+        return JsonResponse({"detail": "Who are you?"}, status=401)
+    await Effect.objects.acreate(reference=json.loads(request.body)["reference"])
+    return JsonResponse({"secret of": owner}, status=201)
+
+
+def with_api_key(request: HttpRequest) -> HttpResponse:
+    if request.headers.get("X-Api-Key") != "good":
+        return JsonResponse({}, status=401)
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    return JsonResponse({"secret": True}, status=201)
+
+
+def with_session(request: HttpRequest) -> HttpResponse:
+    if request.session.get("cart") is None:
+        return JsonResponse({}, status=401)
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    return JsonResponse({"cart": request.session["cart"]}, status=201)
+
+
+class OwnAuthentication(APIView):
+    authentication_classes: list[Any] = []
+    permission_classes: list[Any] = []
+
+    def post(self, request: Request) -> Response:
+        owner = owner_of(request)
+        if owner is None:
+            return Response({}, status=401)
+        Effect.objects.create(reference=request.data["reference"])
+        return Response({"secret of": owner}, status=201)
+
+
+class Mixed(IdempotentViewMixin, OwnAuthentication):
+    pass
+
+
+@api_view(["POST"])
+@idempotent
+def below_api_view(request: Request) -> Response:
+    return OwnAuthentication().post(request)
+
+
+def known(call: Call) -> str | None:
+    owner = owner_of(call.request)
+    return owner and f"token-owner:{owner}"
+
+
+class Identified(IdempotentViewMixin, OwnAuthentication):
+    idempotency_policy = Policy(principal=known)
+
+
+urlpatterns = [
+    path("middleware/", with_token),
+    path("decorated/", idempotent(with_token)),
+    path("async/", idempotent(awith_token)),
+    path("api-key/", with_api_key),
+    path("session/", with_session),
+    path("drf-middleware/", OwnAuthentication.as_view()),
+    path("mixin/", Mixed.as_view()),
+    path("below-api-view/", below_api_view),
+    path("identified/", idempotent(principal=known)(with_token)),
+    path("identified-mixin/", Identified.as_view()),
+    path("unbound/", idempotent(bind_principal=False)(with_token)),
+    path("wrong/", idempotent(principal=lambda call: 17)(with_token)),
+]
+
+SELF_AUTHENTICATING = [
+    "/middleware/",
+    "/decorated/",
+    "/async/",
+    "/drf-middleware/",
+    "/mixin/",
+    "/below-api-view/",
+]
+
+
+@pytest.fixture(autouse=True)
+def _middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = [
+        *django_settings.MIDDLEWARE,
+        "idempotency_django.middleware.IdempotencyMiddleware",
+    ]
+
+
+def send(path: str, key: str, token: str | None, client: Client | None = None) -> HttpResponse:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return post(client or Client(), path, key, headers=headers)
+
+
+@pytest.mark.parametrize("path", SELF_AUTHENTICATING)
+class TestCredentials:
+    def test_same(self, path: str) -> None:
+        """Whoever presents the same credentials again receives the answer."""
+        key = new_key()
+        first = send(path, key, "token-1")
+        assert (first.status_code, is_replay(first)) == (201, False)
+        again = send(path, key, "token-1")
+        assert (again.status_code, is_replay(again)) == (201, True)
+        assert again.content == first.content
+        assert effects() == 1
+
+    @pytest.mark.parametrize(
+        "token", ["token-2", "rejected", None], ids=["another", "rejected", "none"]
+    )
+    def test_others(self, path: str, token: str | None) -> None:
+        """Other credentials, rejected ones and none at all are refused; nothing is executed."""
+        key = new_key()
+        assert send(path, key, "token-1").status_code == 201
+        refused = send(path, key, token)
+        assert_problem(refused, 422, "mismatch")
+        assert b"secret" not in refused.content
+        assert effects() == 1
+
+    def test_refreshed(self, path: str) -> None:
+        """A refreshed token is refused likewise: it executes nothing twice."""
+        key = new_key()
+        assert send(path, key, "token-1").status_code == 201
+        assert_problem(send(path, key, "token-1-refreshed"), 422, "mismatch")
+        assert effects() == 1
+
+    def test_rejected_first(self, path: str) -> None:
+        """Whom the view itself rejects leaves the key free for others."""
+        key = new_key()
+        assert send(path, key, "rejected").status_code == 401
+        assert send(path, key, "token-1").status_code == 201
+        assert effects() == 1
+
+
+def test_api_key() -> None:
+    """A caller without the API key that the view's body checks is not given the answer."""
+    key = new_key()
+    good = {"X-Api-Key": "good"}
+    assert post(Client(), "/api-key/", key, headers=good).status_code == 201
+    assert is_replay(post(Client(), "/api-key/", key, headers=good))
+    for headers in ({}, {"X-Api-Key": "bad"}):
+        assert_problem(post(Client(), "/api-key/", key, headers=headers), 422, "mismatch")
+    assert effects() == 1
+
+
+def test_configured_header(settings: Any) -> None:
+    """The headers that tell callers apart are a setting; those left out tell nobody apart."""
+    settings.IDEMPOTENCY = {"CREDENTIAL_HEADERS": ["X-Tenant-Token"]}
+    key = new_key()
+    headers = {"Authorization": "Bearer token-1", "X-Tenant-Token": "a"}
+    assert post(Client(), "/decorated/", key, headers=headers).status_code == 201
+    refreshed = headers | {"Authorization": "Bearer token-1-refreshed"}
+    assert is_replay(post(Client(), "/decorated/", key, headers=refreshed))
+    other = headers | {"X-Tenant-Token": "b"}
+    assert_problem(post(Client(), "/decorated/", key, headers=other), 422, "mismatch")
+
+
+def test_configured_cookie(settings: Any) -> None:
+    """So are the cookies: a project may keep its token in one of its own."""
+    settings.IDEMPOTENCY = {"CREDENTIAL_COOKIES": ["jwt"]}
+    key, client = new_key(), Client()
+    client.cookies["jwt"] = "alice"
+    assert send("/decorated/", key, "token-1", client).status_code == 201
+    client.cookies["jwt"] = "bob"
+    assert_problem(send("/decorated/", key, "token-1", client), 422, "mismatch")
+
+
+@pytest.mark.parametrize("name", ["CREDENTIAL_COOKIES", "CREDENTIAL_HEADERS"])
+@pytest.mark.parametrize("value", ["Authorization", ["a b"], [17], {"Authorization"}])
+def test_wrong_setting(settings: Any, name: str, value: Any) -> None:
+    """Anything but a list of names is refused, and says which setting it is."""
+    settings.IDEMPOTENCY = {name: value}
+    with pytest.raises(ImproperlyConfigured, match=f"{name}'\\] is .*must be a list of the names"):
+        send("/decorated/", new_key(), "token-1")
+    assert effects() == 0
+
+
+def test_anonymous_session() -> None:
+    """Sessions tell apart callers who are not logged in."""
+    key, mine = new_key(), Client()
+    session = mine.session
+    session["cart"] = 17
+    session.save()
+    assert post(mine, "/session/", key).json() == {"cart": 17}
+    assert is_replay(post(mine, "/session/", key))
+    theirs = Client()
+    session = theirs.session
+    session["cart"] = 18
+    session.save()
+    assert_problem(post(theirs, "/session/", key), 422, "mismatch")
+    assert_problem(post(Client(), "/session/", key), 422, "mismatch")
+    assert effects() == 1
+
+
+def test_known_principal() -> None:
+    """Where the user is known, a new token or session of theirs receives the answer."""
+    user, key = User.objects.create_user("alice"), new_key()
+    for token, replayed in (("token-1", False), ("token-1-refreshed", True)):
+        client = Client()
+        client.force_login(user)
+        response = send("/decorated/", key, token, client)
+        assert (response.status_code, is_replay(response)) == (201, replayed)
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("path", ["/identified/", "/identified-mixin/"])
+class TestPrincipal:
+    """A view that authenticates itself tells its policy who is calling."""
+
+    def test_refreshed(self, path: str) -> None:
+        """Then a refreshed token receives the answer."""
+        key = new_key()
+        assert send(path, key, "token-1").status_code == 201
+        assert is_replay(send(path, key, "token-1-refreshed"))
+        assert effects() == 1
+
+    def test_others(self, path: str) -> None:
+        """Another principal has keys of its own, and a rejected token is nobody's."""
+        key = new_key()
+        assert send(path, key, "token-1").json() == {"secret of": "1"}
+        assert send(path, key, "token-2").json() == {"secret of": "2"}
+        assert send(path, key, "rejected").status_code == 401
+        assert effects() == 2
+
+    def test_short_key(self, path: str) -> None:
+        """A known principal may use any key; for an unknown one it must be unguessable."""
+        assert send(path, "order-17", "token-1").status_code == 201
+        assert_problem(send(path, "order-17", "rejected"), 400, "key-guessable")
+
+
+def test_principal_of_wrong_type() -> None:
+    """What is no text names nobody; nothing is executed."""
+    with pytest.raises(ImproperlyConfigured, match="principal of an idempotency policy returned"):
+        send("/wrong/", new_key(), "token-1")
+    assert effects() == 0
+
+
+def test_unbound() -> None:
+    """``bind_principal=False`` gives the answer to whoever knows the key, as it says."""
+    key = new_key()
+    assert send("/unbound/", key, "token-1").status_code == 201
+    assert is_replay(send("/unbound/", key, "token-2"))
+
+
+def test_async_client() -> None:
+    """The same holds under ASGI."""
+
+    async def statuses() -> list[int]:
+        client, key = AsyncClient(), new_key()
+        return [
+            (
+                await client.post(
+                    "/async/",
+                    {"reference": "a"},
+                    content_type="application/json",
+                    headers={"Idempotency-Key": key, "Authorization": f"Bearer {token}"},
+                )
+            ).status_code
+            for token in ("token-1", "token-2", "rejected", "token-1")
+        ]
+
+    assert async_to_sync(statuses)() == [201, 422, 422, 201]
+    assert effects() == 1

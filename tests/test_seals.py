@@ -1,0 +1,185 @@
+"""Fingerprints give a thief nothing to guess by, and outlive a rotation of ``SECRET_KEY``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
+from django.urls import path
+
+from idempotency_django import seals
+from idempotency_django.calls import aidempotent_call, idempotent_call
+from idempotency_django.decorators import idempotent
+from idempotency_django.errors import FingerprintMismatch
+from idempotency_django.executions import Execution
+from idempotency_django.fingerprints import canonical, digest
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.records import Claim, Status
+from idempotency_django.stores import stores
+from idempotency_django.testing.support import an_operation
+from tests.factories import ago
+from tests.models import Effect
+from tests.support import assert_problem, effects, is_replay, new_key, post, record
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+LEASED = Policy(mode="leased")
+
+
+def charge(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    derived = request.idempotency.derive_key("charge")  # type: ignore[attr-defined]
+    if reference == "fails":
+        raise ConnectionError(derived)
+    return JsonResponse({"charge": derived}, status=201)
+
+
+urlpatterns = [
+    path("transactional/", idempotent(charge)),
+    path("leased/", idempotent(policy=LEASED)(charge)),
+]
+both = pytest.mark.parametrize("path", ["/transactional/", "/leased/"])
+
+
+@pytest.fixture
+def client() -> Client:
+    client = Client(raise_request_exception=False)
+    client.force_login(User.objects.create_user("alice"))
+    return client
+
+
+def rotate(settings: Any, *before: str) -> None:
+    settings.SECRET_KEY_FALLBACKS = list(before)
+    settings.SECRET_KEY = "the secret after the rotation"
+
+
+class TestSecret:
+    @both
+    def test_nothing_to_guess_by(self, client: Client, path: str, settings: Any) -> None:
+        """Whoever has the table, and not the secret, cannot tell a right guess from a wrong one."""
+        key = new_key()
+        assert post(client, path, key).status_code == 201
+        stolen = record(key).fingerprint
+        asked = json.dumps({"reference": "a"}).encode()
+        guesses = [asked, canonical(json.loads(asked)), b"json" + asked]
+        plain = {hashlib.sha256(guess).hexdigest() for guess in guesses} | set(map(digest, guesses))
+        assert not {stolen, stolen[:32], stolen[32:]} & plain
+        # The same request under another secret has nothing in common with it.
+        settings.SECRET_KEY = "somebody else's"
+        other = new_key()
+        assert post(client, path, other).status_code == 201
+        assert record(other).fingerprint[:32] != stolen[:32]
+        assert record(other).fingerprint[32:] != stolen[32:]
+
+    def test_equal_for_equal(self) -> None:
+        """The same content for the same caller is the same fingerprint; anything else is not."""
+        content = seals.content_digest("order", "17")
+        assert seals.sealed(content, "user:1") == seals.sealed(content, "user:1")
+        others = [
+            seals.sealed(content),
+            seals.sealed(content, "user:2"),
+            seals.sealed(content, "user:1", ""),
+            seals.sealed(seals.content_digest("order1", "7"), "user:1"),
+        ]
+        assert len({*others, seals.sealed(content, "user:1")}) == 5
+        assert {len(fingerprint) for fingerprint in others} == {64}
+
+    def test_content(self, settings: Any) -> None:
+        """With the secret, now or as a fallback, the content's digest is recovered."""
+        content = seals.content_digest("order 17")
+        fingerprint = seals.sealed(content, "user:1", "api.example")
+        assert seals.content_of(fingerprint) == content
+        rotate(settings, "an older one", "tests")
+        assert seals.content_of(fingerprint) == content
+        settings.SECRET_KEY_FALLBACKS = []
+        assert seals.content_of(fingerprint) is None
+
+    @pytest.mark.parametrize("broken", ["", "f" * 64, "no hex", "ab"])
+    def test_no_content(self, broken: str) -> None:
+        """What nobody has sealed has no content."""
+        assert seals.content_of(broken) is None
+
+
+class TestRotation:
+    @both
+    def test_replay(self, client: Client, path: str, settings: Any) -> None:
+        """A retry that crosses a rotation receives the answer, and a different request is 422."""
+        key = new_key()
+        first = post(client, path, key)
+        rotate(settings, "tests")
+        client.force_login(User.objects.get())
+        again = post(client, path, key)
+        assert is_replay(again)
+        assert again.content == first.content
+        assert_problem(post(client, path, key, "b"), 422, "mismatch")
+        assert (effects("a"), effects("b")) == (1, 0)
+
+    @both
+    def test_derived_key(self, client: Client, path: str, settings: Any) -> None:
+        """A rotation between two attempts changes no derived key, with a fallback or without."""
+        key = new_key()
+        assert post(client, path, key, "fails").status_code == 500
+        errors = {record(key).error}
+        for fallbacks in (["tests"], []):
+            rotate(settings, *fallbacks)
+            client.force_login(User.objects.get())
+            assert post(client, path, key, "fails").status_code == 500
+            errors.add(record(key).error)
+        assert record(key).attempt == 3
+        (error,) = errors
+        assert UUID(error.removeprefix("ConnectionError: ")).version == 5
+
+    def test_interrupted(self, client: Client, settings: Any) -> None:
+        """An interrupted attempt is resumed after a rotation, and derives the keys it derived."""
+        key = new_key()
+        first = post(client, "/leased/", key)
+        IdempotencyKey.objects.filter(key=key).update(
+            status=Status.IN_PROGRESS, completed_at=None, lease_expires_at=ago(minutes=1)
+        )
+        rotate(settings, "tests")
+        client.force_login(User.objects.get())
+        again = post(client, "/leased/", key)
+        assert (again.status_code, is_replay(again)) == (201, False)
+        assert again.json() == first.json()
+        assert record(key).attempt == 2
+
+
+class TestCalls:
+    def test_rotation(self, settings: Any) -> None:
+        """A call from plain Python is recognised after a rotation, sync and async."""
+
+        async def fn(_: Execution) -> int:
+            raise AssertionError("executed again")
+
+        given = {"scope": "s", "fingerprint": {"order": 17}}
+        sync_key, async_key = new_key(), new_key()
+        for key in (sync_key, async_key):
+            assert idempotent_call(key=key, fn=lambda _: 42, policy=LEASED, **given) == 42
+        rotate(settings, "tests")
+        again = idempotent_call(key=sync_key, fn=lambda _: 43, policy=LEASED, **given)
+        assert again == 42
+        acall = async_to_sync(aidempotent_call)
+        assert acall(key=async_key, fn=fn, policy=LEASED, **given) == 42
+        with pytest.raises(FingerprintMismatch):
+            idempotent_call(key=sync_key, fn=lambda _: 43, scope="s", fingerprint={"order": 18})
+
+
+def test_derived_from_content() -> None:
+    """Another request under the same key derives another key; a retry derives the same."""
+
+    def derived(content: str) -> str:
+        operation = replace(an_operation(key="one-key"), content=content)
+        return Execution(stores["default"], Claim(operation, 1, "token"), None).derive_key("charge")
+
+    assert derived("a") == derived("a")
+    assert derived("a") != derived("b")
