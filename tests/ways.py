@@ -1,0 +1,701 @@
+"""Every way to protect a view, as a table: what the tests that must hold for all of them run over.
+
+``WAYS`` are the ways that work. Each is served at ``/ways/<name>/`` by the ``urlpatterns`` here. A
+POST of ``{"reference": …}`` makes one :class:`~tests.models.Effect` and answers 201 with the
+reference and the caller's name. ``REFUSED`` are the views that cannot be protected. Each is refused
+by name, when it is decorated or when the first request with a key comes.
+
+The ways by middleware need ``MIDDLEWARE``. All others behave alike with and without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, ClassVar, Literal
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.mixins import PermissionRequiredMixin
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
+from django.views.generic import View
+from rest_framework import viewsets
+from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.decorators import (
+    action,
+    api_view,
+    authentication_classes,
+    permission_classes,
+)
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django import decorators
+from idempotency_django.drf import IdempotentViewMixin
+from tests.models import Effect
+
+By = Literal["mixin", "decorator", "middleware"]
+
+MIDDLEWARE = [
+    *settings.MIDDLEWARE,
+    "idempotency_django.middleware.IdempotencyMiddleware",
+]
+"""The setting that the ways by middleware need."""
+
+
+def idempotent(view: Any) -> Any:
+    """The decorator; where it refuses a way, the way's requests say so."""
+    try:
+        return decorators.idempotent(view)
+    except ImproperlyConfigured as error:
+        refusal = error
+
+    def refused(request: HttpRequest) -> HttpResponse:
+        raise refusal
+
+    return refused
+
+
+PERMISSION = "tests.add_effect"
+"""What a caller of a guarded way must be allowed; DRF's answer 403, and so do Django's."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to protect a view.
+
+    Attributes:
+        name: what it is; a part of its path.
+        by: what protects it.
+        view: what the URL leads to.
+        guarded: a caller needs ``PERMISSION``; a session makes one known.
+        tokens: callers may come with a DRF token, too.
+        asynchronous: the view is async.
+    """
+
+    name: str
+    by: By
+    view: Any
+    guarded: bool = False
+    tokens: bool = False
+    asynchronous: bool = False
+
+    @property
+    def path(self) -> str:
+        """Where it is served."""
+        return f"/ways/{self.name}/"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A view that cannot be protected, and the name that its refusal must say.
+
+    Attributes:
+        name: what it is.
+        make: makes the view; where ``@idempotent`` is refused, that raises.
+        says: what the refusal names: the function to decorate, or the framework.
+        by: what would have protected it; a decorator refuses at once, the middleware a request.
+    """
+
+    name: str
+    by: By
+    make: Callable[[], Any]
+    says: str
+
+
+guard = permission_required(PERMISSION, raise_exception=True)
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    """The effect of a Django view."""
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    return JsonResponse({"reference": reference, "by": request.user.get_username()}, status=201)
+
+
+async def acreate(request: HttpRequest) -> HttpResponse:
+    """The effect of an async Django view."""
+    reference = json.loads(request.body)["reference"]
+    await Effect.objects.acreate(reference=reference)
+    user = await request.auser()
+    return JsonResponse({"reference": reference, "by": user.get_username()}, status=201)
+
+
+def drf_create(request: Request) -> Response:
+    """The effect of a DRF view."""
+    Effect.objects.create(reference=request.data["reference"])
+    by = request.user.get_username()
+    return Response({"reference": request.data["reference"], "by": by}, status=201)
+
+
+class Allowed(BasePermission):
+    """DRF's way to ask for ``PERMISSION``."""
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        """Whether the caller holds it."""
+        return bool(request.user.has_perm(PERMISSION))
+
+
+class Base(APIView):
+    """A DRF view that knows its callers."""
+
+    authentication_classes: ClassVar[list[Any]] = [TokenAuthentication, SessionAuthentication]
+
+
+def a_class(post: Any, *bases: type, **attributes: Any) -> Any:
+    """A class-based view with this ``post()``."""
+    return type("AView", bases or (View,), {"post": post, **attributes})
+
+
+def handler(work: Callable[[Any], Any]) -> Any:
+    """A new method that does this work, for decorators to be put on."""
+
+    def post(self: Any, request: Any) -> Any:
+        return work(request)
+
+    return post
+
+
+def ahandler() -> Any:
+    """The same, async."""
+
+    async def post(self: Any, request: Any) -> Any:
+        return await acreate(request)
+
+    return post
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    """A function view."""
+    return create(request)
+
+
+async def aplain(request: HttpRequest) -> HttpResponse:
+    """An async function view."""
+    return await acreate(request)
+
+
+def drf_plain(request: Request) -> Response:
+    """A function for ``@api_view``."""
+    return drf_create(request)
+
+
+class Site:
+    """Views that are methods of an object, as the admin site's are."""
+
+    def plain(self, request: HttpRequest) -> HttpResponse:
+        """A method."""
+        return create(request)
+
+    @method_decorator(guard)
+    def guarded(self, request: HttpRequest) -> HttpResponse:
+        """A decorated method."""
+        return create(request)
+
+
+class DecoratesItself(View):
+    """An ``as_view()`` that decorates what it makes."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        """The handler."""
+        return create(request)
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        """A guarded view."""
+        return guard(super().as_view(**initkwargs))
+
+
+class ViewSet(viewsets.ViewSet):
+    """Two actions: one that a router knows, one of its own."""
+
+    authentication_classes: ClassVar[list[Any]] = Base.authentication_classes
+
+    @method_decorator(guard)
+    def create(self, request: Request) -> Response:
+        """POST to the list."""
+        return drf_create(request)
+
+    @method_decorator(guard)
+    @action(detail=False, methods=["post"])
+    def pay(self, request: Request) -> Response:
+        """POST to a route of its own."""
+        return drf_create(request)
+
+
+def mixed(*bases: type) -> tuple[type, ...]:
+    """The bases of a view with the mixin."""
+    return (IdempotentViewMixin, *bases)
+
+
+def api(*decorators: Any, permissions: tuple[Any, ...] = ()) -> Any:
+    """An ``@api_view`` function with decorators below it, the outermost first."""
+    view: Any = drf_plain
+    for decorator in reversed(decorators):
+        view = decorator(view)
+    view = permission_classes(permissions)(view)
+    return api_view(["POST"])(authentication_classes(Base.authentication_classes)(view))
+
+
+def guarded_method(work: Callable[[Any], Any]) -> Any:
+    """A handler with a permission decorator on it."""
+    return method_decorator(guard)(handler(work))
+
+
+def guarded_dispatch(view_class: Any) -> Any:
+    """The class with a permission decorator on its ``dispatch()``."""
+    return method_decorator(guard, name="dispatch")(view_class)
+
+
+def guarded_mixin(*bases: type) -> tuple[type, ...]:
+    """The bases of a view that Django's mixin guards."""
+    return (PermissionRequiredMixin, *(bases or (View,)))
+
+
+GUARDED = {"permission_required": PERMISSION, "raise_exception": True}
+
+WAYS: list[Way] = [
+    # @idempotent on functions.
+    Way("function", "decorator", idempotent(plain)),
+    Way("function-guard-above", "decorator", guard(idempotent(plain)), guarded=True),
+    Way("function-guard-below", "decorator", idempotent(guard(plain)), guarded=True),
+    Way(
+        "function-guards-around",
+        "decorator",
+        never_cache(guard(idempotent(require_POST(login_required(plain))))),
+        guarded=True,
+    ),
+    Way("function-guard-far-below", "decorator", idempotent(never_cache(guard(plain))), True),
+    Way("partial", "decorator", idempotent(partial(plain))),
+    Way("partial-guard-inside", "decorator", idempotent(partial(guard(plain))), guarded=True),
+    Way("async-function", "decorator", idempotent(aplain), asynchronous=True),
+    Way(
+        "async-function-guard-above",
+        "decorator",
+        guard(idempotent(aplain)),
+        guarded=True,
+        asynchronous=True,
+    ),
+    Way(
+        "async-function-guard-below",
+        "decorator",
+        idempotent(guard(aplain)),
+        guarded=True,
+        asynchronous=True,
+    ),
+    # @idempotent on class-based views.
+    Way("class", "decorator", idempotent(a_class(handler(create))).as_view()),
+    Way("async-class", "decorator", idempotent(a_class(ahandler())).as_view(), asynchronous=True),
+    Way("as-view", "decorator", idempotent(a_class(handler(create)).as_view())),
+    Way(
+        "as-view-guard-below",
+        "decorator",
+        idempotent(guard(a_class(handler(create)).as_view())),
+        guarded=True,
+    ),
+    Way("as-view-decorates-itself", "decorator", idempotent(DecoratesItself.as_view()), True),
+    Way("class-decorates-itself", "decorator", idempotent(DecoratesItself).as_view(), True),
+    Way(
+        "class-guard-on-handler",
+        "decorator",
+        idempotent(a_class(guarded_method(create))).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "class-guard-on-dispatch",
+        "decorator",
+        idempotent(guarded_dispatch(a_class(handler(create)))).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "class-guard-mixin",
+        "decorator",
+        idempotent(a_class(handler(create), *guarded_mixin(), **GUARDED)).as_view(),
+        guarded=True,
+    ),
+    Way("handler", "decorator", a_class(idempotent(handler(create))).as_view()),
+    Way(
+        "handler-guard-above",
+        "decorator",
+        a_class(method_decorator(guard)(idempotent(handler(create)))).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "handler-guard-below",
+        "decorator",
+        a_class(idempotent(guarded_method(create))).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "handler-by-method-decorator",
+        "decorator",
+        a_class(method_decorator(idempotent)(handler(create))).as_view(),
+    ),
+    Way(
+        "handler-by-method-decorator-guard-below",
+        "decorator",
+        a_class(method_decorator(idempotent)(guarded_method(create))).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "handler-by-method-decorators",
+        "decorator",
+        a_class(method_decorator([idempotent, guard])(handler(create))).as_view(),
+        guarded=True,
+    ),
+    Way("async-handler", "decorator", a_class(idempotent(ahandler())).as_view(), asynchronous=True),
+    Way(
+        "dispatch",
+        "decorator",
+        method_decorator(idempotent, name="dispatch")(a_class(handler(create))).as_view(),
+    ),
+    Way(
+        "dispatch-guard-below",
+        "decorator",
+        method_decorator(idempotent, name="dispatch")(
+            guarded_dispatch(a_class(handler(create)))
+        ).as_view(),
+        guarded=True,
+    ),
+    # @idempotent on DRF views.
+    Way("drf-class", "decorator", idempotent(a_class(handler(drf_create), Base)).as_view()),
+    Way(
+        "drf-class-permission",
+        "decorator",
+        idempotent(a_class(handler(drf_create), Base, permission_classes=[Allowed])).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "drf-class-guard-on-handler",
+        "decorator",
+        idempotent(a_class(guarded_method(drf_create), Base)).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "drf-handler-guard-below",
+        "decorator",
+        a_class(idempotent(guarded_method(drf_create)), Base).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "drf-handler-guard-above",
+        "decorator",
+        a_class(method_decorator(guard)(idempotent(handler(drf_create))), Base).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "drf-handler-by-method-decorator",
+        "decorator",
+        a_class(method_decorator(idempotent)(guarded_method(drf_create)), Base).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way("drf-as-view", "decorator", idempotent(a_class(handler(drf_create), Base).as_view())),
+    Way("api-view-above", "decorator", idempotent(api()), tokens=True),
+    Way("api-view-below", "decorator", api(idempotent), tokens=True),
+    Way(
+        "api-view-above-permission",
+        "decorator",
+        idempotent(api(permissions=(Allowed,))),
+        guarded=True,
+        tokens=True,
+    ),
+    Way("api-view-above-guard-below", "decorator", idempotent(api(guard)), True, True),
+    Way("api-view-below-guard-above", "decorator", api(guard, idempotent), True, True),
+    Way("api-view-below-guard-below", "decorator", api(idempotent, guard), True, True),
+    Way(
+        "viewset-as-view", "decorator", idempotent(ViewSet.as_view({"post": "create"})), True, True
+    ),
+    Way(
+        "viewset-action-decorated",
+        "decorator",
+        a_class(
+            None,
+            viewsets.ViewSet,
+            authentication_classes=Base.authentication_classes,
+            pay=action(detail=False, methods=["post"])(idempotent(guarded_method(drf_create))),
+        ).as_view({"post": "pay"}),
+        guarded=True,
+        tokens=True,
+    ),
+    # The mixin.
+    Way("mixin", "mixin", a_class(handler(drf_create), *mixed(Base)).as_view(), tokens=True),
+    Way(
+        "mixin-permission",
+        "mixin",
+        a_class(handler(drf_create), *mixed(Base), permission_classes=[Allowed]).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "mixin-guard-on-handler",
+        "mixin",
+        a_class(guarded_method(drf_create), *mixed(Base)).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "mixin-guard-on-dispatch",
+        "mixin",
+        guarded_dispatch(a_class(handler(drf_create), *mixed(Base))).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "mixin-and-decorator",
+        "mixin",
+        a_class(idempotent(guarded_method(drf_create)), *mixed(Base)).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "mixin-viewset",
+        "mixin",
+        type("V", mixed(ViewSet), {}).as_view({"post": "create"}),  # type: ignore[attr-defined]
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "mixin-action",
+        "mixin",
+        type("V", mixed(ViewSet), {}).as_view({"post": "pay"}),  # type: ignore[attr-defined]
+        guarded=True,
+        tokens=True,
+    ),
+    # The middleware, in front of views that know nothing of it.
+    Way("middleware-function", "middleware", plain),
+    Way("middleware-function-guard", "middleware", guard(plain), guarded=True),
+    Way("middleware-function-csrf-exempt", "middleware", csrf_exempt(guard(plain)), guarded=True),
+    Way("middleware-atomic", "middleware", transaction.atomic(guard(plain)), guarded=True),
+    Way("middleware-partial", "middleware", partial(guard(plain)), guarded=True),
+    Way("middleware-method", "middleware", Site().plain),
+    Way("middleware-method-guard", "middleware", Site().guarded, guarded=True),
+    Way("middleware-async-function", "middleware", aplain, asynchronous=True),
+    Way(
+        "middleware-async-function-guard",
+        "middleware",
+        guard(aplain),
+        guarded=True,
+        asynchronous=True,
+    ),
+    Way("middleware-class", "middleware", a_class(handler(create)).as_view()),
+    Way("middleware-async-class", "middleware", a_class(ahandler()).as_view(), asynchronous=True),
+    Way("middleware-as-view-guard", "middleware", guard(a_class(handler(create)).as_view()), True),
+    Way("middleware-as-view-decorates-itself", "middleware", DecoratesItself.as_view(), True),
+    Way(
+        "middleware-guard-on-handler",
+        "middleware",
+        a_class(guarded_method(create)).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "middleware-guard-on-dispatch",
+        "middleware",
+        guarded_dispatch(a_class(handler(create))).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "middleware-guard-mixin",
+        "middleware",
+        a_class(handler(create), *guarded_mixin(), **GUARDED).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "middleware-drf",
+        "middleware",
+        a_class(handler(drf_create), Base, permission_classes=[Allowed]).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way(
+        "middleware-drf-guard-on-handler",
+        "middleware",
+        a_class(guarded_method(drf_create), Base).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way("middleware-api-view", "middleware", api(), tokens=True),
+    Way("middleware-api-view-permission", "middleware", api(permissions=(Allowed,)), True, True),
+    Way("middleware-api-view-guard-below", "middleware", api(guard), True, True),
+    Way("middleware-viewset", "middleware", ViewSet.as_view({"post": "create"}), True, True),
+    Way("middleware-action", "middleware", ViewSet.as_view({"post": "pay"}), True, True),
+]
+
+
+# What cannot be protected.
+
+
+def unknown(view: Any) -> Any:
+    """A decorator that nobody knows, though it is written as most are."""
+
+    @wraps(view)
+    def inner(request: Any) -> Any:
+        return view(request)
+
+    return inner
+
+
+def by_a_method(view: Any) -> Any:
+    """… that calls the view through a bound method."""
+
+    class Caller:
+        def call(self, request: Any) -> Any:
+            return view(request)
+
+    call = Caller().call
+
+    @wraps(view)
+    def inner(request: Any) -> Any:
+        return call(request) if view else None
+
+    return inner
+
+
+def by_a_default(view: Any) -> Any:
+    """… by a default argument."""
+
+    @wraps(view)
+    def inner(request: Any, view: Any = view) -> Any:
+        return view(request)
+
+    return inner
+
+
+def by_a_helper(view: Any) -> Any:
+    """… by a helper that holds it."""
+
+    def helper(request: Any) -> Any:
+        return view(request)
+
+    @wraps(view)
+    def inner(request: Any) -> Any:
+        return helper(request) if view else None
+
+    return inner
+
+
+def without_wraps(view: Any) -> Any:
+    """… that hides the view."""
+
+    def hides(request: Any) -> Any:
+        return view(request)
+
+    return hides
+
+
+class AnObject:
+    """… that is an object."""
+
+    def __init__(self, view: Any) -> None:
+        self.view = view
+
+    def __call__(self, request: Any) -> Any:
+        """Call the view."""
+        return self.view(request)
+
+
+class AWrappingObject(AnObject):
+    """… and says what it wraps."""
+
+    def __init__(self, view: Any) -> None:
+        super().__init__(view)
+        self.__wrapped__ = view
+
+
+class OwnDispatch(View):
+    """A class that has no handlers: it does everything in ``dispatch()``, as GraphQL's views do."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Do everything."""
+        return create(request)
+
+
+UNKNOWN: dict[str, Any] = {
+    "unknown": unknown,
+    "method": by_a_method,
+    "default": by_a_default,
+    "helper": by_a_helper,
+    "no-wraps": without_wraps,
+    "object": AnObject,
+    "wrapping-object": AWrappingObject,
+}
+"""Decorators that are not known, by what is strange about them."""
+
+REFUSED: list[Refusal] = [
+    *(
+        refusal
+        for name, odd in UNKNOWN.items()
+        for refusal in (
+            Refusal(f"decorator-{name}", "decorator", lambda odd=odd: idempotent(odd(plain)), ""),
+            Refusal(
+                f"decorator-far-{name}",
+                "decorator",
+                lambda odd=odd: idempotent(guard(odd(plain))),
+                "",
+            ),
+            Refusal(f"middleware-{name}", "middleware", lambda odd=odd: odd(plain), ""),
+            Refusal(f"middleware-far-{name}", "middleware", lambda odd=odd: guard(odd(plain)), ""),
+        )
+    ),
+    Refusal("decorator-own-dispatch", "decorator", lambda: idempotent(OwnDispatch), "OwnDispatch"),
+    Refusal(
+        "decorator-own-dispatch-as-view",
+        "decorator",
+        lambda: idempotent(OwnDispatch.as_view()),
+        "OwnDispatch",
+    ),
+    Refusal("middleware-own-dispatch", "middleware", OwnDispatch.as_view, "OwnDispatch"),
+    Refusal(
+        "middleware-handler-unknown",
+        "middleware",
+        lambda: a_class(_unknown_method(create)).as_view(),
+        "post",
+    ),
+    Refusal(
+        "decorator-handler-unknown",
+        "decorator",
+        lambda: idempotent(_unknown_method(create)),
+        "post",
+    ),
+    Refusal(
+        "middleware-drf-handler-unknown",
+        "middleware",
+        lambda: a_class(_unknown_method(drf_create), Base).as_view(),
+        "post",
+    ),
+    Refusal(
+        "mixin-handler-unknown",
+        "mixin",
+        lambda: a_class(_unknown_method(drf_create), *mixed(Base)).as_view(),
+        "post",
+    ),
+    Refusal("mixin-api-view-unknown", "middleware", lambda: api(unknown), "drf_plain"),
+    Refusal("decorator-api-view-unknown", "middleware", lambda: idempotent(api(unknown)), ""),
+]
+
+
+def _unknown_method(work: Callable[[Any], Any]) -> Any:
+    post = handler(work)
+
+    @wraps(post)
+    def inner(self: Any, request: Any) -> Any:
+        return post(self, request)
+
+    return inner
+
+
+urlpatterns = [path(way.path.removeprefix("/"), way.view, name=way.name) for way in WAYS]
