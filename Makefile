@@ -36,10 +36,10 @@ test-inside:
 	$(PY) -m coverage run -m pytest -m "not e2e" --ignore $(MACHINE)
 	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m coverage run -m pytest -m "not e2e" \
 	    --ignore $(MACHINE)
-	$(PY) -m pytest $(MACHINE)
 
 test-outside:
 	$(PY) -m pytest -m e2e
+	$(PY) -m pytest $(MACHINE)
 
 lint: $(VENV)/.installed-lint  ## Check style and formatting.
 	$(PY) -m ruff check
