@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.http import HttpRequest, HttpResponse, QueryDict
-from django.http.request import HttpHeaders
+from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
 
@@ -70,12 +70,15 @@ def credentials_of(request: HttpRequest) -> str:
 
 
 def host_of(request: HttpRequest) -> str:
-    """The host that was asked, in lower case; that it is allowed is not for us to say."""
+    """The name of the host that was asked, in lower case and without a port.
+
+    Whether it is allowed is not for us to say: the view may not ask.
+    """
     try:
         host = request.get_host()
     except DisallowedHost:
         host = request.META.get("HTTP_HOST", "")
-    return host.lower()
+    return split_domain_port(host)[0] or host.lower()
 
 
 def key_header(request: HttpRequest) -> str | None:

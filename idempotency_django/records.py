@@ -190,7 +190,7 @@ class Call:
         principal: who is calling (``"user:42"``); empty for callers who are not told apart.
         credentials: digest of the credentials that were presented, where the principal is not
             known; empty where there were none.
-        host: the host that was asked, in lower case; empty outside of HTTP.
+        host: the host that was asked, in lower case and without its port; empty outside of HTTP.
         method: the HTTP method in capitals.
         path: the whole path, without the query.
         query: the query string as it was sent.
