@@ -39,6 +39,7 @@ extensions = [
     "sphinx_copybutton",
     "local_links",
     "policy_fields",
+    "sequences",
 ]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]
