@@ -35,10 +35,13 @@ class RedisStore(Store):
 
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
-        cache: a cache of django-redis, by its alias in ``CACHES``, whose primary is used.
+        cache: a cache of django-redis, by its alias in ``CACHES``, whose primary is used. It also
+            names the keys, so its ``KEY_PREFIX``, ``VERSION`` and ``KEY_FUNCTION`` keep the
+            projects on one server apart.
         connection_factory: instead of ``cache``: a function, or its dotted path, that returns the
-            ``redis.Redis`` or ``redis.cluster.RedisCluster`` to use; called once.
-        prefix: what the keys in Redis begin with.
+            ``redis.Redis`` or ``redis.cluster.RedisCluster`` to use; called once. Without a cache
+            only ``prefix`` names the keys: two projects on one server then need two prefixes.
+        prefix: what the keys of this store begin with, after what the cache puts before them.
         wait_replicas: how many replicas must know of a claim before its operation is executed.
         wait_timeout: how long to wait for them; when it is over, nothing is executed.
         max_payload_bytes: bodies larger than this are not kept, so that a retry is told that its
@@ -157,9 +160,13 @@ class RedisStore(Store):
         return check_redis(self.alias, self._server, self._wait_replicas)
 
     def redis_key(self, key: str, scope: str) -> str:
-        """Where the record is kept. The braces keep it on one node of a cluster."""
+        """Where the record is kept: a digest of both, as the cache names its keys.
+
+        It is one key, so one node of a cluster has all of it. The braces spread the records over
+        the nodes, whatever the cache puts around them.
+        """
         parts = f"{len(key)}:{key}{len(scope)}:{scope}"
-        return f"{self._prefix}:{{{sha256(parts.encode()).hexdigest()}}}"
+        return self._server.name(f"{self._prefix}:{{{sha256(parts.encode()).hexdigest()}}}")
 
     def _run(self, script: str, key: str, scope: str, *arguments: str | bytes) -> Any:
         reply = self._server.run(script, self.redis_key(key, scope), key, scope, *arguments)

@@ -12,7 +12,7 @@ from hashlib import sha1
 from importlib import resources
 from typing import Any, Final
 
-from django.core.cache import InvalidCacheBackendError
+from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django_redis import get_redis_connection  # type: ignore[import-untyped]
@@ -83,11 +83,8 @@ class RedisServer:
             with self._lock:
                 return self._made
         try:
-            client: Client = get_redis_connection(self._cache, write=True)
-        except InvalidCacheBackendError as error:
-            raise ImproperlyConfigured(
-                f"There is no cache {self._cache!r} in CACHES that can be used: {error}."
-            ) from error
+            with self._configured():
+                client: Client = get_redis_connection(self._cache, write=True)
         except NotImplementedError as error:
             raise ImproperlyConfigured(
                 f"The cache {self._cache!r} is not one of django-redis that has one primary. Its "
@@ -98,6 +95,29 @@ class RedisServer:
                 f"The cache {self._cache!r} has no usable LOCATION: {error}"
             ) from error
         return client
+
+    def name(self, key: str) -> str:
+        """The key as the cache names it, with its ``KEY_PREFIX``, ``VERSION``, ``KEY_FUNCTION``.
+
+        Asked anew each time, as a cache asks itself. A connection factory has no cache, and so no
+        names but the store's own.
+
+        Raises:
+            ImproperlyConfigured: there is no such cache.
+        """
+        if self._factory is not None:
+            return key
+        with self._configured():
+            return str(caches[self._cache].make_key(key))
+
+    @contextmanager
+    def _configured(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidCacheBackendError as error:
+            raise ImproperlyConfigured(
+                f"There is no cache {self._cache!r} in CACHES that can be used: {error}."
+            ) from error
 
     @cached_property
     def _made(self) -> Client:
