@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -20,6 +21,7 @@ from ..errors import OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow
 from ..records import Claim, Operation, Payload, Record, Status
 from .database import DatabaseStore
+from .timelines import Timeline
 
 logger = logging.getLogger("idempotency_django")
 
@@ -37,6 +39,12 @@ class CachedStore(DatabaseStore):
     counts from their last use are not cached. A fault of the cache is logged and shown to nobody:
     the database answers then.
 
+    An answer is bound to the timeline of the database that stored it. After a fail-over to a
+    replica that had not received the answer, it is replayed for ``recheck`` seconds at most, and
+    then executed again like everything else that the database has lost. PostgreSQL numbers its
+    timelines; MariaDB and MySQL do not, so there an answer is bound to the server itself. Whoever
+    restores a backup in place, which no database can tell, clears the cache.
+
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
         using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
@@ -44,6 +52,9 @@ class CachedStore(DatabaseStore):
         max_age: how long an answer is cached at most, in seconds. A record that is deleted while
             the cache cannot be reached may be replayed for so long.
         prefix: of the names in the cache.
+        recheck: how long a process believes that the database has not failed over, in seconds. It
+            costs one statement in so many seconds, and only where something is replayed. ``None``:
+            the database is not asked, and an answer that it lost may be replayed for ``max_age``.
     """
 
     recalls: ClassVar[bool] = True
@@ -56,11 +67,13 @@ class CachedStore(DatabaseStore):
         cache: str = "default",
         max_age: float = 600,
         prefix: str = "idempotency",
+        recheck: float | None = 5,
     ) -> None:
         super().__init__(alias, using=using)
         self.cache = cache
         self.max_age = max_age
         self.prefix = prefix
+        self._timeline = Timeline(using, recheck)
 
     def recall(self, operation: Operation) -> Record | None:
         if operation.extend_on_replay:
@@ -70,7 +83,10 @@ class CachedStore(DatabaseStore):
         except Exception:
             logger.warning("The cache %r of answers cannot be read.", self.cache, exc_info=True)
             return None
-        return _decoded(cached, operation) if cached else None
+        if not cached:
+            return None
+        timeline = self._timeline.current()
+        return None if timeline is None else _decoded(cached, operation, timeline)
 
     def forget(self, key: str, scope: str) -> None:
         try:
@@ -84,7 +100,7 @@ class CachedStore(DatabaseStore):
             )
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        asked = time.monotonic()
+        asked, timeline = time.monotonic(), self._timeline.latest(ask=False)
         found = super().acquire(operation)
         if isinstance(found, Record) and found.status is Status.COMPLETED and not found.expired:
             try:
@@ -95,11 +111,15 @@ class CachedStore(DatabaseStore):
                     raise
                 logger.warning("The answer of %s is not cached.", found.key, exc_info=True)
                 return found
+            if timeline is None:  # what is asked only now may be newer than what was read
+                self._timeline.current()
+                return found
             # Its own transaction may have stored it, and may still roll back.
-            self.on_commit(lambda: self._remember(found, left, asked))
+            self.on_commit(lambda: self._remember(found, left, asked, timeline))
         return found
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
+        timeline = self._timeline.latest(ask=True)  # no newer than the commit that is to come
         completed = super().complete(claim, payload)
         if completed:
             operation = claim.operation
@@ -112,7 +132,7 @@ class CachedStore(DatabaseStore):
                 payload=payload,
                 record_id=claim.record_id,
             )
-            self.on_commit(lambda: self._remember(record, operation.ttl, claim.asked))
+            self.on_commit(lambda: self._remember(record, operation.ttl, claim.asked, timeline))
         return completed
 
     def check(self) -> Sequence[CheckMessage]:
@@ -143,8 +163,21 @@ class CachedStore(DatabaseStore):
             )
         ]
 
-    def _remember(self, record: Record, left: timedelta | None, since: float) -> None:
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            with super()._reachable():
+                yield
+        except StoreUnavailable:
+            self._timeline.forget()
+            raise
+
+    def _remember(
+        self, record: Record, left: timedelta | None, since: float, timeline: str | None
+    ) -> None:
         """Cache a committed answer for the time that was left of its life at that moment."""
+        if timeline is None:
+            return
         # From that moment for both: what was forgotten since stays forgotten for max_age.
         lifetime = self.max_age
         if left is not None:
@@ -155,7 +188,7 @@ class CachedStore(DatabaseStore):
         name = self._name(record.key, record.scope)
         try:
             # Only where nothing is: what was forgotten meanwhile must stay so.
-            caches[self.cache].add(name, _encoded(record), int(lifetime))
+            caches[self.cache].add(name, _encoded(record, timeline), int(lifetime))
         except Exception:
             logger.warning("An answer could not be cached in %r.", self.cache, exc_info=True)
 
@@ -173,7 +206,7 @@ class CachedStore(DatabaseStore):
         return f"{self.prefix}:{self.alias}:{digest}"
 
 
-def _encoded(record: Record) -> bytes:
+def _encoded(record: Record, timeline: str) -> bytes:
     payload = record.payload
     assert payload is not None  # noqa: S101  # a completed record has one
     told = [
@@ -185,20 +218,23 @@ def _encoded(record: Record) -> bytes:
         payload.headers,
         payload.body is not None,
         record.record_id,
+        timeline,
     ]
     return json.dumps(told).encode() + b"\n" + (payload.body or b"")
 
 
-def _decoded(cached: Any, operation: Operation) -> Record | None:
-    """The record of the operation that was cached; ``None``: it is not one."""
+def _decoded(cached: Any, operation: Operation, timeline: str) -> Record | None:
+    """The record of the operation that was cached on the timeline; ``None``: it is not one."""
     try:
         told, _, body = cached.partition(b"\n")
-        key, scope, attempt, fingerprint, status, headers, has_body, record_id = json.loads(told)
+        key, scope, attempt, fingerprint, status, headers, has_body, record_id, cached_on = (
+            json.loads(told)
+        )
         pairs = tuple((name, value) for name, value in headers)
     except (AttributeError, TypeError, ValueError):
         logger.warning("What is cached for %s is no answer; the database is asked.", operation.key)
         return None
-    if (key, scope) != (operation.key, operation.scope):
+    if (key, scope, cached_on) != (operation.key, operation.scope, timeline):
         return None
     return Record(
         key=key,

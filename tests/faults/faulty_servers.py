@@ -29,14 +29,17 @@ class Restartable:
             [(self._data,)] = connection.execute("SHOW data_directory")
             [(programs,)] = connection.execute("SELECT setting FROM pg_config WHERE name='BINDIR'")
         self._command = [f"{programs}/pg_ctl", "-D", self._data, "-m", "immediate", "-s", "-w"]
+        self._runs = True
 
     def crash_and_restart(self) -> None:
         """Stop it as a crash would, and return when it has recovered and takes connections."""
         self._run("-l", f"{self._data}/log", "restart")
 
     def stop(self) -> None:
-        """Stop it."""
-        self._run("stop")
+        """Stop it, unless it is stopped."""
+        if self._runs:
+            self._run("stop")
+            self._runs = False
 
     def _run(self, *what: str) -> None:
         subprocess.run(

@@ -1,6 +1,7 @@
 """The settings of a worker process: where it writes, what it reads from, and how long things live.
 
-``TEST_WORKER`` is JSON: ``store`` (``database`` or ``redis``), ``lease`` and ``ttl`` in seconds,
+``TEST_WORKER`` is JSON: ``store`` (``database``, ``cached`` or ``redis``), its further ``options``,
+``lease`` and ``ttl`` in seconds,
 ``hold``, ``cache`` (the URL of Redis) and ``replica`` (a database to read from).
 """
 
@@ -28,6 +29,10 @@ _stores = {
     "database": {
         "BACKEND": "idempotency_django.stores.database.DatabaseStore",
         "OPTIONS": {"using": _given.get("using", "default")},
+    },
+    "cached": {
+        "BACKEND": "idempotency_django.stores.cached.CachedStore",
+        "OPTIONS": _given.get("options", {}),
     },
     "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},
 }
