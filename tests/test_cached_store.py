@@ -190,7 +190,8 @@ def test_forgotten_stays_so(store: CachedStore) -> None:
     store.forget(operation.key, operation.scope)
     assert store.recall(operation) is None
     assert isinstance(under_way, Record)
-    store._remember(under_way, None, time.monotonic())
+    timeline = store._timeline.current()
+    store._remember(under_way, None, time.monotonic(), timeline)
     assert store.recall(operation) is None
     with store.transaction():
         assert isinstance(store.acquire(operation), Record)
@@ -202,10 +203,11 @@ def test_cached_too_late(store: CachedStore, cache: Any) -> None:
     operation = completed(store)
     under_way = store.acquire(replace(operation, lease=timedelta(seconds=30)))
     assert isinstance(under_way, Record)
+    timeline = store._timeline.current()
     cache.clear()
-    store._remember(under_way, None, time.monotonic() - store.max_age)
+    store._remember(under_way, None, time.monotonic() - store.max_age, timeline)
     assert store.recall(operation) is None
-    store._remember(under_way, None, time.monotonic())
+    store._remember(under_way, None, time.monotonic(), timeline)
     assert store.recall(operation) is not None
 
 

@@ -1,4 +1,4 @@
-"""The database store behind a cache: a replay costs no statement."""
+"""The database store with a cache in front of it: a replay costs no statement."""
 
 from __future__ import annotations
 
