@@ -29,7 +29,7 @@ id                                     what is wrong
 
 from __future__ import annotations
 
-import difflib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -40,15 +40,22 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 
-from .conf import NAMES, conf
+from .conf import NAMES, conf, did_you_mean
 from .engine import lease_of
 from .middleware import IdempotencyMiddleware, skipped_middleware
 from .policy import UNSET, Policy
+from .policy_fields import UNSAFE_METHODS
 from .status import status_url
 from .stores import stores
 
 OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
+PROJECT = "IDEMPOTENCY['POLICY']"
+NAMED = 3
+"""Policies that one message names; the others are counted."""
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+_PROMISES = ("idempotency_django.E019", "idempotency_django.E020")
+_FRAMEWORKS = ("django", "idempotency_django", "rest_framework")
 
 
 def register_checks() -> None:
@@ -69,7 +76,7 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
     unknown: list[CheckMessage] = [
         Error(
             f"IDEMPOTENCY has no setting {name!r}.",
-            hint=_did_you_mean(str(name), NAMES),
+            hint=did_you_mean(str(name), NAMES),
             id="idempotency_django.E001",
         )
         for name in names
@@ -101,8 +108,7 @@ def check_stores(**_: Any) -> Sequence[CheckMessage]:
         policy = Policy().resolved()
     except ImproperlyConfigured:
         return messages  # said by check_settings
-    where = "IDEMPOTENCY['POLICY']"
-    return [*messages, *_unknown_store(policy.store, where), *_promise(policy, where)]
+    return [*messages, *_unknown_store(policy.store, PROJECT)]
 
 
 def _aliases() -> list[str]:
@@ -117,7 +123,7 @@ def _unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
     if _aliases() and alias not in _aliases():
         yield Error(
             f"{where} names the store {alias!r}, which is not in IDEMPOTENCY['STORES'].",
-            hint=_did_you_mean(alias, _aliases()),
+            hint=did_you_mean(alias, _aliases()),
             id="idempotency_django.E003",
         )
 
@@ -156,14 +162,22 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         )
 
 
-def check_views(**_: Any) -> Iterator[CheckMessage]:
-    """The views that have the mixin."""
+def check_views(**_: Any) -> Sequence[CheckMessage]:
+    """The views that have the mixin, and the promises of all policies."""
+    project = list(_promise(Policy(), PROJECT))
+    # A view inherits what is wrong with the project's policy; that is reported of the project.
+    known = {message.msg for message in project}
+    views = [message for message in _of_views() if message.msg not in known]
+    return _each_once([*project, *views])
+
+
+def _of_views() -> Iterator[CheckMessage]:
     if getattr(settings, "ROOT_URLCONF", None):
         _views = get_resolver().url_patterns  # imports them
     drf = sys.modules.get("idempotency_django.drf")  # there if a view has the mixin
     if drf is None:
         return
-    for view in set(_subclasses(drf.IdempotentViewMixin)):
+    for view in dict.fromkeys(_subclasses(drf.IdempotentViewMixin)):
         yield from _check_view(view, drf.IdempotentViewMixin)
 
 
@@ -194,12 +208,39 @@ def _check_view(view: Any, mixin: type) -> Iterator[CheckMessage]:
 
 def _check_action(view: Any, action: str, where: str) -> Iterator[CheckMessage]:
     if not hasattr(view, action):
-        handlers = [found for found in dir(view) if not found.startswith("_")]
+        handlers = _handlers_of(view)
         yield Error(
-            f"{where} names {action!r}, which is no action of it.",
-            hint=_did_you_mean(action, handlers),
+            f"{where} names {action!r}, which is not an action or a method of the view.",
+            hint=did_you_mean(action, handlers, "The view has") if handlers else None,
             id="idempotency_django.E012",
         )
+
+
+def _handlers_of(view: Any) -> set[str]:
+    """The names that ``idempotency_policies`` can hold for a view.
+
+    They are the handlers of unsafe methods, and in a viewset the actions: DRF's, which are in its
+    mixins, and the methods that the project's own classes add to what DRF's have.
+    """
+    theirs: set[str] = set()
+    actions: set[str] = set()
+    for base in view.__mro__:
+        module, functions = base.__module__, {*filter(_is_public, vars(base))}
+        if module == "rest_framework.mixins":
+            actions |= {name for name in functions if not name.startswith(("perform_", "get_"))}
+        elif module.partition(".")[0] in _FRAMEWORKS:
+            theirs |= functions
+        else:
+            actions |= {name for name in functions if inspect.isfunction(vars(base)[name])}
+    handlers = {method.lower() for method in UNSAFE_METHODS if hasattr(view, method.lower())}
+    if not hasattr(view, "get_extra_actions"):
+        return handlers
+    overridable = {name for name in actions if name.startswith("perform_")}
+    return handlers | actions - theirs - overridable
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_")
 
 
 def _check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
@@ -217,7 +258,7 @@ def _check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
 
 
 def _promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
-    """What the policy asks for and nobody can promise."""
+    """What the policy asks for and nobody can promise; the hint is where it does."""
     try:
         resolved = policy.resolved()
         store = stores[resolved.store]
@@ -226,20 +267,38 @@ def _promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
     try:
         lease_of(resolved, store)
     except ImproperlyConfigured as error:
-        yield Error(str(error), hint=f"It is {where}.", id="idempotency_django.E019")
+        yield Error(str(error), hint=where, id="idempotency_django.E019")
     if resolved.on_conflict == "accepted":
         try:
             status_url("token")
         except ImproperlyConfigured as error:
-            yield Error(str(error), hint=f"It is {where}.", id="idempotency_django.E020")
+            yield Error(str(error), hint=where, id="idempotency_django.E020")
+
+
+def _each_once(messages: Iterable[CheckMessage]) -> Sequence[CheckMessage]:
+    """The messages, with one for all the policies that a promise of theirs is wrong in."""
+    places: dict[str, list[str]] = {}
+    merged: list[CheckMessage] = []
+    for message in messages:
+        if message.id in _PROMISES:
+            places.setdefault(message.msg, []).append(str(message.hint))
+        if message.id not in _PROMISES or len(places[message.msg]) == 1:
+            merged.append(message)
+    for message in merged:
+        if message.id in _PROMISES:
+            message.hint = f"It concerns {_listed(places[message.msg])}."
+    return merged
+
+
+def _listed(places: list[str]) -> str:
+    more = len(places) - NAMED
+    named = ", ".join(places[:NAMED])
+    if more > 0:
+        named += f" and {more} more {'policies' if more > 1 else 'policy'}"
+    return named
 
 
 def _subclasses(of: type[Any]) -> Iterator[type[Any]]:
     for subclass in of.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(sorted(known))}."

@@ -7,8 +7,9 @@ is reported by the system checks (``manage.py check``) and, where it is used, as
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from django.conf import settings as django_settings
@@ -45,6 +46,19 @@ WITH_POLICY: Final = "with-policy"
 
 
 _FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.1
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known names") -> str:
+    """A sentence that helps somebody who wrote a name that does not exist.
+
+    Args:
+        name: what was written.
+        known: the names that exist.
+        otherwise: what introduces all of them, where none is close.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"{otherwise}: {', '.join(names)}."
 
 
 class Settings:

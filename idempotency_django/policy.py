@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from django.core.exceptions import ImproperlyConfigured
 
 from . import keys, scopes
-from .conf import conf
+from .conf import conf, did_you_mean
 from .errors import KeyGuessable, KeyMalformed, KeyMissing
 from .fingerprints import FingerprintFunction, whole_request
 from .keys import KeyFunction
@@ -340,12 +340,13 @@ def _project_policy(setting: Any) -> Policy:
             "IDEMPOTENCY['POLICY'] must be a dict of policy fields or a Policy, "
             f"not {type(setting).__name__}."
         )
-    unknown = [repr(name) for name in setting if name not in _FIELDS]
+    unknown = [
+        f"has no field {name!r}. {did_you_mean(name, _FIELDS)}"
+        for name in setting
+        if name not in _FIELDS
+    ]
     if unknown:
-        raise ImproperlyConfigured(
-            f"IDEMPOTENCY['POLICY'] has {', '.join(unknown)}, which no policy has. "
-            f"Its fields are: {', '.join(_FIELDS)}."
-        )
+        raise ImproperlyConfigured(f"IDEMPOTENCY['POLICY'] {' It '.join(unknown)}")
     return Policy(**setting)
 
 

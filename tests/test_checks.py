@@ -98,8 +98,8 @@ def test_ids_are_those_of_the_docs() -> None:
     ("name", "hint"),
     [
         ("STORE", "Did you mean 'STORES'?"),
-        ("XYZ", "Known are: CREDENTIAL_COOKIES"),
-        (1, "Known are"),
+        ("XYZ", "Known names: CREDENTIAL_COOKIES"),
+        (1, "Known names"),
     ],
 )
 def test_unknown_setting(name: Any, hint: str) -> None:
@@ -654,7 +654,7 @@ def test_promises_that_nobody_can_keep(policy: dict[str, Any], store: str, said:
     assert "View.idempotency_policy" in str(errors[0].hint)
     with configured(STORES=stores_, POLICY=policy), override_settings(ROOT_URLCONF=__name__):
         hints = [str(m.hint) for m in found() if m.id == "idempotency_django.E019"]
-    assert "It is IDEMPOTENCY['POLICY']." in hints
+    assert hints == ["It concerns IDEMPOTENCY['POLICY']."]
     del View
     gc.collect()
 
