@@ -4,12 +4,15 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
+from .greeting import index
+
 
 def healthz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001  # a view takes the request
     return HttpResponse("ok\n", content_type="text/plain")
 
 
 urlpatterns = [
+    path("", index),
     path("healthz", healthz),
     path("admin/", admin.site.urls),
     path("", include("testproject.payments.urls")),

@@ -97,8 +97,8 @@ class TestHints:
             (
                 {"on_conflicts": "wait", "retrun_after": 1},
                 (
-                    "IDEMPOTENCY['POLICY'] has no field 'on_conflicts'. Did you mean 'on_conflict'? "
-                    "It has no field 'retrun_after'. Did you mean 'retry_after'?"
+                    "IDEMPOTENCY['POLICY'] has no field 'on_conflicts'. Did you mean "
+                    "'on_conflict'? It has no field 'retrun_after'. Did you mean 'retry_after'?"
                 ),
             ),
         ],
