@@ -1,21 +1,22 @@
 """The status of an operation: where a duplicate is told to look, and what it finds there.
 
-The address names the operation in a signed token, so that nobody can ask for another one, and the
-caller must be the one who started it.
+The address names the operation in a sealed token: nobody can read it, change it or ask for another
+operation, and the caller must be the one who started it.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any, Final
 
-from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 from django.urls import NoReverseMatch, reverse
 
 from .conf import conf
 from .records import Operation, Payload, Record, Status
+from .sealing import sealed, unsealed
 from .stores import Store, stores
 
 SALT: Final = "idempotency_django.status"
@@ -38,7 +39,7 @@ def location(store: Store, operation: Operation) -> str:
     """
     named = [store.alias, operation.key, operation.scope, operation.principal]
     named.append(operation.fingerprint)  # the key may come to name another operation
-    return status_url(signing.dumps(named, salt=SALT))
+    return status_url(sealed(json.dumps(named).encode(), salt=SALT))
 
 
 def status_url(token: str) -> str:
@@ -64,10 +65,10 @@ def record_of(token: str, principal: str) -> Record | None:
         token: from the address that :func:`location` made.
         principal: who is calling.
     """
-    try:
-        alias, key, scope, owner, fingerprint = signing.loads(token, salt=SALT)
-    except (signing.BadSignature, ValueError):  # the second: from before an upgrade
+    named = unsealed(token, salt=SALT)
+    if named is None:
         return None
+    alias, key, scope, owner, fingerprint = json.loads(named)
     if owner != principal or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
