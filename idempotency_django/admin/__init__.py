@@ -1,8 +1,8 @@
-"""The admin of idempotency keys: for whoever asks what became of a request, or must settle it.
+"""The admin of idempotency keys: what became of a request, and how to settle an interrupted one.
 
-Stored answers, results of steps and errors carry personal data. They are fetched for holders of
-the permission ``idempotency_django.view_answer`` only, on the page of one record; nobody can list
-them, search or filter by them.
+Stored answers, results of steps and errors carry personal data, and a fingerprint is a digest of
+such data. They are fetched for holders of the permission ``idempotency_django.view_answer`` only,
+on the page of one record; nobody can list them, search or filter by them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..stores import stores
 from .answers import Answer
 from .changelist import (
     AnswerFilter,
+    AuditChangeList,
     AuditQuerySet,
     BoundedPaginator,
     ExpiryFilter,
@@ -40,8 +41,8 @@ from .settling import settle
 from .states import HELD, INTERRUPTED, STATES, state_of
 from .timeline import Event, steps_of, timeline
 
-SECRET = ("owner_token", "response_headers", "response_body", "error")
-"""Columns that no query of a list or a form fetches."""
+SECRET = ("owner_token", "fingerprint", "response_headers", "response_body", "error")
+"""Columns that no query of a list fetches, nor of a page for those without ``view_answer``."""
 
 
 @admin.register(IdempotencyKey)
@@ -51,8 +52,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     list_display = (
         "key_cut",
         "status_shown",
-        "operation",
-        "scope_cut",
+        "operation_and_scope",
         "created",
         "expires",
         "attempt",
@@ -64,18 +64,17 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     ordering = ("-created_at",)
     list_filter = (StateFilter, OperationFilter, ExpiryFilter, AnswerFilter)
     date_hierarchy = "created_at"
-    search_fields = ("key", "scope")
-    search_help_text = _("Finds the keys and the scopes that begin with exactly this.")
+    search_fields = ("key", "scope", "path", "principal")
+    search_help_text = _(
+        "Finds keys and scopes that begin with this text; also, among the newest 10,000 records, "
+        "the last 100 whose path or principal does. To look among older ones, choose a day first."
+    )
     list_per_page = 50
     paginator = BoundedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
 
     actions = ("expire_selected", "delete_selected")
-    fieldsets = (
-        (_("Request"), {"fields": ("key", "scope", "operation", "principal", "request_line")}),
-        (_("State"), {"fields": ("status_shown", "attempt", "fingerprint")}),
-    )
     change_form_template = "admin/idempotency_django/idempotencykey/change_form.html"
 
     class Media:
@@ -89,18 +88,25 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    def has_view_answer_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may see answers, errors, results of steps and fingerprints."""
+        return request.user.has_perm("idempotency_django.view_answer")
+
     def has_settle_permission(self, request: HttpRequest) -> bool:
         """Whether the user may settle what was interrupted."""
         may_settle = request.user.has_perm("idempotency_django.settle")
         return may_settle and self.has_view_permission(request)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        # Whoever may filter by a column can find out what is in it.
+        # Somebody who may filter by a column can find out what is in it.
         if lookup.partition("__")[0] in SECRET:
             return False
         return super().lookup_allowed(lookup, value, request)
 
     # What is read.
+
+    def get_changelist(self, request: HttpRequest, **options: Any) -> type[AuditChangeList]:
+        return AuditChangeList
 
     def get_queryset(self, request: HttpRequest) -> AuditQuerySet:
         using = stores["default"].using or router.db_for_write(IdempotencyKey)
@@ -116,13 +122,26 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
 
     # What is shown.
 
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        asked = ["key", "scope", "operation", "principal", "request_line"]
+        if self.has_view_answer_permission(request):
+            asked.append("fingerprint")
+        return [
+            (_("Request"), {"fields": asked}),
+            (_("State"), {"fields": ["status_shown", "attempt"]}),
+        ]
+
     @admin.display(description=_("key"))
     def key_cut(self, record: Any) -> SafeString:
         return _cut(record.key, 40)
 
-    @admin.display(description=_("scope"))
-    def scope_cut(self, record: Any) -> SafeString:
-        return _cut(record.scope, 60)
+    @admin.display(description=_("operation and scope"))
+    def operation_and_scope(self, record: Any) -> SafeString:
+        return format_html(
+            '<div>{}</div><div class="quiet">{}</div>',
+            _cut(record.operation, 60),
+            _cut(record.scope, 60),
+        )
 
     @admin.display(description=_("status"))
     def status_shown(self, record: Any) -> SafeString:
@@ -155,7 +174,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     ) -> HttpResponse:
         obj = options["obj"]
         may_delete = self.has_delete_permission(request, obj)
-        may_view_answer = request.user.has_perm("idempotency_django.view_answer")
+        may_view_answer = self.has_view_answer_permission(request)
         rows = self.get_queryset(request).filter(pk=obj.pk)
         interrupted = state_of(obj) in (INTERRUPTED, HELD)
         context |= {
@@ -241,5 +260,5 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
 
 
 def _cut(text: str, length: int) -> SafeString:
-    """The text, or its beginning with the whole of it as a tooltip."""
+    """The text, or its beginning; all of it is a tooltip."""
     return format_html('<span title="{}">{}</span>', text, Truncator(text).chars(length))

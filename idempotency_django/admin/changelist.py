@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
 from django.contrib.admin import ModelAdmin, SimpleListFilter
+from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
-from django.db.models import Max, Min, Q, QuerySet
+from django.db.models import DateTimeField, Max, Min, Q, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
@@ -18,11 +20,15 @@ from .states import STATES, in_state
 from .timeline import local
 
 COUNTED: Final = 10_000
-"""Records that a list counts and leads to; who looks for an older one narrows the list down."""
+"""Records that a list counts and leads to; to find an older one, narrow the list down."""
 SAMPLED: Final = 1_000
 """The newest records, whose operations the filter offers."""
+FOUND: Final = 100
+"""Records that are found by their path or principal."""
 
+_RECENT: Final = "found_among_the_newest"
 _AFTER_ASCII: Final = "\x7f"
+_THE_BEGINNING: Final = Value(datetime(1970, 1, 2, tzinfo=UTC), output_field=DateTimeField())
 
 
 class AuditQuerySet(IdempotencyKeyQuerySet):
@@ -41,6 +47,19 @@ class AuditQuerySet(IdempotencyKeyQuerySet):
         start: Any = {"year": {"month": 1, "day": 1}, "month": {"day": 1}, "day": {}}[kind]
         days = (first + timedelta(days=count) for count in range((last - first).days + 1))
         return sorted({day.replace(**start) for day in days})
+
+
+class AuditChangeList(ChangeList):
+    """A list without dates to lead on by, where it shows records that were found by their path.
+
+    They are the newest, and a database that looks for the first of them may walk past all others.
+    """
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> QuerySet[Any]:
+        rows = super().get_queryset(request, *args, **options)
+        if _RECENT in rows.query.annotations and f"{self.date_hierarchy}__day" not in self.params:
+            self.date_hierarchy = None
+        return rows
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at runtime
@@ -63,17 +82,32 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptabl
 
 
 def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-    """The rows whose key or scope begins with the text, found by their indexes.
+    """The rows whose key, scope, path or principal begins with the text.
 
-    Both are ASCII and compared byte by byte. LIKE would use no index on SQLite, which ignores
-    case there, nor on MariaDB.
+    Keys and scopes are ASCII and compared byte by byte, so that their indexes find them. LIKE would
+    use no index on SQLite, which ignores case there, nor on MariaDB. Paths and principals have no
+    index, which every protected request would pay for: they are looked for among the newest
+    ``COUNTED`` of the rows, and up to ``FOUND`` are found.
     """
-    if not text.isascii():
-        return rows.none()
-    beyond = text + _AFTER_ASCII
-    return rows.filter(
-        Q(key__gte=text, key__lt=beyond) | Q(scope__gte=text, scope__lt=beyond) if text else Q()
-    )
+    if not text:
+        return rows
+    found = Q()
+    if text.isascii():
+        beyond = text + _AFTER_ASCII
+        found = Q(key__gte=text, key__lt=beyond) | Q(scope__gte=text, scope__lt=beyond)
+    recent = [row["pk"] for row in _recently_by(rows, text)]
+    if recent:
+        return rows.annotate(**{_RECENT: Value(True)}).filter(found | Q(pk__in=recent))
+    return rows.filter(found) if found else rows.none()
+
+
+def _recently_by(rows: QuerySet[Any], text: str) -> QuerySet[Any, dict[str, Any]]:
+    """The newest rows whose path or principal begins with the text, in one bounded statement."""
+    newest = rows.order_by("-created_at")
+    oldest = newest.values("created_at")[COUNTED - 1 : COUNTED]
+    within = newest.filter(created_at__gte=Coalesce(Subquery(oldest), _THE_BEGINNING))
+    named = within.filter(Q(path__startswith=text) | Q(principal__startswith=text))
+    return named.values("pk")[:FOUND]
 
 
 class StateFilter(SimpleListFilter):
