@@ -1,6 +1,6 @@
 """The status of an operation: where a duplicate is told to look, and what it finds there.
 
-The address names the operation in a sealed token: nobody can read it, change it or ask for another
+The address names the operation in an opaque token: nobody can read it, change it or ask for another
 operation, and the caller must be the one who started it.
 """
 
@@ -15,8 +15,8 @@ from django.http import HttpResponse, JsonResponse
 from django.urls import NoReverseMatch, reverse
 
 from .conf import conf
+from .opaque import concealed, revealed
 from .records import Operation, Payload, Record, Status
-from .sealing import sealed, unsealed
 from .stores import Store, stores
 
 SALT: Final = "idempotency_django.status"
@@ -37,9 +37,10 @@ def location(store: Store, operation: Operation) -> str:
     Raises:
         ImproperlyConfigured: the project's URLs have no status view.
     """
-    named = [store.alias, operation.key, operation.scope, operation.principal]
-    named.append(operation.fingerprint)  # the key may come to name another operation
-    return status_url(sealed(json.dumps(named).encode(), salt=SALT))
+    # With the fingerprint, because the key may come to name another operation.
+    fingerprints = [operation.fingerprint, *operation.former]
+    named = [store.alias, operation.key, operation.scope, operation.principal, fingerprints]
+    return status_url(concealed(json.dumps(named).encode(), salt=SALT))
 
 
 def status_url(token: str) -> str:
@@ -65,14 +66,14 @@ def record_of(token: str, principal: str) -> Record | None:
         token: from the address that :func:`location` made.
         principal: who is calling.
     """
-    named = unsealed(token, salt=SALT)
+    named = revealed(token, salt=SALT)
     if named is None:
         return None
-    alias, key, scope, owner, fingerprint = json.loads(named)
+    alias, key, scope, owner, fingerprints = json.loads(named)
     if owner != principal or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
-    if record is None or record.expired or record.fingerprint not in ("", fingerprint):
+    if record is None or record.expired or record.fingerprint not in ("", *fingerprints):
         return None
     return record
 

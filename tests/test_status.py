@@ -31,9 +31,9 @@ from idempotency_django import drf, status, views
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.opaque import concealed, revealed
 from idempotency_django.policy import Policy
 from idempotency_django.records import Payload, Record, Status
-from idempotency_django.sealing import sealed, unsealed
 from idempotency_django.stores import stores
 from idempotency_django.testing import eventually
 from tests.models import Effect
@@ -391,11 +391,11 @@ class TestStatus:
 
 def named_in(location: str) -> Any:
     """What the token of an address names: the store, the key, and more."""
-    return json.loads(unsealed(token_of(location), salt=status.SALT) or b"")
+    return json.loads(revealed(token_of(location), salt=status.SALT) or b"")
 
 
 def token_naming(named: Any, salt: str = status.SALT) -> str:
-    return sealed(json.dumps(named).encode(), salt=salt)
+    return concealed(json.dumps(named).encode(), salt=salt)
 
 
 class TestPrivacy:
@@ -434,8 +434,8 @@ class TestPrivacy:
         for made_up in ("x", ":", "::", "a:b:c", token[:-1], token + "A", token * 50, "%00", "ü"):
             assert alice.get(f"{base}{made_up}/").status_code == 404, made_up
 
-    def test_sealed_for_something_else(self, view: str, settings: Any) -> None:
-        """What is sealed or signed for another purpose, or with another secret, is 404."""
+    def test_made_for_something_else(self, view: str, settings: Any) -> None:
+        """What is made or signed for another purpose, or with another secret, is 404."""
         alice = logged_in("alice")
         location = accepted(alice, "/accepting/", new_key())
         named = named_in(location)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from idempotency_django import sealing, status
-from idempotency_django.records import Operation
+from idempotency_django import opaque, status
+from idempotency_django.records import Claim, Operation
 from idempotency_django.stores import stores
 
 pytestmark = pytest.mark.urls("tests.test_status")
@@ -25,10 +26,11 @@ NAMED = {
 
 @pytest.fixture(autouse=True)
 def _setup(settings: Any) -> None:
-    settings.IDEMPOTENCY = {"STATUS_VIEW": "operations:plain"}
+    memory = {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}
+    settings.IDEMPOTENCY = {"STATUS_VIEW": "operations:plain", "STORES": {"default": memory}}
 
 
-def token(**changes: str) -> str:
+def token(**changes: Any) -> str:
     """The token in the address of an operation's status."""
     operation = Operation(**{**NAMED, **changes}, name="POST /", ttl=timedelta(hours=1))
     return status.location(stores["default"], operation).rstrip("/").rsplit("/", 1)[1]
@@ -57,35 +59,47 @@ def test_one_address() -> None:
     assert all(token()[:8] != other[:8] and token()[-8:] != other[-8:] for other in others)
 
 
-class TestSealing:
-    """What is sealed is read by this project only."""
+def test_rotation_meanwhile() -> None:
+    """A duplicate after a rotation of SECRET_KEY gets an address of the record from before it."""
+    store = stores["default"]
+    operation = Operation(**NAMED, name="POST /", ttl=timedelta(hours=1))
+    assert isinstance(store.acquire(operation), Claim)
+    duplicate = replace(operation, fingerprint="e" * 64, former=(operation.fingerprint,))
+    location = status.location(store, duplicate)
+    found = status.record_of(location.rstrip("/").rsplit("/", 1)[1], NAMED["principal"])
+    assert found is not None
+    assert found.status == "in_progress"
+
+
+class TestOpaque:
+    """What is concealed is read by this project only."""
 
     @pytest.mark.parametrize("data", [b"", b"x", b"x" * 32, bytes(range(256)) * 5])
     def test_round_trip(self, data: bytes) -> None:
         """It reads back, whatever its length."""
-        assert sealing.unsealed(sealing.sealed(data, salt="a"), salt="a") == data
+        assert opaque.revealed(opaque.concealed(data, salt="a"), salt="a") == data
 
     def test_other_purpose(self) -> None:
-        """What was sealed for one purpose is nothing for another."""
-        assert sealing.unsealed(sealing.sealed(b"data", salt="a"), salt="b") is None
+        """What was made for one purpose is nothing for another."""
+        assert opaque.revealed(opaque.concealed(b"data", salt="a"), salt="b") is None
 
     def test_every_change(self) -> None:
         """A change of any bit is found out, those that base64 ignores included."""
-        made = sealing.sealed(b"some data", salt="a")
+        made = opaque.concealed(b"some data", salt="a")
         characters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=\nü"
         for place in range(len(made)):
             for other in characters.replace(made[place], ""):
                 changed = made[:place] + other + made[place + 1 :]
-                assert sealing.unsealed(changed, salt="a") is None, changed
+                assert opaque.revealed(changed, salt="a") is None, changed
         for made_up in ("", "A", "é", made[:-1], made + "A", made + "=", "\0", made * 40):
-            assert sealing.unsealed(made_up, salt="a") is None, made_up
+            assert opaque.revealed(made_up, salt="a") is None, made_up
 
     def test_rotation(self, settings: Any) -> None:
-        """A former secret key opens what it sealed for as long as it is a fallback."""
-        made = sealing.sealed(b"data", salt="a")
+        """A former secret key reveals what it concealed for as long as it is a fallback."""
+        made = opaque.concealed(b"data", salt="a")
         settings.SECRET_KEY, former = "new", settings.SECRET_KEY
         settings.SECRET_KEY_FALLBACKS = ["older", former]
-        assert sealing.unsealed(made, salt="a") == b"data"
-        assert sealing.sealed(b"data", salt="a") != made
+        assert opaque.revealed(made, salt="a") == b"data"
+        assert opaque.concealed(b"data", salt="a") != made
         settings.SECRET_KEY_FALLBACKS = []
-        assert sealing.unsealed(made, salt="a") is None
+        assert opaque.revealed(made, salt="a") is None

@@ -1,9 +1,8 @@
-"""Data that a client carries for this project and cannot read or change.
+"""Data that a client carries for this project and can neither read nor change.
 
-It is encryption with a synthetic initialisation vector (Rogaway and Shrimpton, "Deterministic
-Authenticated-Encryption", 2006), made of the one primitive that Django brings, HMAC-SHA-256. The
-keyed digest of the data proves it, and is what the keystream begins with; the keystream is the same
-HMAC over a counter. Equal data are sealed alike, so nothing but length and equality shows.
+Like a fingerprint (see ``seals.py``) they are encrypted with a synthetic initialisation vector
+(RFC 5297), made of the one primitive that Django brings, HMAC-SHA-256: the keyed digest of the data
+proves them, and the key stream depends on it. Only length and equality show.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 _DIGEST: Final = 32  # bytes of SHA-256
 
 
-def sealed(data: bytes, *, salt: str) -> str:
-    """The data as characters for a URL that only :func:`unsealed` understands.
+def concealed(data: bytes, *, salt: str) -> str:
+    """The data as characters for a URL that only :func:`revealed` understands.
 
     Args:
-        data: what is sealed under the project's ``SECRET_KEY``.
-        salt: the purpose; what was sealed for one is nothing for another.
+        data: what is encrypted under the project's ``SECRET_KEY``.
+        salt: the purpose; what was concealed for one is nothing for another.
     """
-    return _sealed(data, salt, settings.SECRET_KEY)
+    return _concealed(data, salt, settings.SECRET_KEY)
 
 
-def unsealed(token: str, *, salt: str) -> bytes | None:
-    """The data in a token; ``None``: this project has not sealed it for this purpose.
+def revealed(token: str, *, salt: str) -> bytes | None:
+    """The data in a token; ``None``: this project has not made it for this purpose.
 
-    Data that were sealed under one of ``SECRET_KEY_FALLBACKS`` are read, too.
+    What was made under one of ``SECRET_KEY_FALLBACKS`` is read, too.
     """
     try:
         raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
@@ -40,12 +39,12 @@ def unsealed(token: str, *, salt: str) -> bytes | None:
     digest, hidden = raw[:_DIGEST], raw[_DIGEST:]
     for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
         data = _masked(hidden, digest, salt, secret)
-        if constant_time_compare(_sealed(data, salt, secret), token):
+        if constant_time_compare(_concealed(data, salt, secret), token):
             return data
     return None
 
 
-def _sealed(data: bytes, salt: str, secret: str | bytes) -> str:
+def _concealed(data: bytes, salt: str, secret: str | bytes) -> str:
     digest = _keyed(f"{salt}.digest", data, secret)
     raw = digest + _masked(data, digest, salt, secret)
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
