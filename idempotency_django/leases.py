@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import Final
 from weakref import WeakKeyDictionary, finalize
 
-from django.db import connections
-
-from .errors import ClaimLost
+from .errors import ClaimLost, OperationInProgress
 from .records import Claim
 from .stores import Store
 
@@ -26,7 +23,10 @@ RENEWALS: Final = 3
 RETRIES: Final = 12
 """A lease is renewed after a third of its time; what fails is tried again after a twelfth."""
 
-CROWD: Final = 256  # leases, of which those that ended are dropped before they are due
+EARLY: Final = 2 * RENEWALS
+"""Whatever is due within a sixth of its time is renewed along with what is due now."""
+
+NAMED: Final = 3  # operations that a line of the log names
 
 
 class Lease:
@@ -60,14 +60,27 @@ class Lease:
 
         Raises:
             ClaimLost: the claim has another owner now.
-            StoreUnavailable: the store cannot be reached; the lease is as long as it was.
+            OperationInProgress: the record is locked at this moment; the lease is as long as it
+                was.
+            StoreUnavailable: the store cannot be reached; likewise.
         """
         asked = time.monotonic()
-        if not self.store.extend(self.claim, self.seconds):
-            self._valid_until = 0.0  # ensure() asks again: from within a test's transaction, say
+        if not self.note(self.store.extend(self.claim, self.seconds), asked):
             raise ClaimLost
-        self.renewed = True
-        self._valid_until = asked + self.seconds
+
+    def note(self, extended: bool, asked: float) -> bool:
+        """Take note of what the store answered when it was asked for more time.
+
+        Args:
+            extended: whether the claim is still its owner's, and has its time.
+            asked: ``time.monotonic()`` before the store was asked.
+        """
+        if extended:
+            self.renewed = True
+            self._valid_until = asked + self.seconds
+        else:
+            self._valid_until = 0.0  # ensure() asks again: from within a test's transaction, say
+        return extended
 
     def ensure(self) -> None:
         """Make sure that the claim is still its owner's; asks the store where it may not be.
@@ -89,12 +102,11 @@ def kept_alive(lease: Lease) -> Iterator[None]:
         yield
     finally:
         lease.ended = True
-        if lease.renewed:
-            heartbeat.wake()  # it may let go of its connections
+        heartbeat.drop(lease)
 
 
 class _Heartbeat:
-    """Renews the leases of one store, from one thread, which has connections of its own.
+    """Renews the leases of one store from one thread, all that are due in one go.
 
     The thread sleeps until a lease is due, and a lease that is due later than it wakes anyway does
     not wake it: an execution that is over by then costs nothing.
@@ -102,11 +114,9 @@ class _Heartbeat:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._due: list[tuple[float, int, Lease]] = []
+        self._due: dict[Lease, float] = {}
         self._wakes_at = 0.0  # while the thread is awake: it looks before it sleeps
-        self._numbers = count()  # for leases that are due at the same moment
         self._thread: threading.Thread | None = None
-        self._crowd = CROWD
         self._stopped = False
         self._finalizer: finalize[[], Store] | None = None
 
@@ -114,18 +124,19 @@ class _Heartbeat:
         with self._condition:
             if self._thread is None:
                 name = f"idempotency-heartbeat-{lease.store.alias}"
-                thread = threading.Thread(target=self._beat, name=name, daemon=True)
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()  # where there are too many, the next lease tries again
                 self._thread = thread
-            if len(self._due) >= self._crowd:
-                self._due = [entry for entry in self._due if not entry[2].ended]
-                heapq.heapify(self._due)
-                self._crowd = max(CROWD, 2 * len(self._due))
-            self._put(lease, RENEWALS)
+            due = self._due[lease] = time.monotonic() + lease.seconds / RENEWALS
+            if due < self._wakes_at:
+                self._wakes_at = due
+                self._condition.notify()
 
-    def wake(self) -> None:
+    def drop(self, lease: Lease) -> None:
         with self._condition:
-            self._condition.notify()
+            self._due.pop(lease, None)
+            if lease.renewed and not self._due:
+                self._condition.notify()  # the thread may let go of its connections
 
     def ends_with(self, store: Store) -> None:
         """Stop when nobody has the store any more."""
@@ -138,52 +149,65 @@ class _Heartbeat:
             self._finalizer.detach()
 
     def _stop(self) -> None:
-        self._stopped = True
-        self.wake()
-
-    def _put(self, lease: Lease, fraction: int) -> None:
-        due = time.monotonic() + lease.seconds / fraction
-        heapq.heappush(self._due, (due, next(self._numbers), lease))
-        if due < self._wakes_at:
-            self._wakes_at = due
+        with self._condition:
+            self._stopped = True
             self._condition.notify()
 
-    def _beat(self) -> None:
-        connected = False
-        while not self._stopped:
-            lease = self._next(patient=not connected)
-            if lease is None:
-                _disconnect()  # it may be long until the next one
-                connected = False
-                continue
-            connected = True
-            fraction = _renew(lease)
-            if fraction:
-                with self._condition:
-                    self._put(lease, fraction)
-            del lease  # and with it the store, while this thread waits
+    def _run(self) -> None:
+        while due := self._next(patient=True):
+            try:
+                # It may be long until the next one, so nothing is held while there is none.
+                with due[0].store.undisturbed():
+                    while due:
+                        self._renew(due)
+                        due = []  # nor any lease, and with it the store, while this thread waits
+                        due = self._next(patient=False)
+            except Exception:
+                due = []
+                logger.warning(
+                    "The heartbeat could not open or close its connections.", exc_info=True
+                )
+                self._postpone()
 
-    def _next(self, *, patient: bool) -> Lease | None:
-        """The next lease that is due and not over; ``None``, unless patient: there is none."""
-        with self._condition:
-            while True:
-                if not patient:
-                    self._drop_ended()
-                if not self._due:
-                    if not patient or self._stopped:
-                        return None
-                    self._sleep(math.inf)
-                elif (left := self._due[0][0] - time.monotonic()) > 0:
-                    self._sleep(left)
-                elif self._due[0][2].ended:
-                    # Not sooner: with nothing left to wait for, every execution would wake it.
-                    self._drop_ended()
+    def _renew(self, leases: Sequence[Lease]) -> None:
+        for lease, fraction in _renewed(leases):
+            with self._condition:
+                if lease not in self._due:  # it has ended meanwhile
+                    continue
+                if fraction:
+                    self._due[lease] = time.monotonic() + lease.seconds / fraction
                 else:
-                    return heapq.heappop(self._due)[2]
+                    del self._due[lease]
 
-    def _drop_ended(self) -> None:
-        while self._due and self._due[0][2].ended:
-            heapq.heappop(self._due)
+    def _postpone(self) -> None:
+        """Leave what is due for a while, so that a fault that lasts is not met in a tight loop."""
+        with self._condition:
+            now = time.monotonic()
+            for lease, due in self._due.items():
+                self._due[lease] = max(due, now + lease.seconds / RETRIES)
+
+    def _next(self, *, patient: bool) -> list[Lease]:
+        """The leases that are to be renewed, as soon as one is due.
+
+        None, when the heartbeat is to stop, or is not patient and has no lease left.
+        """
+        with self._condition:
+            while not self._stopped:
+                if self._due:
+                    now = time.monotonic()
+                    left = min(self._due.values()) - now
+                    if left <= 0:
+                        return [
+                            lease
+                            for lease, due in self._due.items()
+                            if due - now <= lease.seconds / EARLY
+                        ]
+                    self._sleep(left)
+                elif patient:
+                    self._sleep(math.inf)
+                else:
+                    break
+            return []
 
     def _sleep(self, seconds: float) -> None:
         self._wakes_at = time.monotonic() + seconds
@@ -191,36 +215,51 @@ class _Heartbeat:
         self._wakes_at = 0.0
 
 
-def _disconnect() -> None:
-    try:
-        connections.close_all()
-    except Exception:
-        logger.warning("The heartbeat could not close its connections.", exc_info=True)
-
-
-def _renew(lease: Lease) -> int:
-    """Renew a lease; after which fraction of its time it is due again, 0: never."""
-    attempt, name = lease.claim.attempt, lease.claim.operation.name
-    try:
-        lease.renew()
-    except ClaimLost:
-        if not lease.ended:
+def _renewed(leases: Sequence[Lease]) -> Iterator[tuple[Lease, int]]:
+    """Renew leases of one store; after which fraction of its time each is due again, 0: never."""
+    alike: dict[float, list[Lease]] = defaultdict(list)
+    for lease in leases:
+        alike[lease.seconds].append(lease)
+    for seconds, several in alike.items():
+        asked = time.monotonic()
+        problem: Exception = OperationInProgress("The record is locked at this moment.")
+        try:
+            extended = several[0].store.extend_many([lease.claim for lease in several], seconds)
+            results = dict(zip(several, extended, strict=True))
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
+            results, problem = dict.fromkeys(several), error
+        failed = []
+        for lease, result in results.items():
+            if result is None:
+                failed.append(lease)
+                yield lease, RETRIES
+            elif lease.note(result, asked):
+                yield lease, RENEWALS
+            else:
+                _log_loss(lease)
+                yield lease, 0
+        if failed:
             logger.warning(
-                "Attempt %d of %s came too late to renew its lease: it has been taken over and "
-                "cannot complete any more.",
-                attempt,
-                name,
+                "%s could not be renewed; trying again.", _named(failed), exc_info=problem
             )
-        return 0
-    except Exception:
+
+
+def _log_loss(lease: Lease) -> None:
+    if not lease.ended:
         logger.warning(
-            "The lease of attempt %d of %s could not be renewed; trying again.",
-            attempt,
-            name,
-            exc_info=True,
+            "Attempt %d of %s came too late to renew its lease: it has been taken over and "
+            "cannot complete any more.",
+            lease.claim.attempt,
+            lease.claim.operation.name,
         )
-        return RETRIES
-    return RENEWALS
+
+
+def _named(leases: Sequence[Lease]) -> str:
+    names = [f"attempt {x.claim.attempt} of {x.claim.operation.name}" for x in leases[:NAMED]]
+    if len(leases) == 1:
+        return f"The lease of {names[0]}"
+    more = f" and {len(leases) - NAMED} more" if len(leases) > NAMED else ""
+    return f"The leases of {', '.join(names)}{more}"
 
 
 _heartbeats: WeakKeyDictionary[Store, _Heartbeat] = WeakKeyDictionary()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import ClassVar
 
 from asgiref.sync import sync_to_async
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
+from ..errors import OperationInProgress
 from ..records import Claim, Operation, Payload, Record, Step
 
 
@@ -111,6 +113,40 @@ class Store(ABC):
         where it is held. Returns how many went, which is 0 when there is nothing left and where
         the store expires by itself.
         """
+
+    # What a store that renews one lease at a time can leave as it is.
+
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        """:meth:`extend` for several claims, which a heartbeat renews together.
+
+        Override it where the store can do so in one step: however many leases a process holds, it
+        must come round to each of them in time.
+
+        Returns:
+            For each claim, in their order: whether its lease ends that many seconds from now, as
+            for :meth:`extend`; ``None``: the record is locked at this moment, and the lease is
+            what it was.
+        """
+        return [self._extended(claim, seconds) for claim in claims]
+
+    def _extended(self, claim: Claim, seconds: float) -> bool | None:
+        try:
+            return self.extend(claim, seconds)
+        except OperationInProgress:
+            return None
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """What this thread asks of the store in the block goes over connections of its own.
+
+        A heartbeat renews leases in it, so no pool of connections may be in between: where the
+        owners of those leases have all of a pool's connections, none would ever be renewed. The
+        connections are closed at the end.
+        """
+        try:
+            yield
+        finally:
+            connections.close_all()
 
     # What a store without recovery points can leave as it is.
 

@@ -26,7 +26,7 @@ from .database_checks import check_database, check_writable
 from .database_rows import in_progress, lifetime, record_of
 from .database_takeover import take_over
 from .dialects import DIALECTS, Dialect, plain
-from .surroundings import is_open
+from .surroundings import is_open, outside_pools
 
 logger = logging.getLogger("idempotency_django")
 
@@ -116,18 +116,28 @@ class DatabaseStore(Store):
         return bool(failed)
 
     def extend(self, claim: Claim, seconds: float) -> bool:
-        mine = self._rows.filter(
-            pk=claim.record_id, owner_token=claim.token, status=Status.IN_PROGRESS
-        )
-        skip = connections[self.using].features.has_select_for_update_skip_locked
-        later = DatabaseNow() + timedelta(seconds=seconds)
-        with self._on_its_own(), transaction.atomic(using=self.using):
-            if mine.select_for_update(skip_locked=skip).exists():
-                mine.update(lease_expires_at=later)
-                return True
-            if mine.exists():
-                raise OperationInProgress("The record is locked at this moment.")
-            return False
+        [extended] = self._extend(claim, seconds=seconds)
+        if extended is None:
+            raise OperationInProgress("The record is locked at this moment.")
+        return extended
+
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        return self._extend(*claims, seconds=seconds)
+
+    def _extend(self, *claims: Claim, seconds: float) -> Sequence[bool | None]:
+        with self._on_its_own():
+            renewed = self._dialect.extend(claims, seconds)
+            left = [claim for claim in claims if claim.record_id not in renewed]
+            locked = self._dialect.owned(left) if left else set()
+        return [
+            True if claim.record_id in renewed else None if claim.record_id in locked else False
+            for claim in claims
+        ]
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        with outside_pools(self.using):
+            yield
 
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)

@@ -133,6 +133,21 @@ class RedisStore(Store):
         lease = milliseconds(timedelta(seconds=seconds))
         return bool(self._run("extend", claim.key, claim.scope, claim.token, lease))
 
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        lease = milliseconds(timedelta(seconds=seconds))
+        calls = [
+            (self.redis_key(claim.key, claim.scope), claim.key, claim.scope, claim.token, lease)
+            for claim in claims
+        ]
+        replies = self._server.run_all("extend", calls)
+        return [self._extension(c, reply) for c, reply in zip(claims, replies, strict=True)]
+
+    def _extension(self, claim: Claim, reply: Any) -> bool | None:
+        try:
+            return bool(self._whole(claim.key, claim.scope, reply))
+        except StoreUnavailable:  # this one is broken, the others are not
+            return None
+
     def get(self, key: str, scope: str) -> Record | None:
         reply = self._run("get", key, scope)
         return self._record(key, scope, reply) if reply else None

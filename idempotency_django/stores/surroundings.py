@@ -1,9 +1,33 @@
-"""What is open around a claim that must not depend on it."""
+"""What is around a claim that must not depend on it: open transactions, pools of connections."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
+
+SHARED: Final = ("pool", "isolation_level")
+"""Options of a database that its other users need, and a heartbeat must do without."""
+
+
+@contextmanager
+def outside_pools(using: str) -> Iterator[None]:
+    """This thread has a connection of its own to the database in the block, from no pool.
+
+    It sees what others have committed until then, whatever isolation the project asks for.
+    """
+    usual = connections[using]
+    settings = dict(usual.settings_dict)
+    settings["OPTIONS"] = {k: v for k, v in settings["OPTIONS"].items() if k not in SHARED}
+    own = connections[using] = type(usual)(settings, using)
+    try:
+        yield
+    finally:
+        connections[using] = usual
+        own.close()
 
 
 def is_open(using: str) -> bool:

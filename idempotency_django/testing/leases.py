@@ -87,6 +87,20 @@ class LeasesContract(ContractSetting):
         assert not self.store.complete(claim, Payload(200, (), b"another"))
         assert self.record(claim.operation).payload == ANSWER
 
+    def test_many_leases_are_extended_together(self) -> None:
+        """Of several claims each is extended, or refused, as it would be alone."""
+        mine, late, done = self.interrupted(), self.interrupted(), self.leased()
+        self.taken_over(late)
+        assert self.store.complete(done, ANSWER)
+        assert list(self.store.extend_many([late, mine, done], 99)) == [False, True, False]
+        assert not self.record(mine.operation).interrupted
+        assert self.record(done.operation).payload == ANSWER
+        several = [self.interrupted() for _ in range(20)]
+        assert list(self.store.extend_many(several, 99)) == [True] * 20
+        assert all(in_words(self.again(claim)) == "in progress" for claim in several)
+        assert list(self.store.extend_many([mine], 0.001)) == [True]
+        eventually(lambda: self.record(mine.operation).interrupted)
+
     def test_failed_lease_is_free(self) -> None:
         """A claim that its owner has failed is free at once, before its lease is over."""
         claim = self.leased()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 from django.db import Error as DatabaseFault
-from django.db import IntegrityError, OperationalError, connections
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import QuerySet
 
 from ...models import IdempotencyKey
-from ...records import Operation
+from ...records import Claim, Operation
 from .base import Dialect, lock_digest
 
 
@@ -54,6 +56,41 @@ class MySQL(Dialect):
                 return None
             return int(cursor.lastrowid) if cursor.rowcount == 1 else None
 
+    def _extend_sql(self) -> tuple[str, str]:
+        # From the claims to their rows by the primary key. IN might read the whole table, and wait
+        # for each row that somebody holds.
+        names = self.names
+        mine = (
+            "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$[0]', token VARCHAR(32) PATH '$[1]')) "
+            f"mine STRAIGHT_JOIN {names['table']} row_of FORCE INDEX FOR JOIN (PRIMARY) "
+            f"ON row_of.{names['id']} = mine.id"
+        )
+        owned = (
+            f"SELECT row_of.{names['id']} FROM {mine} "
+            f"WHERE row_of.{names['owner_token']} = mine.token AND row_of.{self._in_progress()}"
+        )
+        return f"UPDATE {mine} SET row_of.{names['lease_expires_at']} = {self.later}", owned
+
+    def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
+        # No UPDATE skips what is locked: the rows are locked first.
+        skip = connections[self.using].features.has_select_for_update_skip_locked
+        lock = f"{self.owned_sql} FOR UPDATE{' SKIP LOCKED' if skip else ''}"
+        with transaction.atomic(using=self.using):
+            renewed = self._ids(lock, claims)
+            if renewed:
+                left = [claim for claim in claims if claim.record_id in renewed]
+                with connections[self.using].cursor() as cursor:
+                    cursor.execute(self.extend_sql, [_pairs(left), seconds])
+        return renewed
+
+    def owned(self, claims: Sequence[Claim]) -> set[int]:
+        return self._ids(self.owned_sql, claims)
+
+    def _ids(self, sql: str, claims: Sequence[Claim]) -> set[int]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(sql, [_pairs(claims)])
+            return {row[0] for row in cursor.fetchall()}
+
     def lockable(
         self, rows: QuerySet[IdempotencyKey], operation: Operation
     ) -> QuerySet[IdempotencyKey]:
@@ -91,3 +128,7 @@ class MySQL(Dialect):
     @staticmethod
     def _lock_name(operation: Operation) -> str:
         return f"idempotency:{lock_digest(operation, 16).hex()}"
+
+
+def _pairs(claims: Sequence[Claim]) -> str:
+    return json.dumps([(claim.record_id, claim.token) for claim in claims])

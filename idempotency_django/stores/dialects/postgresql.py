@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import connections, models
 from django.db.models import BooleanField, Func, QuerySet, Value
 
 from ...models import IdempotencyKey
-from ...records import Operation, Status
-from .base import Dialect, lock_digest
+from ...records import Claim, Operation, Status
+from .base import Dialect, ids_of, lock_digest, tokens_of
 
 
 class PostgreSQL(Dialect):
@@ -52,6 +53,31 @@ class PostgreSQL(Dialect):
             output_field=BooleanField(),
         )
         return rows.filter(lock)
+
+    def _extend_sql(self) -> tuple[str, str]:
+        names = self.names
+        mine = (
+            f"SELECT {names['id']} FROM {names['table']} WHERE {names['id']} = ANY (%s) "
+            f"AND {names['owner_token']} = ANY (%s) AND {self._in_progress()}"
+        )
+        # The rows are chosen once. IN would make it a join, which may read the whole table.
+        update = (
+            f"UPDATE {names['table']} SET {names['lease_expires_at']} = {self.later} "
+            f"WHERE {names['id']} = ANY (ARRAY({mine} FOR UPDATE SKIP LOCKED)) "
+            f"RETURNING {names['id']}"
+        )
+        return update, mine
+
+    def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
+        return self._ids(self.extend_sql, [seconds, ids_of(claims), tokens_of(claims)])
+
+    def owned(self, claims: Sequence[Claim]) -> set[int]:
+        return self._ids(self.owned_sql, [ids_of(claims), tokens_of(claims)])
+
+    def _ids(self, sql: str, parameters: list[Any]) -> set[int]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return {row[0] for row in cursor.fetchall()}
 
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)

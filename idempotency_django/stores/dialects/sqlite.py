@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 from django.db import connections
 
 from ...records import Claim, Operation
-from .base import Dialect
+from .base import Dialect, ids_of, tokens_of
 
 
 class SQLite(Dialect):
@@ -40,6 +43,36 @@ class SQLite(Dialect):
                 [claim.record_id, claim.token],
             )
             return bool(cursor.rowcount)
+
+    def _extend_sql(self) -> tuple[str, str]:
+        names = self.names
+        mine = (
+            f"{names['id']} IN (SELECT value FROM JSON_EACH(%s)) "
+            f"AND {names['owner_token']} IN (SELECT value FROM JSON_EACH(%s)) "
+            f"AND {self._in_progress()}"
+        )
+        return (
+            f"UPDATE {names['table']} SET {names['lease_expires_at']} = {self.later} WHERE {mine}",
+            f"SELECT {names['id']} FROM {names['table']} WHERE {mine}",
+        )
+
+    def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(
+                self.extend_sql,
+                [seconds, json.dumps(ids_of(claims)), json.dumps(tokens_of(claims))],
+            )
+            if cursor.rowcount == len(claims):
+                return set(ids_of(claims))
+        # Whatever is still its owner's now was so then: there are no locks on rows.
+        return self.owned(claims)
+
+    def owned(self, claims: Sequence[Claim]) -> set[int]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(
+                self.owned_sql, [json.dumps(ids_of(claims)), json.dumps(tokens_of(claims))]
+            )
+            return {row[0] for row in cursor.fetchall()}
 
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlite_errorname", None)

@@ -1,0 +1,147 @@
+"""Renewing many leases at once: in one statement, on a connection that nobody else can take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import connection, connections
+from django.db.backends.signals import connection_created
+
+from idempotency_django import engine
+from idempotency_django.engine import Answer, Executed, Outcome
+from idempotency_django.leases import Lease, kept_alive
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.records import Claim, Operation, Payload
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.testing import PATIENCE, an_operation, eventually
+from tests.models import Effect
+from tests.settings import ALIASES
+from tests.support import effects
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
+
+
+@contextmanager
+def statements_of_heartbeats() -> Iterator[list[str]]:
+    """What the heartbeats that connect meanwhile send, without what begins and ends it."""
+    sent: list[str] = []
+
+    def note(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        if not sql.lstrip().upper().startswith(CONTROL):
+            sent.append(sql)
+        return execute(sql, parameters, many, context)
+
+    def watch(connection: Any, **_: Any) -> None:
+        if threading.current_thread().name.startswith("idempotency-heartbeat"):
+            connection.execute_wrappers.append(note)
+
+    connection_created.connect(watch)
+    try:
+        yield sent
+    finally:
+        connection_created.disconnect(watch)
+
+
+@pytest.mark.parametrize("database", list(ALIASES))
+def test_statements_do_not_grow_with_the_leases(database: str) -> None:
+    """Leases that are due together are renewed together: not a statement for each."""
+    count = 60
+    store = DatabaseStore(str(uuid4()), using=ALIASES[database])
+    rows = IdempotencyKey.objects.using(store.using)
+    with statements_of_heartbeats() as sent, ExitStack() as kept:
+        claims = [store.acquire(an_operation(lease=timedelta(seconds=6))) for _ in range(count)]
+        keys = [claim.key for claim in claims]
+        ends = dict(rows.filter(key__in=keys).values_list("key", "lease_expires_at"))
+        for claim in claims:
+            assert isinstance(claim, Claim)
+            kept.enter_context(kept_alive(Lease(store, claim, 6, claim.asked)))
+
+        def renewed() -> bool:
+            now = dict(rows.filter(key__in=keys).values_list("key", "lease_expires_at"))
+            return all(now[key] > ends[key] for key in keys)
+
+        eventually(renewed)
+    assert 0 < len(sent) < count / 2, len(sent)
+
+
+THREADS = 4
+
+
+@pytest.fixture
+def pooled() -> Iterator[None]:
+    """The default database has a pool: a connection for this thread and for THREADS others."""
+    pytest.importorskip("psycopg_pool")
+    if connection.vendor != "postgresql" or connection.Database.__name__ != "psycopg":
+        pytest.skip("only psycopg 3 has a pool")
+    settings = connections.settings["default"]
+    usual = settings["OPTIONS"]
+    connection.close()
+    pool = {"min_size": 0, "max_size": THREADS + 1, "timeout": 1}
+    settings["OPTIONS"] = {**usual, "pool": pool}
+    try:
+        yield
+        connection.close()
+    finally:
+        connection.close_pool()
+        settings["OPTIONS"] = usual
+
+
+@pytest.mark.usefixtures("pooled")
+def test_pool_without_a_connection_to_spare() -> None:
+    """Owners that hold every connection of a pool are not taken over: one effect for each key."""
+    store, contender = DatabaseStore(str(uuid4())), DatabaseStore(str(uuid4()))
+    operations = [an_operation(lease=timedelta(seconds=3)) for _ in range(THREADS)]
+    all_connected, go_on = threading.Barrier(THREADS + 1, timeout=PATIENCE), threading.Event()
+
+    def execute(_: object) -> Answer:
+        Effect.objects.create(reference="a")  # on a connection that the thread keeps
+        all_connected.wait()
+        assert go_on.wait(PATIENCE)
+        return Answer(None, Payload(201, (), b""))
+
+    def own(operation: Operation) -> Outcome:
+        try:
+            policy = Policy(mode="leased").resolved()
+            return engine.run(store, policy, operation, execute, _raise)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        owners = [threads.submit(own, operation) for operation in operations]
+        try:
+            assert effects() <= THREADS  # this thread has its connection, too
+            all_connected.wait()
+            ends = _ends(operations)
+
+            def renewed_or_taken_over() -> bool:
+                for operation in operations:
+                    if isinstance(contender.acquire(operation), Claim):
+                        Effect.objects.create(reference="a")
+                now = _ends(operations)
+                return effects() > THREADS or all(now[key] > ends[key] for key in ends)
+
+            eventually(renewed_or_taken_over)
+        finally:
+            go_on.set()
+        outcomes = [owner.result(PATIENCE) for owner in owners]
+    assert effects() == THREADS
+    assert all(isinstance(outcome, Executed) for outcome in outcomes)
+
+
+def _ends(operations: list[Operation]) -> dict[str, Any]:
+    rows = IdempotencyKey.objects.filter(key__in=[operation.key for operation in operations])
+    return dict(rows.values_list("key", "lease_expires_at"))
+
+
+def _raise(error: Exception) -> Answer:
+    raise error
