@@ -1,4 +1,16 @@
-"""Django REST framework: ``IdempotentViewMixin``."""
+"""Django REST framework: ``IdempotentViewMixin`` makes a view safe to retry.
+
+It stands before ``APIView`` in the class's bases, and works on ``APIView``, generic views, viewsets
+and their ``@action`` methods. Authentication, permissions and throttles run first, for every
+request; then the handler runs once per operation, and its answer is finalised and rendered in the
+transaction that stores it. A replay is given to nobody who may not have the object in the URL now.
+
+::
+
+    class ChargeViewSet(IdempotentViewMixin, viewsets.ModelViewSet):
+        idempotency_policy = Policy(required=True)
+        idempotency_policies = {"capture": PAYMENT, "preview": None}
+"""
 
 from __future__ import annotations
 
@@ -6,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-from django.http import Http404, HttpRequest, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
 from rest_framework.exceptions import APIException, UnsupportedMediaType
@@ -14,6 +26,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from .drf_objects import refuse_checks_of_objects
+from .drf_responses import (
+    ProblemRenderer,
+    StoredResponse,
+    is_json,
+    is_page,
+    rendered_by,
+    without_page,
+)
 from .errors import IdempotencyError, ResponseNotStored
 from .http import (
     body_of,
@@ -23,14 +44,15 @@ from .http import (
     operation_name,
     principal_of,
     problem_of,
-    problem_response,
     rendered,
+    response_of,
     status_of,
 )
+from .objects import check_object, has_object
 from .policy import Policy
 from .policy_fields import UNSAFE_METHODS
-from .records import Body, Call, Parsed, Record
-from .serving import Exchange, serve, unclaimed
+from .records import Body, Call, Parsed, Payload, Record
+from .serving import Exchange, refuse_result, serve, unclaimed
 from .status import described, record_of
 from .transactions import OwnedTransactions, RequestTransactions, request_transactions
 
@@ -50,27 +72,15 @@ class IdempotencyAPIException(APIException):
         self.wait = error.retry_after
 
 
-class IdempotentViewMixin:
-    """Makes a DRF view safe to retry. It stands before ``APIView`` in the class's bases.
-
-    It works on ``APIView``, generic views, viewsets and their ``@action`` methods. Authentication,
-    permissions and throttles run first, for every request; then the handler runs once per
-    operation, and its answer is finalised and rendered in the transaction that stores it.
-
-    ::
-
-        class ChargeViewSet(IdempotentViewMixin, viewsets.ModelViewSet):
-            idempotency_policy = Policy(required=True)
-            idempotency_policies = {"capture": PAYMENT, "preview": None}
-
-    Attributes:
-        idempotency_policy: the view's policy; ``None``: the view takes no part.
-        idempotency_policies: policies by action (viewsets) or by lower-case method (other views),
-            before ``idempotency_policy``.
-    """
+class IdempotentViewMixin:  # see below
+    # Described above: generators of OpenAPI take the docstring of a base for what a view without
+    # one does, and tell the project's clients of it.
 
     idempotency_policy: ClassVar[Policy | None] = Policy()
+    """The view's policy; ``None``: the view takes no part."""
+
     idempotency_policies: ClassVar[Mapping[str, Policy | None]] = {}
+    """Policies by action (viewsets) or by lower-case method (other views), which come first."""
 
     idempotency_protected = True
     # Given by as_view(), which is where Django's ATOMIC_REQUESTS is taken over.
@@ -135,6 +145,20 @@ class IdempotentViewMixin:
         """What the key is unique in; ``None``: what the policy says."""
         return None
 
+    def check_idempotent_replay(self, request: Request, record: Record) -> None:
+        """Refuse a replay to a caller whom the handler would refuse now, by raising.
+
+        It is called before every replay, after everything that ``initial()`` checks. The default
+        calls ``get_object()`` where the URL names an object, so that the object must be in the
+        view's queryset, and its permissions are checked. An object that does not exist any more is
+        no reason to refuse.
+
+        Raises:
+            PermissionDenied: or ``Http404``, or any other exception: the caller gets what the
+                project's exception handler makes of it.
+        """
+        check_object(self)
+
     def rebuild_idempotent_response(self, record: Record) -> HttpResponseBase:
         """The answer of a record whose body was not kept, for example from the model's rows.
 
@@ -152,6 +176,7 @@ class IdempotencyStatusView(APIView):
     """
 
     def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
+        """The status of an operation, and its answer when it has one."""
         record = record_of(token, principal_of(request.user, request.auth))
         if record is None:
             raise Http404
@@ -163,10 +188,15 @@ class _DRFExchange(Exchange):
 
     def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
         super().__init__(request._request)
+        self.policy: Policy
         self.transactions: RequestTransactions | None = None
         self.view = view
-        self.request = request
+        self._request = request
         self._handler = handler
+
+    @property
+    def request(self) -> Request:
+        return self._request
 
     def call(self) -> Call:
         request = self.http_request
@@ -183,7 +213,45 @@ class _DRFExchange(Exchange):
         )
 
     def respond(self) -> HttpResponseBase:
+        claimed = getattr(self.http_request, "idempotency", None) is not None
+        if claimed and not self.checks_replays():
+            refuse_checks_of_objects(self.view)
         return rendered(self._finalized(self._handler()))
+
+    def checks_replays(self) -> bool:
+        """Whether a replay is refused to callers who have lost their right to an object."""
+        return has_object(self.view) or self.policy.check_replay is not None
+
+    def authorize(self, record: Record, policy: Policy) -> None:
+        super().authorize(record, policy)
+        check_object(self.view)
+
+    def refuse_unacceptable(self, payload: Payload) -> None:
+        if not self._shows_as_page(payload):
+            super().refuse_unacceptable(payload)
+
+    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
+        if not is_page(response):
+            return super().lasting(response)
+        renderer = without_page(self.view)
+        return rendered_by(renderer, self.view, response) if renderer else None
+
+    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
+        response = response_of(payload, policy)
+        if not self._shows_as_page(payload):
+            return response
+        content = StoredResponse(response).data
+        del response["Content-Type"]
+        return Response(content, response.status_code, headers=response.headers)
+
+    def native(self, response: HttpResponseBase) -> HttpResponseBase:
+        if isinstance(response, Response) or not isinstance(response, HttpResponse):
+            return response
+        return StoredResponse(response)
+
+    def _shows_as_page(self, payload: Payload) -> bool:
+        """Whether a replay is made into a page for this request, with its user and its token."""
+        return is_page(self.request) and bool(payload.body) and is_json(payload.headers)
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
@@ -225,6 +293,14 @@ class _MixinExchange(_DRFExchange):
         key: str | None = self.view.get_idempotency_key()
         return key
 
+    def checks_replays(self) -> bool:
+        return _has_hook(type(self.view)) or super().checks_replays()
+
+    def authorize(self, record: Record, policy: Policy) -> None:
+        Exchange.authorize(self, record, policy)
+        result = self.view.check_idempotent_replay(self.request, record)
+        refuse_result(result, f"check_idempotent_replay() of {type(self.view).__qualname__}")
+
     def scope(self) -> str | None:
         scope: str | None = self.view.get_idempotency_scope()
         return scope
@@ -246,8 +322,9 @@ def _answer(
     exchange: _DRFExchange, policy: Policy, transactions: RequestTransactions | None
 ) -> HttpResponseBase:
     exchange.transactions = transactions
+    exchange.policy = policy.resolved()
     try:
-        return serve(exchange, policy.resolved(), transactions)
+        return serve(exchange, exchange.policy, transactions)
     except IdempotencyError as error:
         with exchange._apart():
             return _problem(exchange.view, error)
@@ -256,6 +333,12 @@ def _answer(
 def _problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
     """The problem as the project's exception handler has it, or in its own media type."""
     response: HttpResponseBase = view.handle_exception(IdempotencyAPIException(error))
-    if getattr(response, "data", None) == problem_of(error):
-        return problem_response(error)
-    return response
+    if getattr(response, "data", None) != problem_of(error):
+        return response
+    return rendered_by(ProblemRenderer(), view, response)
+
+
+def _has_hook(view_class: type) -> bool:
+    """Whether the project checks replays of a view itself."""
+    hook = getattr(view_class, "check_idempotent_replay", None)
+    return hook is not IdempotentViewMixin.check_idempotent_replay

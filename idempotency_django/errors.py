@@ -11,6 +11,7 @@
     ├── OperationHeld              409  an attempt was interrupted; an operator must settle it
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its answer was not kept
+    ├── AnswerNotAcceptable        406  executed before, but its answer is in another form
     ├── StoreUnavailable           503  the store cannot be reached; nothing was executed
     ├── StepsChanged               500  the stored steps are not those that the code has now
     └── ClaimLost                  500  the claim was lost during execution
@@ -123,14 +124,31 @@ class FingerprintMismatch(IdempotencyError):
 
 
 class ResponseNotStored(IdempotencyError):
-    """The operation was executed before, but its answer was not kept (streamed or too large)."""
+    """The operation was executed before, but its answer was not kept.
+
+    It was streamed, too large, or a page that holds the CSRF token of the one who asked for it.
+    """
 
     status = 409
     slug = "response-not-stored"
     title = "The operation was executed, but its answer was not kept"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
-        "answer was streamed or too large to keep: look the result up instead of retrying."
+        "answer was not kept, because it was streamed, too large, or a page made for one visitor: "
+        "look the result up instead of retrying."
+    )
+
+
+class AnswerNotAcceptable(IdempotencyError):
+    """The operation was executed before, and ``Accept`` does not admit the form of its answer."""
+
+    status = 406
+    slug = "not-acceptable"
+    title = "The stored answer is in a form that the request does not accept"
+    default_detail = (
+        "The operation with this idempotency key was executed and is not executed again. Its "
+        "answer was stored in a media type that this request's Accept header does not admit. "
+        "Retry with the Accept header of the first request."
     )
 
 

@@ -13,7 +13,9 @@ from django.http.response import HttpResponseBase
 
 from .errors import IdempotencyError
 from .http import problem_response, rendered
+from .objects import check_object
 from .policy import Policy
+from .records import Record
 from .serving import Exchange, aserve, serve
 from .transactions import RequestTransactions
 
@@ -21,11 +23,23 @@ _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadReques
 
 
 class ViewExchange(Exchange):
-    """One request to a view that returns a response."""
+    """One request to a view that returns a response.
 
-    def __init__(self, request: HttpRequest, view: Callable[[], Any]) -> None:
+    Args:
+        request: the request.
+        view: runs the view.
+        instance: the class-based view whose handler it is, where it is one.
+    """
+
+    def __init__(self, request: HttpRequest, view: Callable[[], Any], instance: Any = None) -> None:
         super().__init__(request)
         self._view = view
+        self._instance = instance
+
+    def authorize(self, record: Record, policy: Policy) -> None:
+        super().authorize(record, policy)
+        if self._instance is not None:
+            check_object(self._instance)
 
     def respond(self) -> HttpResponseBase:
         # A template is rendered here, inside the transaction, because what it says is stored.

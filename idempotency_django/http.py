@@ -196,7 +196,7 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
     status = policy.replay_status.get(payload.status, payload.status)
     response = HttpResponse(payload.body, status=status)
     del response["Content-Type"]  # HttpResponse's own; the stored one follows, if there was one
-    for name, value in payload.headers:
+    for name, value in payload.sent_headers:
         response[name] = value
     response[conf.replayed_header] = "true"
     return response

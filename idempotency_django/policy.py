@@ -24,6 +24,7 @@ NEVER_STORED: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
 """Answers about the moment, not about the operation: a retry must be free to get another."""
 
 RebuildFunction = Callable[[Record, Any], Any]
+CheckFunction = Callable[[Any, Record], None]
 
 
 class _Unset:
@@ -92,6 +93,10 @@ class Policy:
         replay_status: the status of a replay by the status of the first answer, ``{201: 200}``.
         rebuild: called with the record and the request when the body was not kept; returns the
             response to give.
+        check_replay: called with the request and the record before each replay; refuses it by
+            raising ``PermissionDenied``, ``Http404`` or an exception of REST framework. For what
+            only the view itself knows, such as an API key that it reads from the body. It must be
+            a plain function; for an async view it runs in a thread.
         record_replays: whether replays are counted in the record (one more statement each).
     """
 
@@ -124,6 +129,7 @@ class Policy:
     exclude_headers: frozenset[str] = UNSET
     replay_status: Mapping[int, int] = UNSET
     rebuild: RebuildFunction | None = UNSET
+    check_replay: CheckFunction | None = UNSET
     record_replays: bool = UNSET
 
     def __post_init__(self) -> None:
@@ -308,6 +314,7 @@ DEFAULTS: Final = Policy(
     exclude_headers=frozenset(),
     replay_status={},
     rebuild=None,
+    check_replay=None,
     record_replays=True,
 )
 """What holds where neither the view's policy nor the project's says otherwise."""

@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
+from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
 from . import keys
@@ -57,6 +58,16 @@ def _callable(name: str, value: Any) -> Any:
 
 def _optional_callable(name: str, value: Any) -> Any:
     return value if value is None else _callable(name, value)
+
+
+def _check(name: str, value: Any) -> Any:
+    if value is None or (callable(value) and not _is_async(value)):
+        return value
+    raise _wrong(name, value, "None or a plain function, which refuses a replay by raising")
+
+
+def _is_async(value: Any) -> bool:
+    return iscoroutinefunction(value) or iscoroutinefunction(type(value).__call__)
 
 
 def _text(name: str, value: Any) -> Any:
@@ -161,6 +172,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "exclude_headers": _set_of(str, "a set of header names"),
     "replay_status": _statuses,
     "rebuild": _optional_callable,
+    "check_replay": _check,
     "record_replays": _flag,
 }
 

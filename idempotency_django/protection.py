@@ -186,7 +186,8 @@ class _ProtectedView:
     def _serve_once(
         self, handler: ViewFunction, request: HttpRequest, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        exchange = ViewExchange(request, functools.partial(handler, request, *args, **kwargs))
+        run = functools.partial(handler, request, *args, **kwargs)
+        exchange = ViewExchange(request, run, self)
         return answer(exchange, self.idempotency_policy, self._idempotency_transactions)
 
 
@@ -215,7 +216,8 @@ def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
         if not isinstance(request, HttpRequest):
             serve_within = import_string("idempotency_django.drf.serve_within")
             return serve_within(request, policy, functools.partial(view, *args, **kwargs))
-        exchange = ViewExchange(request, functools.partial(view, *args, **kwargs))
+        run = functools.partial(view, *args, **kwargs)
+        exchange = ViewExchange(request, run, _instance_of(view, args))
         with request_transactions(owned) as transactions:
             return answer(exchange, policy, transactions)
 
@@ -227,7 +229,8 @@ def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
     # No transaction can span it, ATOMIC_REQUESTS's neither: what Django says of that holds here.
     @functools.wraps(view)
     async def protected(*args: Any, **kwargs: Any) -> Any:
-        exchange = ViewExchange(_request_among(args), functools.partial(view, *args, **kwargs))
+        run = functools.partial(view, *args, **kwargs)
+        exchange = ViewExchange(_request_among(args), run, _instance_of(view, args))
         return await aanswer(exchange, policy)
 
     return protected
@@ -237,6 +240,13 @@ def _request_among(args: tuple[Any, ...]) -> Any:
     """The request among a view's arguments, of which the first may be a method's ``self``."""
     is_request = isinstance(getattr(args[0], "_request", args[0]), HttpRequest)
     return args[0] if is_request else args[1]
+
+
+def _instance_of(view: ViewFunction, args: tuple[Any, ...]) -> Any:
+    """The class-based view whose method is called; ``None``: it is a function."""
+    bound = getattr(view, "func", view)  # method_decorator makes a partial of a bound method
+    owner = getattr(bound, "__self__", args[0])
+    return owner if isinstance(owner, View) else None
 
 
 def _layers(view: Any) -> Iterator[Any]:

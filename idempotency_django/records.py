@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -94,13 +94,19 @@ class Payload:
 
     Attributes:
         status: the answer's status code.
-        headers: its headers as ``(name, value)`` pairs, in order.
+        headers: its headers as ``(name, value)`` pairs, in order. A name that begins with a colon
+            is a note of the adapter's, and is never sent.
         body: its exact bytes; ``None`` is a tombstone: executed, but the answer was not kept.
     """
 
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes | None
+
+    @property
+    def sent_headers(self) -> Iterator[tuple[str, str]]:
+        """The headers that are sent with the answer."""
+        return (pair for pair in self.headers if not pair[0].startswith(":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

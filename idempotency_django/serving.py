@@ -10,7 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, assert_never, cast
 
 from asgiref.sync import sync_to_async
@@ -30,6 +31,12 @@ from .errors import (
 )
 from .executions import Execution
 from .http import call_of, key_header, payload_of, rendered, response_of
+from .negotiation import (
+    holds_csrf_token,
+    noticing_csrf_tokens,
+    refuse_unacceptable,
+    suited_to,
+)
 from .policy import Policy
 from .records import Call, Operation, Payload, Record
 from .status import accepted
@@ -44,6 +51,11 @@ class Exchange(ABC):
 
     def __init__(self, request: HttpRequest) -> None:
         self.http_request = request
+
+    @property
+    def request(self) -> Any:
+        """The request as the framework's own views know it."""
+        return self.http_request
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
@@ -80,6 +92,44 @@ class Exchange(ABC):
         response: HttpResponseBase = policy.rebuild(record, self.http_request)
         return response
 
+    def authorize(self, record: Record, policy: Policy) -> None:
+        """Refuse a replay to a caller who would be refused under a new key, by raising."""
+        if policy.check_replay is not None:
+            refuse_result(policy.check_replay(self.request, record), "check_replay of a policy")
+
+    def refuse_unacceptable(self, payload: Payload) -> None:
+        """Refuse a replay in a form that the request does not accept.
+
+        Raises:
+            AnswerNotAcceptable: it does not.
+        """
+        refuse_unacceptable(self.http_request, payload)
+
+    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
+        """The answer in a form that suits a retry; ``None``: it suits one visitor, once."""
+        return None if holds_csrf_token(self.http_request) else response
+
+    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
+        """The stored answer."""
+        return response_of(payload, policy)
+
+    def native(self, response: HttpResponseBase) -> HttpResponseBase:
+        """A response of ours, of the class that the framework's views return."""
+        return response
+
+
+def refuse_result(result: object, name: str) -> None:
+    """Refuse what a check of replays returned: ``False``, for example, would let everybody pass.
+
+    Raises:
+        TypeError: it returned something.
+    """
+    if result is not None:
+        raise TypeError(
+            f"The {name} returned {result!r}. It must return nothing, and raise PermissionDenied "
+            "to refuse a replay."
+        )
+
 
 def unclaimed(request: HttpRequest) -> bool:
     """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
@@ -111,12 +161,15 @@ def serve(
 
     def execute(execution: Execution) -> Answer:
         exchange.http_request.idempotency = execution  # type: ignore[attr-defined]
-        return _answer(exchange.respond(), policy)
+        with noticing_csrf_tokens(exchange.http_request):
+            return _answer(exchange, exchange.respond(), policy)
 
     with _explained(asked.operation, policy):
         surroundings = _surroundings(asked, transactions)
-        recover = _recover(exchange, policy)
-        outcome = engine.run(asked.store, policy, asked.operation, execute, recover, **surroundings)
+        recover, admit = _recover(exchange, policy), partial(_admit, exchange, policy)
+        outcome = engine.run(
+            asked.store, policy, asked.operation, execute, recover, admit=admit, **surroundings
+        )
         return asked.marked(_response(exchange, policy, asked, outcome))
 
 
@@ -131,11 +184,14 @@ async def aserve(exchange: Exchange, policy: Policy) -> HttpResponseBase:
 
     async def execute(execution: Execution) -> Answer:
         exchange.http_request.idempotency = execution  # type: ignore[attr-defined]
-        return _answer(await exchange.arespond(), policy)
+        with noticing_csrf_tokens(exchange.http_request):
+            return _answer(exchange, await exchange.arespond(), policy)
 
     with _explained(asked.operation, policy):
-        recover = _recover(exchange, policy)
-        outcome = await engine.arun(asked.store, policy, asked.operation, execute, recover)
+        recover, admit = _recover(exchange, policy), partial(_admit, exchange, policy)
+        outcome = await engine.arun(
+            asked.store, policy, asked.operation, execute, recover, admit=admit
+        )
         if isinstance(outcome, Replayed) and _has_body(outcome.record):
             return asked.marked(_response(exchange, policy, asked, outcome))
         respond = sync_to_async(_response)  # what rebuilds an answer may ask the database
@@ -197,9 +253,16 @@ def _recover(exchange: Exchange, policy: Policy) -> Callable[[Exception], Answer
     def recover(error: Exception) -> Answer:
         if isinstance(error, IdempotencyError):
             raise error  # ours, not the view's
-        return _answer_to_error(exchange.recover(error, policy), error, policy)
+        return _answer_to_error(exchange, exchange.recover(error, policy), error, policy)
 
     return recover
+
+
+def _admit(exchange: Exchange, policy: Policy, record: Record) -> None:
+    """Let a replay pass, or raise what the caller gets instead."""
+    exchange.authorize(record, policy)
+    if record.payload is not None:  # first who may know of it at all, then in which form
+        exchange.refuse_unacceptable(record.payload)
 
 
 @contextmanager
@@ -225,7 +288,8 @@ def _response(
             return _replay(exchange, policy, record)
         case InProgress():
             if policy.on_conflict == "accepted":
-                return accepted(asked.store, asked.operation, _retry_after(policy))
+                retry_after = _retry_after(policy)
+                return exchange.native(accepted(asked.store, asked.operation, retry_after))
             raise OperationInProgress
         case Held():
             raise OperationHeld
@@ -249,19 +313,30 @@ def _replay(exchange: Exchange, policy: Policy, record: Record) -> HttpResponseB
         response = exchange.rebuild(record, policy)
         response[conf.replayed_header] = "true"
         return response
-    return response_of(payload, policy)
+    return exchange.native(exchange.replayed(payload, policy))
 
 
-def _answer(response: HttpResponseBase, policy: Policy) -> Answer:
+def _payload(exchange: Exchange, response: HttpResponseBase, policy: Policy) -> Payload:
+    """What is kept of an answer; a tombstone of a page that was made for one visitor."""
+    lasting = exchange.lasting(response)
+    payload = payload_of(response if lasting is None else lasting, policy)
+    if lasting is None:
+        return replace(payload, body=None)
+    return suited_to(exchange.http_request, payload, response.get("Content-Type", ""))
+
+
+def _answer(exchange: Exchange, response: HttpResponseBase, policy: Policy) -> Answer:
     status = response.status_code
     if policy.keeps(status):
-        return Answer(response, payload_of(response, policy))
+        return Answer(response, _payload(exchange, response, policy))
     return Answer(response, None, error=f"The answer was {status}.", failed=status >= 500)
 
 
-def _answer_to_error(response: HttpResponseBase, error: Exception, policy: Policy) -> Answer:
+def _answer_to_error(
+    exchange: Exchange, response: HttpResponseBase, error: Exception, policy: Policy
+) -> Answer:
     def payload() -> Payload:
-        return payload_of(rendered(response), policy)
+        return _payload(exchange, rendered(response), policy)
 
     status = response.status_code
     kept = payload if policy.keeps_raised(status) else None

@@ -97,7 +97,7 @@ def _answer(payload: Payload) -> dict[str, Any]:
     """The answer: its body as text where it is one, else in base64; ``None``: it was not kept."""
     told: dict[str, Any] = {
         "status": payload.status,
-        "headers": [list(pair) for pair in payload.headers],
+        "headers": [list(pair) for pair in payload.sent_headers],
         "body": None,
     }
     if payload.body is not None:

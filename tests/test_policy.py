@@ -34,6 +34,15 @@ def any_rebuild(record: Any, request: Any) -> None:
     """Stands for a function of a project's."""
 
 
+async def a_coroutine(request: Any, record: Any) -> None:
+    """Would refuse too late."""
+
+
+class AsyncCallable:
+    async def __call__(self, request: Any, record: Any) -> None:
+        """Likewise."""
+
+
 ACCEPTED: dict[str, list[Any]] = {
     "store": ["default", "audit"],
     "required": [True, False, {"PUT"}, ["post", "delete"], frozenset()],
@@ -64,6 +73,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "exclude_headers": [set(), {"X-Cost"}, ("X-Cost",)],
     "replay_status": [{}, {201: 200}],
     "rebuild": [None, any_rebuild],
+    "check_replay": [None, any_rebuild],
     "record_replays": [True, False],
 }
 NO_FLAGS = [None, 0, 1, "yes", "False", []]
@@ -99,6 +109,7 @@ REFUSED: dict[str, list[Any]] = {
     "exclude_headers": [None, "X-Cost", 1, {1}, {b"X-Cost"}, [["X-Cost"]]],
     "replay_status": [None, {201}, [(201, 200)], {"201": 200}, {201: "200"}, {201: 99}, {201: 600}],
     "rebuild": NO_CALLABLES,
+    "check_replay": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
     "record_replays": NO_FLAGS,
 }
 

@@ -21,6 +21,7 @@ from . import transactional
 from .leased import Run
 from .modes import lease_of
 from .outcomes import (
+    Admit,
     Answer,
     Executed,
     Held,
@@ -35,6 +36,7 @@ from .outcomes import (
 from .wishes import adrive, drive
 
 __all__ = [
+    "Admit",
     "Answer",
     "Executed",
     "Held",
@@ -65,6 +67,7 @@ def run(
     after: ExitStack | None = None,
     outer: AbstractContextManager[object] = _NOWHERE,
     inner: AbstractContextManager[object] = _NOWHERE,
+    admit: Admit | None = None,
 ) -> Outcome:
     """Execute the operation once, or say what became of it before.
 
@@ -85,6 +88,8 @@ def run(
             runs these callbacks when that has ended. Else the transaction is opened here.
         outer: with a lease, a transaction on the store's database for ``execute`` and its answer.
         inner: with a lease, transactions on other databases for ``execute``.
+        admit: called with the record before a replay is counted and announced; what it raises
+            refuses the replay, and leaves this function.
 
     Raises:
         StoreUnavailable: nothing was executed, or all of it was rolled back.
@@ -95,8 +100,8 @@ def run(
 
     def attempt(operation: Operation) -> Outcome:
         if operation.lease is None:
-            return transactional.run(store, policy, operation, execute, recover, after)
-        wanted = Run(store, policy, operation, operation.lease, recover, outer, inner)
+            return transactional.run(store, policy, operation, execute, recover, after, admit)
+        wanted = Run(store, policy, operation, operation.lease, recover, outer, inner, admit)
         return drive(wanted.flow(), store, execute)
 
     outcome = attempt(operation)
@@ -110,9 +115,17 @@ def run(
 
 
 async def arun(
-    store: Store, policy: Policy, operation: Operation, execute: AsyncExecute, recover: Recover
+    store: Store,
+    policy: Policy,
+    operation: Operation,
+    execute: AsyncExecute,
+    recover: Recover,
+    *,
+    admit: Admit | None = None,
 ) -> Outcome:
     """:func:`run` for a coroutine function, which takes an operation with a lease.
+
+    ``admit`` is called in a thread, because it may ask the database.
 
     A cancellation is passed on to ``execute``, and leaves the key free; one that comes when it has
     ended leaves the operation completed.
@@ -121,7 +134,7 @@ async def arun(
     operation = replace(operation, lease=lease)
 
     async def attempt(operation: Operation) -> Outcome:
-        wanted = Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE)
+        wanted = Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE, admit)
         return await adrive(wanted.flow(), store, execute)
 
     outcome = await attempt(operation)

@@ -18,7 +18,7 @@ from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .attempts import Attempt, Recover
-from .outcomes import Executed, InProgress, Patience, Replayed, decide
+from .outcomes import Admit, Executed, InProgress, Outcome, Patience, Replayed, decide
 from .wishes import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
 
 logger = logging.getLogger("idempotency_django")
@@ -36,6 +36,7 @@ class Run:
         recover: makes an answer of what the handler raised, or raises it on.
         outer: the transaction on the store's database to run the handler and store its answer in.
         inner: the transactions on other databases to run the handler in.
+        admit: raises what refuses a replay.
     """
 
     store: Store
@@ -45,6 +46,7 @@ class Run:
     recover: Recover
     outer: AbstractContextManager[object]
     inner: AbstractContextManager[object]
+    admit: Admit | None
 
     def flow(self) -> Flow:
         """Run it, waiting for another owner as long as the policy says."""
@@ -68,15 +70,23 @@ class Run:
             unavailable = error
         else:
             decision = decide(found, self.operation)
+            yield from self._admitted(decision)
             if isinstance(decision, Replayed) and not decision.record.counted:
                 yield Ask("record_replay", (decision.record, self.operation))
             if isinstance(decision, Claim):
                 lease = Lease(self.store, decision, self.lease.total_seconds(), asked)
                 work = Execute(Execution(self.store, decision, lease))
                 attempt = Attempt(lease, work, self.recover, self.outer, self.inner, patience)
-                return (yield from attempt.flow())
+                outcome = yield from attempt.flow()
+                yield from self._admitted(outcome)  # a late owner's, whose successor completed it
+                return outcome
             return decision
         return (yield from self._unprotected(unavailable))
+
+    def _admitted(self, decision: Claim | Outcome) -> Generator[Wish, Any, None]:
+        """Go on, unless the decision is a replay that is refused."""
+        if self.admit is not None and isinstance(decision, Replayed):
+            yield Call(partial(self.admit, decision.record))
 
     def _found(self) -> Generator[Wish, Any, Claim | Record]:
         known = None

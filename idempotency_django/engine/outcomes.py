@@ -70,6 +70,9 @@ class Mismatched:
     record: Record
 
 
+Admit = Callable[[Record], None]
+"""Raises what refuses a replay of the record."""
+
 Outcome = Executed | Replayed | InProgress | Held | Mismatched
 
 

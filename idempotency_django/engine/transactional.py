@@ -17,9 +17,10 @@ from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress
 from ..executions import Execution
 from ..policy import Policy
-from ..records import Claim, Operation, Payload
+from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .outcomes import (
+    Admit,
     Answer,
     Executed,
     InProgress,
@@ -54,6 +55,13 @@ class _RolledBack(Exception):  # carries an answer out of a transaction; no erro
         self.marked = marked  # for rollback, before this left the transaction
 
 
+class _Refused(Exception):  # carries the reason out of a transaction
+    def __init__(self, error: Exception, *, marked: bool) -> None:
+        super().__init__()
+        self.error = error
+        self.marked = marked  # for rollback, before this left the transaction
+
+
 def run(
     store: Store,
     policy: Policy,
@@ -61,11 +69,12 @@ def run(
     execute: Execute,
     recover: Recover,
     after: ExitStack | None,
+    admit: Admit | None,
 ) -> Outcome:
     """Run an operation in a transaction; see :func:`idempotency_django.engine.run`."""
     patience = Patience(policy)
     while True:
-        outcome = _run_once(store, operation, execute, recover, after)
+        outcome = _run_once(store, operation, execute, recover, after, admit)
         if not isinstance(outcome, InProgress):
             return outcome
         pause = patience.pause()
@@ -80,16 +89,20 @@ def _run_once(
     execute: Execute,
     recover: Recover,
     after: ExitStack | None,
+    admit: Admit | None,
 ) -> Outcome:
     known = store.recall(operation) if store.recalls else None
     if known is not None:
-        return decide(known, operation)  # type: ignore[return-value]  # it is no claim
+        recalled = decide(known, operation)
+        if admit is not None and isinstance(recalled, Replayed):
+            admit(recalled.record)
+        return recalled  # type: ignore[return-value]  # it is no claim
     done: _Done | None = None
     try:
         with store.transaction(after=after):
             decision = decide(store.acquire(operation), operation)
-            if isinstance(decision, Replayed) and not decision.record.counted:
-                store.record_replay(decision.record, operation)
+            if isinstance(decision, Replayed):
+                _replay(store, decision.record, operation, admit)
             if not isinstance(decision, Claim):
                 return decision
             done = _execute(store, decision, execute)
@@ -104,6 +117,10 @@ def _run_once(
         rolled_back = _RolledBack(done.claim, failure(error), error)  # refused at COMMIT
     except _RolledBack as signal:
         rolled_back = signal
+    except _Refused as refused:
+        if after is not None and not refused.marked:  # the caller's transaction is to be asked yet
+            transaction.set_rollback(False, using=store.using)
+        raise refused.error from None
     except IdempotencyError:
         raise
     except Exception as error:
@@ -112,6 +129,17 @@ def _run_once(
         rolled_back = _RolledBack(done.claim, failure(error), error)
     # Outside the except clauses, so that an error raised on shows no trace of this detour.
     return Executed(_after_rollback(store, rolled_back, recover, after))
+
+
+def _replay(store: Store, record: Record, operation: Operation, admit: Admit | None) -> None:
+    """Count a replay, unless it is refused: that rolls back what was counted already."""
+    if admit is not None:
+        try:
+            admit(record)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is raised on outside
+            raise _Refused(error, marked=_is_marked(store)) from None
+    if not record.counted:
+        store.record_replay(record, operation)
 
 
 class _Done:

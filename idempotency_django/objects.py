@@ -1,0 +1,115 @@
+"""The object in a view's URL: whether the caller may have it now, which is asked before a replay.
+
+Django's generic class-based views and REST framework's answer that themselves, in ``get_object()``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.core.exceptions import (
+    FieldError,
+    ImproperlyConfigured,
+    ObjectDoesNotExist,
+    ValidationError,
+)
+from django.db import router
+from django.http import Http404
+from django.views.generic.edit import BaseCreateView
+
+_FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")
+
+_NO_TELLING: Final = (Http404, FieldError, ImproperlyConfigured, AttributeError, AssertionError)
+"""What a view raises when it is asked for its model, or a model for what it has no field for."""
+
+
+def check_object(view: Any) -> None:
+    """Have a class-based view look up the object in its URL, as its handler does.
+
+    The view refuses callers who may not have the object. One that exists, but not for this caller,
+    is refused as well. One that is gone, after a DELETE for example, is no reason to refuse.
+
+    Raises:
+        Exception: whatever the view's ``get_object()`` raises.
+    """
+    if not has_object(view):
+        return
+    get_object = view.get_object
+    try:
+        async_to_sync(get_object)() if iscoroutinefunction(get_object) else get_object()
+    except Exception as error:
+        missing = isinstance(error, ObjectDoesNotExist)
+        if not (missing or _is_not_found(error)):
+            raise
+        if _is_gone(view):
+            return
+        if missing:
+            raise Http404 from error
+        raise
+
+
+def has_object(view: Any) -> bool:
+    """Whether ``get_object()`` of a view finds what this request is about."""
+    if not hasattr(view, "get_object"):
+        return False
+    detail = getattr(view, "detail", None)
+    if detail is not None:  # REST framework's routers tell
+        return bool(detail)
+    if _creates(view):
+        return False
+    return bool(_lookup(view)) or not _module(view, "get_object").startswith(_FRAMEWORKS)
+
+
+def _creates(view: Any) -> bool:
+    """Whether the view makes an object, so that its URL can only name another one."""
+    if isinstance(view, BaseCreateView):
+        return True
+    if getattr(view, "action", None) is not None:
+        return bool(view.action == "create")
+    return view.request.method == "POST" and _module(view, "post") == "rest_framework.generics"
+
+
+def _module(view: Any, name: str) -> str:
+    """Where a method of a view is from."""
+    method = inspect.getattr_static(type(view), name, None)
+    return str(getattr(method, "__module__", ""))
+
+
+def _lookup(view: Any) -> dict[str, Any]:
+    """The fields by which the view's URL names its object, and their values; empty: by none."""
+    if hasattr(view, "lookup_field"):
+        names = {view.lookup_url_kwarg or view.lookup_field: view.lookup_field}
+    elif hasattr(view, "pk_url_kwarg"):
+        names = {view.slug_url_kwarg: view.get_slug_field(), view.pk_url_kwarg: "pk"}
+    else:
+        names = {}
+    return {field: view.kwargs[name] for name, field in names.items() if name in view.kwargs}
+
+
+def _is_not_found(error: Exception) -> bool:
+    """Whether it says that there is no such object; REST framework has an exception of its own."""
+    return isinstance(error, Http404) or getattr(error, "status_code", None) == 404
+
+
+def _is_gone(view: Any) -> bool:
+    """Whether the object in the URL does not exist for anybody; ``False``: nobody can tell."""
+    lookup = _lookup(view)
+    if not lookup:
+        return False
+    try:
+        model = _model(view)
+        rows = model._base_manager.using(router.db_for_write(model))
+        return not rows.filter(**lookup).exists()
+    except _NO_TELLING:
+        return False
+    except (TypeError, ValueError, OverflowError, ValidationError):
+        return True  # it can be the name of no object
+
+
+def _model(view: Any) -> Any:
+    queryset = getattr(view, "queryset", None)
+    if queryset is not None:
+        return queryset.model
+    return getattr(view, "model", None) or view.get_queryset().model
