@@ -7,9 +7,11 @@ import base64
 from typing import Any, ClassVar
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import connections
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
@@ -103,9 +105,7 @@ def ways(base: type[Any]) -> dict[str, Any]:
         "mixin": mixin.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
         "leased": leased.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
         "class": idempotent(base).as_view({"post": "pay", "put": "update", "delete": "destroy"}),
-        "as_view": idempotent(
-            base.as_view({"post": "pay", "put": "update", "delete": "destroy"})
-        ),
+        "as_view": idempotent(base.as_view({"post": "pay", "put": "update", "delete": "destroy"})),
         "handler": handler.as_view({"post": "pay"}),
         "middleware": base.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
     }
@@ -491,9 +491,12 @@ def test_hook_on_event_loop(alice: Caller, monkeypatch: Any) -> None:
     async def twice() -> tuple[Any, Any]:
         client = AsyncClient()
         headers = {"Idempotency-Key": key}
-        first = await client.post("/coroutine/", headers=headers)
-        monkeypatch.setattr(Open, "revoked", True)
-        return first, await client.post("/coroutine/", headers=headers)
+        try:
+            first = await client.post("/coroutine/", headers=headers)
+            monkeypatch.setattr(Open, "revoked", True)
+            return first, await client.post("/coroutine/", headers=headers)
+        finally:
+            await sync_to_async(connections.close_all)()
 
     first, refused = asyncio.run(twice())
     assert (first.status_code, refused.status_code) == (200, 403)
