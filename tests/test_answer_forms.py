@@ -1,0 +1,336 @@
+"""The form of an answer: kept for whoever retries, and given only to those who accept it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, ClassVar
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db import connections
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.middleware.csrf import get_token
+from django.template import Context, Template
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.views.decorators.csrf import ensure_csrf_cookie
+from rest_framework import renderers, serializers, viewsets
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.records import Payload, Record, Status
+from idempotency_django.status import described
+from tests.models import Effect
+from tests.support import (
+    assert_problem,
+    assert_replays,
+    effects,
+    is_replay,
+    new_key,
+    post,
+    record,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+FORM = "application/x-www-form-urlencoded"
+
+
+@idempotent
+def page(request: HttpRequest) -> HttpResponse:
+    """Answers with a page that has a form on it."""
+    Effect.objects.create(reference="a")
+    template = Template("<p>Thank you, Alice</p><form>{% csrf_token %}</form>")
+    return HttpResponse(template.render(Context({"csrf_token": get_token(request)})))
+
+
+@idempotent
+async def async_page(request: HttpRequest) -> HttpResponse:
+    """The same, async."""
+    await Effect.objects.acreate(reference="a")
+    return HttpResponse(f"<input value={get_token(request)}>")
+
+
+@idempotent(store_errors=True, never_store=set())
+def token_error(request: HttpRequest) -> HttpResponse:
+    """Gives a token out, and fails."""
+    get_token(request)
+    raise PermissionDenied
+
+
+@idempotent(rebuild=lambda record, request: HttpResponse("rebuilt"))
+def rebuilt(request: HttpRequest) -> HttpResponse:
+    """A page that can be made again."""
+    return HttpResponse(f"<input value={get_token(request)}>")
+
+
+@idempotent
+def thanks(request: HttpRequest) -> HttpResponse:
+    """Answers with a page without a form."""
+    Effect.objects.create(reference="a")
+    return HttpResponse("<p>Thank you</p>")
+
+
+@ensure_csrf_cookie
+@idempotent
+def with_cookie(request: HttpRequest) -> HttpResponse:
+    """Gives the token as a cookie, which is not stored."""
+    return JsonResponse({"made": 1})
+
+
+@idempotent
+def negotiating(request: HttpRequest) -> HttpResponse:
+    """Answers in the form that the request prefers."""
+    Effect.objects.create(reference="a")
+    if request.accepts("application/json"):
+        return JsonResponse({"secret": "in JSON"})
+    return HttpResponse("<p>secret in HTML</p>")
+
+
+@idempotent
+async def async_negotiating(request: HttpRequest) -> HttpResponse:
+    """The same, async."""
+    await Effect.objects.acreate(reference="a")
+    return JsonResponse({"secret": "in JSON"})
+
+
+@idempotent
+def ignoring(request: HttpRequest) -> HttpResponse:
+    """Answers in JSON, whatever the request accepts."""
+    Effect.objects.create(reference="a")
+    return JsonResponse({"made": 1})
+
+
+@idempotent
+def nothing(request: HttpRequest) -> HttpResponse:
+    """Answers with nothing, in HTML."""
+    return HttpResponse(b"", status=201)
+
+
+class EffectSerializer(serializers.ModelSerializer[Effect]):
+    class Meta:
+        model = Effect
+        fields = ("id", "reference")
+
+
+class Browsable(IdempotentViewMixin, viewsets.ModelViewSet[Effect]):
+    """Has pages, for the users who are logged in."""
+
+    authentication_classes = [SessionAuthentication]
+    permission_classes = [IsAuthenticated]
+    renderer_classes = [renderers.JSONRenderer, renderers.BrowsableAPIRenderer]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+
+class PagesOnly(IdempotentViewMixin, APIView):
+    """Has nothing but pages."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    renderer_classes = [renderers.BrowsableAPIRenderer]
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response({"made": 1})
+
+
+class TokenPage(PagesOnly):
+    """Renders a template of its own, with a form."""
+
+    renderer_classes = [renderers.StaticHTMLRenderer]
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response(f"<input value={get_token(request._request)}>")
+
+
+urlpatterns = [
+    path("page/", page),
+    path("async-page/", async_page),
+    path("token-error/", token_error),
+    path("rebuilt/", rebuilt),
+    path("thanks/", thanks),
+    path("with-cookie/", with_cookie),
+    path("negotiating/", negotiating),
+    path("async-negotiating/", async_negotiating),
+    path("ignoring/", ignoring),
+    path("nothing/", nothing),
+    path("browsable/", Browsable.as_view({"post": "create"})),
+    path("pages/", PagesOnly.as_view()),
+    path("template/", TokenPage.as_view()),
+]
+
+
+@pytest.mark.parametrize("url", ["/page/", "/async-page/", "/pages/", "/template/"])
+def test_page_for_one_visitor(url: str, client: Client) -> None:
+    """A page that holds a visitor's CSRF token is not kept; the retry is not executed."""
+    key = new_key()
+    first = post(client, url, key)
+    assert first.status_code == 200
+    assert_problem(post(client, url, key), 409, "response-not-stored")
+    assert effects() == 1
+    assert record(key).response_body is None
+
+
+def test_page_that_can_be_rebuilt(client: Client) -> None:
+    """Such a page is made again where the policy knows how."""
+    key = new_key()
+    post(client, "/rebuilt/", key)
+    again = post(client, "/rebuilt/", key)
+    assert is_replay(again)
+    assert again.content == b"rebuilt"
+
+
+def test_error_page_for_one_visitor(client: Client) -> None:
+    """The page of an error that was raised, likewise."""
+    key = new_key()
+    assert post(client, "/token-error/", key).status_code == 403
+    stored = record(key)
+    assert (stored.response_status, stored.response_body) == (403, None)
+
+
+def test_page_for_everybody(client: Client) -> None:
+    """A page without a token is kept."""
+    key = new_key()
+    assert_replays(post(client, "/thanks/", key), post(client, "/thanks/", key))
+
+
+@pytest.mark.parametrize("cookie", [None, "bad"])
+def test_token_in_a_cookie_only(client: Client, cookie: str | None) -> None:
+    """A token that was given out before the view ran is not in its answer."""
+    if cookie:  # which Django replaces, and notes that it did
+        client.cookies["csrftoken"] = cookie
+    key = new_key()
+    first = post(client, "/with-cookie/", key)
+    assert first.cookies["csrftoken"].value
+    assert_replays(first, post(client, "/with-cookie/", key))
+    key = new_key()
+    assert_replays(post(client, "/ignoring/", key), post(client, "/ignoring/", key))
+
+
+@pytest.fixture
+def alice(client: Client) -> Client:
+    client.force_login(User.objects.create_user("alice"))
+    return client
+
+
+def test_browsable_api(alice: Client) -> None:
+    """Of a page of the browsable API the data are kept; a retry gets them in its own form."""
+    key = new_key()
+    shown = post(alice, "/browsable/", key, headers={"Accept": BROWSER})
+    assert shown.status_code == 201
+    assert b"csrfToken" in shown.content
+    made = Effect.objects.get()
+    stored = bytes(record(key).response_body)
+    assert json.loads(stored) == {"id": made.pk, "reference": "a"}
+    for accept in ("application/json", "*/*", "application/json; indent=4"):
+        again = post(alice, "/browsable/", key, headers={"Accept": accept})
+        assert is_replay(again)
+        assert (again.status_code, again["Content-Type"]) == (201, "application/json")
+        assert again.content == stored
+    User.objects.update(username="ann")
+    page = post(alice, "/browsable/", key, headers={"Accept": BROWSER})
+    assert is_replay(page)
+    assert (page.status_code, page["Content-Type"]) == (201, "text/html; charset=utf-8")
+    assert b"ann" in page.content
+    assert b"alice" not in page.content
+    assert effects() == 1
+
+
+def test_page_of_a_json_answer(alice: Client) -> None:
+    """An answer in JSON is shown to a browser as any other answer of the view."""
+    key = new_key()
+    first = post(alice, "/browsable/", key, headers={"Accept": "application/json"})
+    page = post(alice, "/browsable/", key, headers={"Accept": "text/html"})
+    assert is_replay(page)
+    assert page["Content-Type"] == "text/html; charset=utf-8"
+    assert page.data == first.json()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("application/json", "text/html"),
+        ("text/html", "application/json"),
+        ("*/*", "text/html, application/xml;q=0.9"),
+        ("*/*", "application/json;q=0, text/html"),
+    ],
+)
+def test_another_form(client: Client, first: str, second: str, sent: list[str]) -> None:
+    """A retry that does not accept the form of the stored answer is told so, and no more."""
+    key = new_key()
+    post(client, "/negotiating/", key, headers={"Accept": first})
+    refused = post(client, "/negotiating/", key, headers={"Accept": second})
+    assert_problem(refused, 406, "not-acceptable")
+    assert b"secret" not in refused.content
+    assert not is_replay(refused)
+    assert "replayed" not in sent
+    assert record(key).replay_count == 0
+    assert effects() == 1
+    again = post(client, "/negotiating/", key, headers={"Accept": first})
+    assert is_replay(again)
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "application/*", BROWSER, "application/json;v=2"])
+def test_same_form(client: Client, accept: str | None) -> None:
+    """A retry that accepts the form gets the replay."""
+    key = new_key()
+    first = post(client, "/negotiating/", key, headers={"Accept": "application/json"})
+    headers = {"Accept": accept} if accept else {}
+    assert_replays(first, post(client, "/negotiating/", key, headers=headers))
+
+
+@pytest.mark.parametrize("accept", ["text/html", "application/vnd.own+json", "nonsense"])
+def test_view_that_ignores_accept(client: Client, accept: str) -> None:
+    """Where the first answer did not heed Accept, no replay does: the same retry gets it."""
+    key = new_key()
+    first = post(client, "/ignoring/", key, headers={"Accept": accept})
+    assert_replays(first, post(client, "/ignoring/", key, headers={"Accept": accept}))
+    assert ":accept" not in first.headers
+    assert effects() == 1
+
+
+def test_nothing_has_no_form(client: Client) -> None:
+    """An answer without a body suits everybody."""
+    key = new_key()
+    first = post(client, "/nothing/", key)
+    assert_replays(first, post(client, "/nothing/", key, headers={"Accept": "application/json"}))
+
+
+def test_status_view_shows_no_notes() -> None:
+    """What is noted with a stored answer is not shown with its headers."""
+    payload = Payload(200, (("Content-Type", "text/csv"), (":accept", "*/*")), b"a")
+    shown = described(Record(key="k", scope="s", status=Status.COMPLETED, payload=payload))
+    assert shown["response"]["headers"] == [["Content-Type", "text/csv"]]
+
+
+def test_another_form_on_event_loop() -> None:
+    """Async views and ASGI likewise."""
+
+    async def twice() -> tuple[Any, Any]:
+        client, key = AsyncClient(), new_key()
+        try:
+            return (
+                await client.post("/async-negotiating/", headers={"Idempotency-Key": key}),
+                await client.post(
+                    "/async-negotiating/", headers={"Idempotency-Key": key, "Accept": "text/html"}
+                ),
+            )
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    first, refused = asyncio.run(twice())
+    assert first.status_code == 200
+    assert_problem(refused, 406, "not-acceptable")
+    assert IdempotencyKey.objects.get().replay_count == 0
+    assert effects() == 1
