@@ -8,12 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from django.http import HttpResponse
-from rest_framework.renderers import (
-    BaseRenderer,
-    BrowsableAPIRenderer,
-    HTMLFormRenderer,
-    JSONRenderer,
-)
+from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, HTMLFormRenderer
 from rest_framework.response import Response
 
 _PAGES: Final = (BrowsableAPIRenderer, HTMLFormRenderer)
@@ -25,10 +20,14 @@ def is_page(negotiated: Any) -> bool:
     return isinstance(getattr(negotiated, "accepted_renderer", None), _PAGES)
 
 
-class ProblemRenderer(JSONRenderer):
-    """Problems have a media type of their own (RFC 9457)."""
+class ProblemRenderer(BaseRenderer):
+    """Problems have a media type of their own (RFC 9457), and one form for all frameworks."""
 
     media_type = "application/problem+json"
+    charset = None
+
+    def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
+        return json.dumps(data).encode()
 
 
 def rendered_by(renderer: BaseRenderer, view: Any, response: Any) -> Response:

@@ -16,7 +16,10 @@ _ANY_FORM: Final = (":accept", "*/*")
 """Stored with the headers of an answer whose form did not depend on ``Accept``."""
 
 _GIVEN_OUT: Final = "CSRF_COOKIE_NEEDS_UPDATE"
-"""Where Django notes in ``request.META`` that a CSRF token was given out or changed."""
+"""Where Django notes in ``request.META`` that a CSRF token was given out or changed.
+
+It is there from then on: true until the token's cookie is set, then false.
+"""
 
 
 @contextmanager
@@ -32,7 +35,7 @@ def noticing_csrf_tokens(request: HttpRequest) -> Iterator[None]:
 
 def holds_csrf_token(request: HttpRequest) -> bool:
     """Whether the answer is a page that holds the token of this visitor, as far as Django knows."""
-    return bool(request.META.get(_GIVEN_OUT))
+    return _GIVEN_OUT in request.META
 
 
 def suited_to(request: HttpRequest, payload: Payload, content_type: str) -> Payload:
