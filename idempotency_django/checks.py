@@ -24,6 +24,7 @@ id                                     what is wrong
 ``idempotency_django.E019``            a policy asks for what its store or its mode cannot promise
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
+``idempotency_django.W028``            permissions on objects that no replay can look up
 =====================================  =========================================================
 """
 
@@ -39,6 +40,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
+from django.utils.module_loading import import_string
 
 from .conf import NAMES, conf, did_you_mean
 from .engine import lease_of
@@ -179,6 +181,8 @@ def _of_views() -> Iterator[CheckMessage]:
         return
     for view in dict.fromkeys(_subclasses(drf.IdempotentViewMixin)):
         yield from _check_view(view, drf.IdempotentViewMixin)
+    check_objects = import_string("idempotency_django.drf_checks.check_objects")
+    yield from check_objects()
 
 
 def _check_view(view: Any, mixin: type) -> Iterator[CheckMessage]:

@@ -294,7 +294,7 @@ class _MixinExchange(_DRFExchange):
         return key
 
     def checks_replays(self) -> bool:
-        return _has_hook(type(self.view)) or super().checks_replays()
+        return has_hook(type(self.view)) or super().checks_replays()
 
     def authorize(self, record: Record, policy: Policy) -> None:
         Exchange.authorize(self, record, policy)
@@ -338,7 +338,7 @@ def _problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
     return rendered_by(ProblemRenderer(), view, response)
 
 
-def _has_hook(view_class: type) -> bool:
+def has_hook(view_class: type) -> bool:
     """Whether the project checks replays of a view itself."""
-    hook = getattr(view_class, "check_idempotent_replay", None)
-    return hook is not IdempotentViewMixin.check_idempotent_replay
+    default = IdempotentViewMixin.check_idempotent_replay
+    return getattr(view_class, "check_idempotent_replay", default) is not default

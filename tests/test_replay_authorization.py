@@ -10,12 +10,13 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth.models import User
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import connections
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
-from django.urls import path
+from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
@@ -265,7 +266,31 @@ def api_function(request: Request) -> Response:
     return Response({"secret": "of all"})
 
 
+class Unprotected(APIView):
+    permission_classes = [Owner]
+
+    def post(self, request: Request, pk: int) -> Response:
+        raise NotImplementedError
+
+
+class Exempt(Unprotected):
+    idempotency_exempt = True
+
+
+class ReadOnly(APIView):
+    permission_classes = [Owner]
+
+
+class LeftOut(Nested):
+    idempotency_policy = None  # type: ignore[assignment]
+
+
 urlpatterns = [
+    path("unprotected/<int:pk>/", Unprotected.as_view()),
+    path("no-argument/", Unprotected.as_view()),
+    re_path("^exempt/([0-9]+)/$", Exempt.as_view()),
+    path("below/<int:pk>/", include([path("read-only/", ReadOnly.as_view())])),
+    path("left-out/<int:pk>/", LeftOut.as_view()),
     *[
         path(f"{base.__name__}/{way}/<int:pk>/", view)
         for base in (Permitted, Filtered)
@@ -573,3 +598,18 @@ def test_existence_that_nobody_can_tell() -> None:
     view.lookup_field, view.request = "pk", HttpRequest()  # type: ignore[assignment]
     view.queryset, view.kwargs = Effect.objects.all(), {"pk": "no number"}
     check_object(view)  # it names nothing that could exist
+
+
+def warned() -> set[str]:
+    """The views that the check of objects warns of."""
+    messages = [message for message in run_checks() if message.id == "idempotency_django.W028"]
+    return {str(message.msg).split()[0].rpartition(".")[2] for message in messages}
+
+
+def test_check(settings: Any) -> None:
+    """The check warns of views with permissions on objects that no replay can look up."""
+    assert warned() == {"Nested"}
+    settings.MIDDLEWARE = [*django_settings.MIDDLEWARE, PATH]
+    assert warned() == {"Nested", "Unprotected"}
+    settings.IDEMPOTENCY = {"POLICY": CHECKED}
+    assert warned() == set()

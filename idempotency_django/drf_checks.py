@@ -1,0 +1,68 @@
+"""The system check of REST framework's views whose objects no replay can look up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
+from django.urls import URLPattern, get_resolver
+from rest_framework.views import APIView
+
+from .drf import IdempotentViewMixin, has_hook
+from .drf_objects import checks_objects
+from .middleware import IdempotencyMiddleware
+from .policy import Policy
+from .policy_fields import UNSAFE_METHODS
+from .protection import EXEMPT, is_marked
+
+_OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
+
+
+def check_objects() -> Iterator[CheckMessage]:
+    """The views whose permissions have a say on objects, and that no replay can ask for one."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    views = {view.cls for view in _with_arguments(get_resolver().url_patterns) if _takes_part(view)}
+    for view_class in sorted(views, key=lambda view: (view.__module__, view.__qualname__)):
+        if _is_unchecked(view_class):
+            yield Warning(
+                f"{view_class.__module__}.{view_class.__qualname__} has permissions on objects, "
+                "and an argument in its URL, but no get_object() that a replay could ask.",
+                hint=(
+                    "Override check_idempotent_replay(self, request, record) of "
+                    "IdempotentViewMixin, or give the view's policy check_replay=, and check the "
+                    "permission there. Where no object is concerned, let it do nothing."
+                ),
+                id="idempotency_django.W028",
+            )
+
+
+def _with_arguments(patterns: Any, inherited: bool = False) -> Iterator[Any]:
+    """What the URLs with arguments lead to."""
+    for each in patterns:
+        has_arguments = inherited or each.pattern.regex.groups > 0
+        if not isinstance(each, URLPattern):
+            yield from _with_arguments(each.url_patterns, has_arguments)
+        elif has_arguments:
+            yield each.callback
+
+
+def _takes_part(view: Any) -> bool:
+    """Whether a view is one of REST framework's, and protected."""
+    view_class = getattr(view, "cls", None)
+    if view_class is None or not issubclass(view_class, APIView) or is_marked(view, EXEMPT):
+        return False
+    return issubclass(view_class, IdempotentViewMixin) or _OURS in settings.MIDDLEWARE
+
+
+def _is_unchecked(view_class: Any) -> bool:
+    if hasattr(view_class, "get_object") or has_hook(view_class):
+        return False
+    if not any(hasattr(view_class, method.lower()) for method in UNSAFE_METHODS):
+        return False
+    policy = getattr(view_class, "idempotency_policy", Policy())
+    if not isinstance(policy, Policy) or policy.resolved().check_replay is not None:
+        return False
+    return any(checks_objects(permission()) for permission in view_class.permission_classes)
