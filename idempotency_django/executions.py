@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -19,6 +19,7 @@ from django.db import transaction
 
 from .leases import Lease
 from .records import Claim, Operation, Step
+from .seals import content_of
 from .steps import LONGEST_NAME, Steps, as_json
 from .stores import Store
 
@@ -76,8 +77,7 @@ class Execution:
         Args:
             name: what the key is for, ``"charge"``.
         """
-        parts = (self.scope, self.key, self.operation.content, name)
-        return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
+        return _derived(self.scope, self.key, self.operation.content, name)
 
     def atomic(self) -> AbstractContextManager[None]:
         """A transaction on the store's database that a late owner cannot commit.
@@ -231,6 +231,32 @@ class Unprotected(Execution):
         if iscoroutinefunction(function):
             return json.loads(as_json(name, await function(*args, **kwargs)))
         return await sync_to_async(self.step)(name, function, *args, **kwargs)
+
+
+def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]) -> dict[str, str]:
+    """What :meth:`Execution.derive_key` gave the handler of a stored operation, by name.
+
+    Args:
+        scope: the record's scope.
+        key: the record's key.
+        fingerprint: the record's fingerprint.
+        names: what the keys are for, ``"charge"``.
+
+    Raises:
+        ValueError: no secret key that is known has sealed the fingerprint.
+    """
+    content = content_of(fingerprint)
+    if content is None:
+        raise ValueError(
+            "The record's fingerprint was sealed under a secret key that is neither SECRET_KEY nor "
+            "among SECRET_KEY_FALLBACKS, so its derived keys cannot be computed. Add that key to "
+            "SECRET_KEY_FALLBACKS."
+        )
+    return {name: _derived(scope, key, content, name) for name in names}
+
+
+def _derived(*parts: str) -> str:
+    return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 
 @contextmanager

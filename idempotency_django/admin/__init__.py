@@ -35,6 +35,7 @@ from .changelist import (
     StateFilter,
     beginning_with,
 )
+from .derived import show_derived_keys
 from .interventions import DELETE, EXPIRE, Intervention, intervene
 from .settlements import Completion, Release, Settlement
 from .settling import settle
@@ -195,6 +196,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
             "expire": self.expire_view,
             Completion.name: self.complete_view,
             Release.name: self.release_view,
+            "derived_keys": self.derived_keys_view,
         }
         return [
             *(
@@ -235,6 +237,17 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     def release_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Release one interrupted record for its next retry, after asking."""
         return self._settle(request, object_id, Release)
+
+    def derived_keys_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Show the keys that the handler of one record derived."""
+        # With a derived key, as with a fingerprint, a guess at what was asked for can be tested.
+        if not (self.has_view_permission(request) and self.has_view_answer_permission(request)):
+            raise PermissionDenied
+        record = self.get_object(request, unquote(object_id))
+        if record is None:
+            raise Http404
+        rows = self.get_queryset(request).filter(pk=record.pk)
+        return show_derived_keys(self, request, rows, record)
 
     def _settle(self, request: HttpRequest, object_id: str, way: type[Settlement]) -> HttpResponse:
         if not self.has_settle_permission(request):

@@ -1,0 +1,88 @@
+"""``manage.py derive_idempotency_keys``"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from ...errors import StoreUnavailable
+from ...executions import derived_keys
+from ...models import IdempotencyKey, IdempotencyStep
+from ...stores import Store, stores
+
+
+class Command(BaseCommand):
+    """Tells an operator under which keys to look at a payment provider's."""
+
+    help = (
+        "Prints the keys that request.idempotency.derive_key() gave the handler of an operation: "
+        "what somebody else's service knows its part of the operation by."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("key", metavar="KEY", help="The idempotency key of the operation.")
+        parser.add_argument(
+            "names",
+            metavar="NAME",
+            nargs="*",
+            help="What a derived key is for, as in derive_key('charge'): charge (default: the "
+            "names of the steps that are stored).",
+        )
+        parser.add_argument(
+            "--scope", help="The scope of the key; needed where the key is in several."
+        )
+        parser.add_argument(
+            "--store",
+            default="default",
+            metavar="ALIAS",
+            help="The store in IDEMPOTENCY['STORES'] that keeps the record (default: default).",
+        )
+
+    def handle(self, *, key: str, names: list[str], scope: str | None, **options: Any) -> None:
+        try:
+            store = stores[options["store"]]
+            if scope is None:
+                scope = self._only_scope(store, key)
+            record = store.get(key, scope)
+        except (ImproperlyConfigured, StoreUnavailable) as error:
+            raise CommandError(str(error)) from error
+        if record is None:
+            raise CommandError(f"The store {store.alias!r} has no key {key!r} in {scope!r}.")
+        names = names or _names_of_steps(store, key, scope)
+        if not names:
+            raise CommandError(
+                "No step is stored for this key. Name what the derived keys are for."
+            )
+        try:
+            derived = derived_keys(
+                scope=scope, key=key, fingerprint=record.fingerprint, names=names
+            )
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        for name, value in derived.items():
+            self.stdout.write(f"{name}: {value}")
+
+    def _only_scope(self, store: Store, key: str) -> str:
+        """The scope that the key is in, where there is no choice."""
+        if store.using is None:
+            raise CommandError(
+                f"The store {store.alias!r} finds a key only in its scope. Give it with --scope."
+            )
+        records = IdempotencyKey.objects.using(store.using).filter(key=key)
+        scopes = sorted(records.values_list("scope", flat=True)[:10])
+        if not scopes:
+            raise CommandError(f"The store {store.alias!r} has no key {key!r}.")
+        if len(scopes) > 1:
+            listed = "\n".join(f"  --scope '{scope}'" for scope in scopes)
+            raise CommandError(f"The key {key!r} is in several scopes. Choose one:\n{listed}")
+        return scopes[0]
+
+
+def _names_of_steps(store: Store, key: str, scope: str) -> list[str]:
+    if store.using is None:
+        return []
+    steps = IdempotencyStep.objects.using(store.using).order_by("position")
+    return list(steps.filter(record__key=key, record__scope=scope).values_list("name", flat=True))
