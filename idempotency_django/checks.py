@@ -24,6 +24,9 @@ id                                     what is wrong
 ``idempotency_django.E019``            a policy asks for what its store or its mode cannot promise
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
+``idempotency_django.E022``            a view cannot be protected, and refuses requests with a key
+``idempotency_django.E023``            a view of a framework that has no adapter, likewise
+``idempotency_django.E024``            a view is protected and exempt at once
 ``idempotency_django.W028``            permissions on objects that no replay can look up
 =====================================  =========================================================
 """
@@ -34,6 +37,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from django.conf import settings
@@ -44,16 +48,20 @@ from django.utils.module_loading import import_string
 
 from .conf import NAMES, conf, did_you_mean
 from .engine import lease_of
-from .middleware import IdempotencyMiddleware, skipped_middleware
+from .inventory import OURS, Endpoint, endpoints
+from .middleware import skipped_middleware
+from .opening import PROTECTED, innermost, name_of
 from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
+from .protection import BY_DECORATOR, EXEMPT, is_marked
 from .status import status_url
 from .stores import stores
 
-OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
 PROJECT = "IDEMPOTENCY['POLICY']"
 NAMED = 3
 """Policies that one message names; the others are counted."""
+_UNPROTECTED = "idempotency_django.E022"
+_FRAMEWORK = "idempotency_django.E023"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 _PROMISES = ("idempotency_django.E019", "idempotency_django.E020")
@@ -165,11 +173,12 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_views(**_: Any) -> Sequence[CheckMessage]:
-    """The views that have the mixin, and the promises of all policies."""
+    """What the URLs lead to, the views that have the mixin, and the promises of all policies."""
     project = list(_promise(Policy(), PROJECT))
     # A view inherits what is wrong with the project's policy; that is reported of the project.
     known = {message.msg for message in project}
-    views = [message for message in _of_views() if message.msg not in known]
+    found = chain(_of_views(), _of_endpoints())
+    views = [message for message in found if message.msg not in known]
     return _each_once([*project, *views])
 
 
@@ -180,9 +189,43 @@ def _of_views() -> Iterator[CheckMessage]:
     if drf is None:
         return
     for view in dict.fromkeys(_subclasses(drf.IdempotentViewMixin)):
-        yield from _check_view(view, drf.IdempotentViewMixin)
+        if vars(view).get(PROTECTED) != BY_DECORATOR:  # which is among the endpoints
+            yield from _check_view(view, drf.IdempotentViewMixin)
     check_objects = import_string("idempotency_django.drf_checks.check_objects")
     yield from check_objects()
+
+
+def _of_endpoints() -> Iterator[CheckMessage]:
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    try:
+        _settings = conf.middleware_exempt, conf.middleware_protects
+    except ImproperlyConfigured:
+        return  # said by check_settings
+    told: set[tuple[Any, str]] = set()  # a view may have many routes
+    for endpoint in endpoints():
+        for message in _check_endpoint(endpoint):
+            if (endpoint.view, message.msg) not in told:
+                told.add((endpoint.view, message.msg))
+                yield message
+
+
+def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
+    if endpoint.problem:
+        yield Error(
+            endpoint.problem,
+            hint=f"It answers {endpoint.route}.",
+            id=_FRAMEWORK if endpoint.framework else _UNPROTECTED,
+        )
+    if endpoint.how in ("decorator", "middleware"):
+        where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
+        yield from _check_policy(endpoint.policy, where)
+    if endpoint.how in ("decorator", "mixin") and is_marked(endpoint.view, EXEMPT):
+        yield Error(
+            f"{name_of(innermost(endpoint.view))} is protected and exempt at once.",
+            hint="Remove @idempotency_exempt from it, or what protects it.",
+            id="idempotency_django.E024",
+        )
 
 
 def _check_view(view: Any, mixin: type) -> Iterator[CheckMessage]:

@@ -31,6 +31,7 @@ NAMES: Final = frozenset(
         "CREDENTIAL_HEADERS",
         "DOCS_URL",
         "HEADER",
+        "MIDDLEWARE_EXEMPT",
         "MIDDLEWARE_PROTECTS",
         "POLICY",
         "REPLAYED_HEADER",
@@ -102,6 +103,16 @@ class Settings:
     def header(self) -> str:
         """The request header that carries the key."""
         return self._header("HEADER", "Idempotency-Key")
+
+    @property
+    def middleware_exempt(self) -> Sequence[str]:
+        """The modules whose views the middleware leaves alone, with all that is below them."""
+        value = self.raw.get("MIDDLEWARE_EXEMPT", ())
+        if isinstance(value, list | tuple) and all(
+            isinstance(name, str) and name for name in value
+        ):
+            return value
+        return self._refuse("MIDDLEWARE_EXEMPT", value, "a list of modules, such as ['ninja']")
 
     @property
     def middleware_protects(self) -> str:

@@ -7,8 +7,9 @@ from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .opening import PROTECTED, name_of, vars_of
 from .policy import Policy
-from .protection import EXEMPT, protect
+from .protection import EXEMPT, is_marked, protect, view_class_of
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 
@@ -25,8 +26,9 @@ def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: A
     """Make a view safe to retry.
 
     It goes on function views, on ``@api_view`` functions (above or below ``@api_view``), on
-    class-based views, on their handler methods, and on what ``as_view()`` returns, sync or async.
-    Below ``@login_required`` and its like: a replay must not be given before the caller is checked.
+    class-based views, on their handler methods or ``dispatch()``, and on what ``as_view()``
+    returns, sync or async. Decorators run for every request, before a replay, on either side of it.
+    Below it only those of Django and REST framework may stand: others are refused.
 
     ::
 
@@ -41,17 +43,37 @@ def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: A
             ``policy``.
 
     Raises:
-        ImproperlyConfigured: what it is on is no view, or an authentication decorator.
+        ImproperlyConfigured: what it is on is no view, is exempt, or is of a framework that has no
+            adapter; or a decorator below it is not known. The error says what to do.
     """
     chosen = (policy or Policy()).replace(**fields) if fields else policy or Policy()
     if view is None:
-        return lambda view: protect(view, chosen)
+        return lambda view: _protected(view, chosen)
     if isinstance(view, Policy):
         raise ImproperlyConfigured("Write @idempotent(policy=…): the policy is a keyword argument.")
-    return protect(view, chosen)
+    return _protected(view, chosen)
 
 
 def idempotency_exempt(view: ViewT) -> ViewT:
-    """Make the middleware leave a view alone: a function, a class, or what ``as_view()`` made."""
+    """Make the middleware leave a view alone: a function, a class, or what ``as_view()`` made.
+
+    Raises:
+        ImproperlyConfigured: the view is protected by ``@idempotent`` or by the mixin.
+    """
+    if is_marked(view, PROTECTED):
+        raise _contradicted(view)
     setattr(view, EXEMPT, True)
     return view
+
+
+def _protected(view: Any, policy: Policy) -> Any:
+    if EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view)):
+        raise _contradicted(view)
+    return protect(view, policy)
+
+
+def _contradicted(view: Any) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"{name_of(view)} is protected and exempt at once. Remove @idempotency_exempt from it, or "
+        "what protects it; a class with the mixin takes no part with idempotency_policy = None."
+    )

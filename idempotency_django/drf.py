@@ -36,6 +36,7 @@ from .drf_responses import (
     without_page,
 )
 from .errors import IdempotencyError, ResponseNotStored
+from .handlers import ensure_reached, place
 from .http import (
     body_of,
     caller_of,
@@ -50,7 +51,6 @@ from .http import (
 )
 from .objects import check_object, has_object
 from .policy import Policy
-from .policy_fields import UNSAFE_METHODS
 from .records import Body, Call, Parsed, Payload, Record
 from .serving import Exchange, refuse_result, serve, unclaimed
 from .status import described, record_of
@@ -82,7 +82,7 @@ class IdempotentViewMixin:  # see below
     idempotency_policies: ClassVar[Mapping[str, Policy | None]] = {}
     """Policies by action (viewsets) or by lower-case method (other views), which come first."""
 
-    idempotency_protected = True
+    idempotency_protected = "mixin"
     # Given by as_view(), which is where Django's ATOMIC_REQUESTS is taken over.
     idempotency_left_out: OwnedTransactions | None = None
     _idempotency_transactions: RequestTransactions | None = None
@@ -104,28 +104,23 @@ class IdempotentViewMixin:  # see below
 
     def _dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response: HttpResponseBase = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        ensure_reached(self, request, response)
         return response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         unclaimed(request._request)
-        name = (request.method or "").lower()
-        handler = getattr(self, name, None)
-        if request.method in UNSAFE_METHODS and handler is not None:
-            # dispatch() looks the handler up next. What it finds on the view itself runs after
-            # everything that initial() checks, in subclasses too.
-            def once(request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
-                return self._serve_once(handler, request, *args, **kwargs)
-
-            setattr(self, name, once)
+        # dispatch() looks the handler up next. What it finds on the view itself runs after
+        # everything that initial() checks, in subclasses too.
+        place(self, request, self._serve_once)
 
     def _serve_once(
-        self, handler: Callable[..., Any], request: Request, *args: Any, **kwargs: Any
+        self, request: Request, run: Callable[[], HttpResponseBase]
     ) -> HttpResponseBase:
         policy = self.get_idempotency_policy()
         if policy is None:
-            return handler(request, *args, **kwargs)  # type: ignore[no-any-return]
-        exchange = _MixinExchange(self, request, lambda: handler(request, *args, **kwargs))
+            return run()
+        exchange = _MixinExchange(self, request, run)
         return _answer(exchange, policy, self._idempotency_transactions)
 
     # For subclasses to override.
@@ -315,7 +310,8 @@ class _MixinExchange(_DRFExchange):
 def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -> HttpResponseBase:
     """Serve a request whose DRF view is running already: for ``@idempotent`` on its handlers."""
     view: APIView = request.parser_context["view"]
-    return _answer(_DRFExchange(view, request, handler), policy, None)
+    transactions = getattr(view, "_idempotency_transactions", None)
+    return _answer(_DRFExchange(view, request, handler), policy, transactions)
 
 
 def _answer(

@@ -21,6 +21,7 @@ from .errors import IdempotencyError
 from .fingerprints import digest
 from .policy import Policy
 from .records import Body, Call, Form, Payload, UploadedFile
+from .routes import name_of_route
 
 NEVER_KEPT: Final = frozenset(
     # Of one message or connection (RFC 9110, section 7.6.1) …
@@ -94,7 +95,7 @@ _wsgi_name = lru_cache(HttpHeaders.to_wsgi_name)
 def operation_name(request: HttpRequest) -> str:
     """The method and the route, ``"POST /orders/<int:pk>/pay/"``: stable when code moves."""
     match = request.resolver_match
-    route = f"/{match.route}" if match and match.route is not None else request.path
+    route = name_of_route(match.route) if match and match.route is not None else request.path
     return f"{request.method} {route}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from asgiref.sync import (
     async_to_sync,
@@ -20,16 +19,18 @@ from django.template.response import SimpleTemplateResponse
 from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
+from .frameworks import is_exempt_by_module
+from .handlers import ensure_claimed
 from .http import key_header
-from .policy import Policy
+from .opening import POLICY, PROTECTED, kept
+from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
 from .protection import (
     EXEMPT,
-    PROTECTED,
     ViewFunction,
     is_async,
     is_marked,
-    protect_innermost,
+    protect,
     view_class_of,
 )
 from .transactions import asks_for_transaction
@@ -54,7 +55,6 @@ class IdempotencyMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         refuse_wrong_order()
         self.get_response = get_response
-        self._protected: WeakKeyDictionary[ViewFunction, ViewFunction] = WeakKeyDictionary()
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
             # Django calls this one directly, where it would send the sync one to a thread even
@@ -88,7 +88,9 @@ class IdempotencyMiddleware:
         if not is_async(view):
             return await sync_to_async(self._run)(request, view, args, kwargs)
         try:
-            return await self._protected_view(view)(request, *args, **kwargs)
+            return _claimed(
+                view, request, await self._protected_view(view)(request, *args, **kwargs)
+            )
         except Exception as error:  # noqa: BLE001  # as in _run
             return _Raised(error)
 
@@ -101,14 +103,14 @@ class IdempotencyMiddleware:
             return None
         if is_async(view) and asks_for_transaction(view):
             return None  # Django refuses to run it, and says why
-        declared = policy_of(view)
-        if declared is None and conf.middleware_protects == WITH_POLICY:
+        declared = policy_of(view, method)
+        if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
-        policy = (declared or Policy()).resolved()
+        policy = (Policy() if declared is UNSET else declared).resolved()
         has_key = policy.client_key and key_header(request) is not None
         if not (has_key or policy.key or policy.requires_key(method)):
             return None
-        return policy
+        return None if is_exempt_by_module(view) else policy
 
     def _run(
         self,
@@ -121,16 +123,16 @@ class IdempotencyMiddleware:
         if is_async(view):  # under WSGI, where Django calls it likewise
             protected = async_to_sync(protected)
         try:
-            return protected(request, *args, **kwargs)
+            return _claimed(view, request, protected(request, *args, **kwargs))
         except Exception as error:  # noqa: BLE001  # raised again by Django's call of render()
             return _Raised(error)
 
     def _protected_view(self, view: ViewFunction) -> ViewFunction:
-        protected = self._protected.get(view)
-        if protected is None:
-            protected = protect_innermost(view, policy_of(view) or Policy())
-            self._protected[view] = protected
-        return protected
+        def make() -> Any:
+            declared = policy_of(view)
+            return protect(view, Policy() if declared is UNSET else declared)
+
+        return kept(view, "_idempotency_below_middleware", make)  # type: ignore[no-any-return]
 
 
 class _Raised(SimpleTemplateResponse):
@@ -147,14 +149,29 @@ class _Raised(SimpleTemplateResponse):
         raise self._error
 
 
-def policy_of(view: ViewFunction) -> Policy | None:
-    """The policy that a view declares in its ``idempotency_policy``."""
-    declared = getattr(view, "idempotency_policy", None)
-    declared = declared or getattr(view_class_of(view), "idempotency_policy", None)
-    if declared is None or isinstance(declared, Policy):
+def policy_of(view: ViewFunction, method: str = "") -> Any:
+    """The policy that a view declares, in ``idempotency_policy`` or ``idempotency_policies``.
+
+    Args:
+        view: what the URL leads to.
+        method: of the request; policies by action are left out without.
+
+    Returns:
+        The policy; ``None``: the view takes no part; ``UNSET``: it declares nothing.
+    """
+    view_class = view_class_of(view)
+    declared = getattr(view, POLICY, UNSET)
+    if declared is UNSET:
+        declared = getattr(view_class, POLICY, UNSET)
+    policies = getattr(view_class, "idempotency_policies", None)
+    if policies and method:
+        name = (getattr(view, "actions", None) or {}).get(method.lower(), method.lower())
+        declared = policies.get(name, declared)
+    if declared is UNSET or declared is None or isinstance(declared, Policy):
         return declared
     raise ImproperlyConfigured(
-        f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy."
+        f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy or "
+        "None."
     )
 
 
@@ -179,3 +196,11 @@ def skipped_middleware() -> list[str]:
     paths = list(settings.MIDDLEWARE)
     behind = paths[paths.index(ours) + 1 :] if ours in paths else []
     return [path for path in behind if hasattr(import_string(path), "process_view")]
+
+
+def _claimed(
+    view: ViewFunction, request: HttpRequest, response: HttpResponseBase
+) -> HttpResponseBase:
+    if not hasattr(request, "idempotency"):  # what runs once would have given it one
+        ensure_claimed(view, request, response)
+    return response

@@ -160,8 +160,8 @@ def serve(
         return exchange.respond()
 
     def execute(execution: Execution) -> Answer:
-        exchange.http_request.idempotency = execution  # type: ignore[attr-defined]
-        with noticing_csrf_tokens(exchange.http_request):
+        request = exchange.http_request
+        with _running(request, execution), noticing_csrf_tokens(request):
             return _answer(exchange, exchange.respond(), policy)
 
     with _explained(asked.operation, policy):
@@ -183,8 +183,8 @@ async def aserve(exchange: Exchange, policy: Policy) -> HttpResponseBase:
         return await exchange.arespond()
 
     async def execute(execution: Execution) -> Answer:
-        exchange.http_request.idempotency = execution  # type: ignore[attr-defined]
-        with noticing_csrf_tokens(exchange.http_request):
+        request = exchange.http_request
+        with _running(request, execution), noticing_csrf_tokens(request):
             return _answer(exchange, await exchange.arespond(), policy)
 
     with _explained(asked.operation, policy):
@@ -196,6 +196,16 @@ async def aserve(exchange: Exchange, policy: Policy) -> HttpResponseBase:
             return asked.marked(_response(exchange, policy, asked, outcome))
         respond = sync_to_async(_response)  # what rebuilds an answer may ask the database
         return asked.marked(await respond(exchange, policy, asked, outcome))
+
+
+@contextmanager
+def _running(request: HttpRequest, execution: Execution) -> Iterator[None]:
+    """Show the view its execution, which ends with this run: a second one needs its own claim."""
+    request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
+    try:
+        yield
+    finally:
+        request.idempotency = None  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import pytest
-from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin
 from django.contrib.auth.models import Permission, User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -121,15 +121,6 @@ def outer(request: HttpRequest) -> HttpResponse:
     return OnHandlerDirectly.as_view()(request)
 
 
-def logged(view: Any) -> Any:
-    @wraps(view)
-    def inner(request: HttpRequest) -> HttpResponse:
-        Effect.objects.create(reference="logged")
-        return view(request)
-
-    return inner
-
-
 urlpatterns = [
     path("plain/", plain),
     path("payment/", payment),
@@ -144,7 +135,6 @@ urlpatterns = [
     path("as-view/", idempotent(Simple.as_view())),
     path("as-view-below/", idempotent(no_store(Simple.as_view()))),
     path("outer/", outer),
-    path("logged/", idempotent(logged(create))),
     path("partial/", idempotent(partial(create))),
 ]
 
@@ -175,13 +165,6 @@ class TestKinds:
         assert_problem(post(alice, url, key, "b"), 422, "mismatch")
         assert (effects(), effects("b")) == (1, 0)
         assert IdempotencyKey.objects.count() == 1
-
-    def test_what_is_below_runs_once(self, client: Client) -> None:
-        """What is below ``@idempotent`` runs once, decorators with effects included."""
-        key = new_key()
-        post(client, "/logged/", key)
-        post(client, "/logged/", key)
-        assert (effects(), effects("logged")) == (1, 1)
 
     def test_tombstone(self, client: Client) -> None:
         """An answer that is too large is not kept, and a retry is told so."""
@@ -238,14 +221,6 @@ class TestPermissions:
         post(alice, url, key)
         User.objects.get().user_permissions.clear()
         assert post(alice, url, key).status_code == 403
-
-    @pytest.mark.parametrize(
-        "check", [login_required, permission_required("tests.add_effect", raise_exception=True)]
-    )
-    def test_above_a_check(self, check: Any) -> None:
-        """Above an authentication decorator it is refused when the view is defined."""
-        with pytest.raises(ImproperlyConfigured, match="Put it below"):
-            idempotent(no_store(check(create)))
 
 
 class TestFailure:

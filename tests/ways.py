@@ -19,12 +19,11 @@ from typing import Any, ClassVar, Literal
 from django.conf import settings
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.mixins import PermissionRequiredMixin
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.views.decorators.cache import never_cache
+from django.views.decorators.cache import cache_control
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 from django.views.generic import View
@@ -41,7 +40,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import decorators
+from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from tests.models import Effect
 
@@ -52,19 +51,6 @@ MIDDLEWARE = [
     "idempotency_django.middleware.IdempotencyMiddleware",
 ]
 """The setting that the ways by middleware need."""
-
-
-def idempotent(view: Any) -> Any:
-    """The decorator; where it refuses a way, the way's requests say so."""
-    try:
-        return decorators.idempotent(view)
-    except ImproperlyConfigured as error:
-        refusal = error
-
-    def refused(request: HttpRequest) -> HttpResponse:
-        raise refusal
-
-    return refused
 
 
 PERMISSION = "tests.add_effect"
@@ -114,6 +100,7 @@ class Refusal:
     says: str
 
 
+no_store = cache_control(no_store=True)  # its header says the same at any time
 guard = permission_required(PERMISSION, raise_exception=True)
 
 
@@ -158,11 +145,11 @@ def a_class(post: Any, *bases: type, **attributes: Any) -> Any:
     return type("AView", bases or (View,), {"post": post, **attributes})
 
 
-def handler(work: Callable[[Any], Any]) -> Any:
-    """A new method that does this work, for decorators to be put on."""
+def handler() -> Any:
+    """A new method, for decorators to be put on."""
 
     def post(self: Any, request: Any) -> Any:
-        return work(request)
+        return create(request) if isinstance(request, HttpRequest) else drf_create(request)
 
     return post
 
@@ -248,9 +235,9 @@ def api(*decorators: Any, permissions: tuple[Any, ...] = ()) -> Any:
     return api_view(["POST"])(authentication_classes(Base.authentication_classes)(view))
 
 
-def guarded_method(work: Callable[[Any], Any]) -> Any:
+def guarded_method() -> Any:
     """A handler with a permission decorator on it."""
-    return method_decorator(guard)(handler(work))
+    return method_decorator(guard)(handler())
 
 
 def guarded_dispatch(view_class: Any) -> Any:
@@ -273,10 +260,10 @@ WAYS: list[Way] = [
     Way(
         "function-guards-around",
         "decorator",
-        never_cache(guard(idempotent(require_POST(login_required(plain))))),
+        no_store(guard(idempotent(require_POST(login_required(plain))))),
         guarded=True,
     ),
-    Way("function-guard-far-below", "decorator", idempotent(never_cache(guard(plain))), True),
+    Way("function-guard-far-below", "decorator", idempotent(no_store(guard(plain))), True),
     Way("partial", "decorator", idempotent(partial(plain))),
     Way("partial-guard-inside", "decorator", idempotent(partial(guard(plain))), guarded=True),
     Way("async-function", "decorator", idempotent(aplain), asynchronous=True),
@@ -295,13 +282,13 @@ WAYS: list[Way] = [
         asynchronous=True,
     ),
     # @idempotent on class-based views.
-    Way("class", "decorator", idempotent(a_class(handler(create))).as_view()),
+    Way("class", "decorator", idempotent(a_class(handler())).as_view()),
     Way("async-class", "decorator", idempotent(a_class(ahandler())).as_view(), asynchronous=True),
-    Way("as-view", "decorator", idempotent(a_class(handler(create)).as_view())),
+    Way("as-view", "decorator", idempotent(a_class(handler()).as_view())),
     Way(
         "as-view-guard-below",
         "decorator",
-        idempotent(guard(a_class(handler(create)).as_view())),
+        idempotent(guard(a_class(handler()).as_view())),
         guarded=True,
     ),
     Way("as-view-decorates-itself", "decorator", idempotent(DecoratesItself.as_view()), True),
@@ -309,103 +296,127 @@ WAYS: list[Way] = [
     Way(
         "class-guard-on-handler",
         "decorator",
-        idempotent(a_class(guarded_method(create))).as_view(),
+        idempotent(a_class(guarded_method())).as_view(),
         guarded=True,
     ),
     Way(
         "class-guard-on-dispatch",
         "decorator",
-        idempotent(guarded_dispatch(a_class(handler(create)))).as_view(),
+        idempotent(guarded_dispatch(a_class(handler()))).as_view(),
         guarded=True,
     ),
     Way(
         "class-guard-mixin",
         "decorator",
-        idempotent(a_class(handler(create), *guarded_mixin(), **GUARDED)).as_view(),
+        idempotent(a_class(handler(), *guarded_mixin(), **GUARDED)).as_view(),
         guarded=True,
     ),
-    Way("handler", "decorator", a_class(idempotent(handler(create))).as_view()),
+    Way("handler", "decorator", a_class(idempotent(handler())).as_view()),
     Way(
         "handler-guard-above",
         "decorator",
-        a_class(method_decorator(guard)(idempotent(handler(create)))).as_view(),
+        a_class(method_decorator(guard)(idempotent(handler()))).as_view(),
         guarded=True,
     ),
     Way(
         "handler-guard-below",
         "decorator",
-        a_class(idempotent(guarded_method(create))).as_view(),
+        a_class(idempotent(guarded_method())).as_view(),
         guarded=True,
     ),
     Way(
         "handler-by-method-decorator",
         "decorator",
-        a_class(method_decorator(idempotent)(handler(create))).as_view(),
+        a_class(method_decorator(idempotent)(handler())).as_view(),
     ),
     Way(
         "handler-by-method-decorator-guard-below",
         "decorator",
-        a_class(method_decorator(idempotent)(guarded_method(create))).as_view(),
+        a_class(method_decorator(idempotent)(guarded_method())).as_view(),
         guarded=True,
     ),
     Way(
         "handler-by-method-decorators",
         "decorator",
-        a_class(method_decorator([idempotent, guard])(handler(create))).as_view(),
+        a_class(method_decorator([idempotent, guard])(handler())).as_view(),
         guarded=True,
     ),
     Way("async-handler", "decorator", a_class(idempotent(ahandler())).as_view(), asynchronous=True),
     Way(
         "dispatch",
         "decorator",
-        method_decorator(idempotent, name="dispatch")(a_class(handler(create))).as_view(),
+        method_decorator(idempotent, name="dispatch")(a_class(handler())).as_view(),
     ),
     Way(
         "dispatch-guard-below",
         "decorator",
         method_decorator(idempotent, name="dispatch")(
-            guarded_dispatch(a_class(handler(create)))
+            guarded_dispatch(a_class(handler()))
         ).as_view(),
         guarded=True,
     ),
+    Way(
+        "dispatch-guard-mixin",
+        "decorator",
+        method_decorator(idempotent, name="dispatch")(
+            a_class(handler(), *guarded_mixin(), **GUARDED)
+        ).as_view(),
+        guarded=True,
+    ),
+    Way(
+        "async-dispatch",
+        "decorator",
+        method_decorator(idempotent, name="dispatch")(a_class(ahandler())).as_view(),
+        asynchronous=True,
+    ),
+    Way("method", "decorator", idempotent(Site().plain)),
     # @idempotent on DRF views.
-    Way("drf-class", "decorator", idempotent(a_class(handler(drf_create), Base)).as_view()),
+    Way(
+        "drf-dispatch-permission",
+        "decorator",
+        method_decorator(idempotent, name="dispatch")(
+            a_class(handler(), Base, permission_classes=[Allowed])
+        ).as_view(),
+        guarded=True,
+        tokens=True,
+    ),
+    Way("drf-class", "decorator", idempotent(a_class(handler(), Base)).as_view()),
     Way(
         "drf-class-permission",
         "decorator",
-        idempotent(a_class(handler(drf_create), Base, permission_classes=[Allowed])).as_view(),
+        idempotent(a_class(handler(), Base, permission_classes=[Allowed])).as_view(),
         guarded=True,
         tokens=True,
     ),
     Way(
         "drf-class-guard-on-handler",
         "decorator",
-        idempotent(a_class(guarded_method(drf_create), Base)).as_view(),
+        idempotent(a_class(guarded_method(), Base)).as_view(),
         guarded=True,
         tokens=True,
     ),
     Way(
         "drf-handler-guard-below",
         "decorator",
-        a_class(idempotent(guarded_method(drf_create)), Base).as_view(),
+        a_class(idempotent(guarded_method()), Base).as_view(),
         guarded=True,
         tokens=True,
     ),
     Way(
         "drf-handler-guard-above",
         "decorator",
-        a_class(method_decorator(guard)(idempotent(handler(drf_create))), Base).as_view(),
+        a_class(method_decorator(guard)(idempotent(handler())), Base).as_view(),
         guarded=True,
         tokens=True,
     ),
     Way(
         "drf-handler-by-method-decorator",
         "decorator",
-        a_class(method_decorator(idempotent)(guarded_method(drf_create)), Base).as_view(),
+        a_class(method_decorator(idempotent)(guarded_method()), Base).as_view(),
         guarded=True,
         tokens=True,
     ),
-    Way("drf-as-view", "decorator", idempotent(a_class(handler(drf_create), Base).as_view())),
+    Way("drf-as-view", "decorator", idempotent(a_class(handler(), Base).as_view())),
     Way("api-view-above", "decorator", idempotent(api()), tokens=True),
     Way("api-view-below", "decorator", api(idempotent), tokens=True),
     Way(
@@ -428,37 +439,37 @@ WAYS: list[Way] = [
             None,
             viewsets.ViewSet,
             authentication_classes=Base.authentication_classes,
-            pay=action(detail=False, methods=["post"])(idempotent(guarded_method(drf_create))),
+            pay=action(detail=False, methods=["post"])(idempotent(guarded_method())),
         ).as_view({"post": "pay"}),
         guarded=True,
         tokens=True,
     ),
     # The mixin.
-    Way("mixin", "mixin", a_class(handler(drf_create), *mixed(Base)).as_view(), tokens=True),
+    Way("mixin", "mixin", a_class(handler(), *mixed(Base)).as_view(), tokens=True),
     Way(
         "mixin-permission",
         "mixin",
-        a_class(handler(drf_create), *mixed(Base), permission_classes=[Allowed]).as_view(),
+        a_class(handler(), *mixed(Base), permission_classes=[Allowed]).as_view(),
         guarded=True,
         tokens=True,
     ),
     Way(
         "mixin-guard-on-handler",
         "mixin",
-        a_class(guarded_method(drf_create), *mixed(Base)).as_view(),
+        a_class(guarded_method(), *mixed(Base)).as_view(),
         guarded=True,
         tokens=True,
     ),
     Way(
         "mixin-guard-on-dispatch",
         "mixin",
-        guarded_dispatch(a_class(handler(drf_create), *mixed(Base))).as_view(),
+        guarded_dispatch(a_class(handler(), *mixed(Base))).as_view(),
         guarded=True,
     ),
     Way(
         "mixin-and-decorator",
         "mixin",
-        a_class(idempotent(guarded_method(drf_create)), *mixed(Base)).as_view(),
+        a_class(idempotent(guarded_method()), *mixed(Base)).as_view(),
         guarded=True,
         tokens=True,
     ),
@@ -492,39 +503,39 @@ WAYS: list[Way] = [
         guarded=True,
         asynchronous=True,
     ),
-    Way("middleware-class", "middleware", a_class(handler(create)).as_view()),
+    Way("middleware-class", "middleware", a_class(handler()).as_view()),
     Way("middleware-async-class", "middleware", a_class(ahandler()).as_view(), asynchronous=True),
-    Way("middleware-as-view-guard", "middleware", guard(a_class(handler(create)).as_view()), True),
+    Way("middleware-as-view-guard", "middleware", guard(a_class(handler()).as_view()), True),
     Way("middleware-as-view-decorates-itself", "middleware", DecoratesItself.as_view(), True),
     Way(
         "middleware-guard-on-handler",
         "middleware",
-        a_class(guarded_method(create)).as_view(),
+        a_class(guarded_method()).as_view(),
         guarded=True,
     ),
     Way(
         "middleware-guard-on-dispatch",
         "middleware",
-        guarded_dispatch(a_class(handler(create))).as_view(),
+        guarded_dispatch(a_class(handler())).as_view(),
         guarded=True,
     ),
     Way(
         "middleware-guard-mixin",
         "middleware",
-        a_class(handler(create), *guarded_mixin(), **GUARDED).as_view(),
+        a_class(handler(), *guarded_mixin(), **GUARDED).as_view(),
         guarded=True,
     ),
     Way(
         "middleware-drf",
         "middleware",
-        a_class(handler(drf_create), Base, permission_classes=[Allowed]).as_view(),
+        a_class(handler(), Base, permission_classes=[Allowed]).as_view(),
         guarded=True,
         tokens=True,
     ),
     Way(
         "middleware-drf-guard-on-handler",
         "middleware",
-        a_class(guarded_method(drf_create), Base).as_view(),
+        a_class(guarded_method(), Base).as_view(),
         guarded=True,
         tokens=True,
     ),
@@ -662,25 +673,25 @@ REFUSED: list[Refusal] = [
     Refusal(
         "middleware-handler-unknown",
         "middleware",
-        lambda: a_class(_unknown_method(create)).as_view(),
+        lambda: a_class(_unknown_method()).as_view(),
         "post",
     ),
     Refusal(
         "decorator-handler-unknown",
         "decorator",
-        lambda: idempotent(_unknown_method(create)),
+        lambda: idempotent(_unknown_method()),
         "post",
     ),
     Refusal(
         "middleware-drf-handler-unknown",
         "middleware",
-        lambda: a_class(_unknown_method(drf_create), Base).as_view(),
+        lambda: a_class(_unknown_method(), Base).as_view(),
         "post",
     ),
     Refusal(
         "mixin-handler-unknown",
         "mixin",
-        lambda: a_class(_unknown_method(drf_create), *mixed(Base)).as_view(),
+        lambda: a_class(_unknown_method(), *mixed(Base)).as_view(),
         "post",
     ),
     Refusal("mixin-api-view-unknown", "middleware", lambda: api(unknown), "drf_plain"),
@@ -688,8 +699,8 @@ REFUSED: list[Refusal] = [
 ]
 
 
-def _unknown_method(work: Callable[[Any], Any]) -> Any:
-    post = handler(work)
+def _unknown_method() -> Any:
+    post = handler()
 
     @wraps(post)
     def inner(self: Any, request: Any) -> Any:

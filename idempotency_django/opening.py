@@ -1,0 +1,211 @@
+"""Decorators that are known, opened: they run for every request, around a function that runs once.
+
+A decorator may call its view through anything: an attribute, a default argument, a helper. One that
+is not known here is refused, because a guess that is wrong leaves the view unprotected, or gives an
+answer to a caller whom the decorator would have turned away.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import partial, update_wrapper
+from types import CellType, FunctionType, MethodType
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.transaction import Atomic
+from django.views.generic import View
+
+from .transactions import OwnedTransactions
+
+PROTECTED: Final = "idempotency_protected"
+POLICY: Final = "idempotency_policy"
+
+Protect = Callable[[Any], Any]
+
+_AS_VIEW: Final = frozenset({"django.views.generic.base", "rest_framework.viewsets"})
+# What Django's decorators call the function that they decorate.
+_HELD_AS: Final = frozenset({"view_func", "viewfunc", "view", "func", "method"})
+
+
+def opened(view: Any, protect: Protect) -> Any:
+    """The same view, with ``protect(function)`` in the place of its innermost function.
+
+    Known are Django's decorators (``method_decorator`` and ``decorator_from_middleware`` included),
+    ``transaction.atomic``, REST framework's ``@api_view``, ``functools.partial`` and bound methods.
+    What is protected already stays as it is.
+
+    Raises:
+        ImproperlyConfigured: another decorator is on it; the error names the function inside it.
+    """
+    if PROTECTED in getattr(view, "__dict__", ()):
+        return view
+    if isinstance(view, MethodType):
+        if not isinstance(view.__self__, View):  # which holds what we gave it
+            _refuse_held(view, vars_of(view.__self__).values())
+        return MethodType(opened(view.__func__, protect), view.__self__)
+    if isinstance(view, partial):
+        _refuse_held(view, (*view.args, *view.keywords.values()))
+        inner = opened(view.func, protect)
+        again = partial(inner, *view.args, **view.keywords)
+        again.__dict__.update(vars_of(view))
+        return _marked(again, inner)
+    name = None if is_as_view(view) else held_as(view)
+    if name is not None:
+        return _around(opened(closure_of(view)[name], protect), view, name)
+    if not is_as_view(view):
+        _refuse_unknown(view)
+    return protect(view)
+
+
+def innermost(view: Any) -> Any:
+    """What all decorators are around, known or not, as far as they say what they wrap."""
+    while True:
+        if isinstance(view, MethodType):
+            view = view.__func__
+        elif isinstance(view, partial):
+            view = view.func
+        elif is_as_view(view):
+            return view
+        elif (name := held_as(view)) is not None:
+            view = closure_of(view)[name]
+        elif (inner := vars_of(view).get("__wrapped__")) is not None:
+            view = inner
+        else:
+            return view
+
+
+def is_as_view(view: Any) -> bool:
+    """Whether the function is the one that ``as_view()`` makes."""
+    return module_of(view) in _AS_VIEW and "cls" in closure_of(view)
+
+
+def held_as(view: Any) -> str | None:
+    """The variable in which a known decorator holds what it decorates; ``None``: it is none."""
+    closure, module = closure_of(view), module_of(view)
+    if module.startswith("django."):
+        names = [name for name in _HELD_AS & closure.keys() if callable(closure[name])]
+        return names[0] if len(names) == 1 else None
+    if module == "rest_framework.decorators" and closure.keys() == {"func"}:
+        return "func"
+    if module == "contextlib" and isinstance(closure.get("self"), Atomic):
+        return "func"
+    return None
+
+
+def with_variable(function: FunctionType, name: str, content: Any) -> FunctionType:
+    """The same function, with other content in a variable that it takes from around itself."""
+    names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    cells = tuple(CellType(content) if free == name else cell for free, cell in names)
+    code, module = function.__code__, function.__globals__
+    again = FunctionType(code, module, function.__name__, function.__defaults__, cells)
+    again.__kwdefaults__ = function.__kwdefaults__
+    wrapped = function.__dict__.get("__wrapped__")
+    update_wrapper(again, function)
+    again.__dict__["__wrapped__"] = wrapped
+    return again
+
+
+def _around(protected: Any, decorated: FunctionType, name: str) -> Any:
+    again = with_variable(decorated, name, protected)
+    again.__dict__["__wrapped__"] = protected
+    return _marked(again, protected)
+
+
+def _marked(again: Any, protected: Any) -> Any:
+    """A decorator with the marks of what it is around, where Django and we look for them."""
+    for mark in (PROTECTED, POLICY):
+        if hasattr(protected, mark):
+            setattr(again, mark, getattr(protected, mark))
+    owned = getattr(protected, "_non_atomic_requests", None)
+    if isinstance(owned, OwnedTransactions):
+        owned.update(iter(getattr(again, "_non_atomic_requests", ())))
+        again._non_atomic_requests = owned
+    return again
+
+
+def _refuse_unknown(view: Any) -> None:
+    """Refuse what is, or may be, a decorator that nobody knows."""
+    if "__wrapped__" in vars_of(view):
+        raise _unknown(view, innermost(view))
+    if not isinstance(view, FunctionType):
+        if module_of(view).startswith("django."):
+            return
+        held = [value for value in vars_of(view).values() if _is_like_a_view(value)]
+        raise _unknown(view, held[0] if held else None)
+    defaults = (*(view.__defaults__ or ()), *(view.__kwdefaults__ or {}).values())
+    _refuse_held(view, (*closure_of(view).values(), *defaults))
+
+
+def _refuse_held(view: Any, values: Iterable[Any]) -> None:
+    for value in values:
+        if _is_like_a_view(value):
+            raise _unknown(view, innermost(value))
+
+
+def _is_like_a_view(value: Any) -> bool:
+    """Whether it is a function of a request, which a decorator may be around."""
+    if not isinstance(value, FunctionType | MethodType | partial):
+        return False
+    code = getattr(innermost(value), "__code__", None)
+    return bool(code and "request" in code.co_varnames[: min(2, code.co_argcount)])
+
+
+def _unknown(decorator: Any, inner: Any) -> ImproperlyConfigured:
+    place = f"on {name_of(inner)} itself" if inner else "on a function that calls it"
+    return ImproperlyConfigured(
+        f"{name_of(decorator)} is or has a decorator that idempotency_django does not know, so it "
+        f"cannot tell whether that would run before a replay. Put @idempotent {place}, below all "
+        "decorators, or @idempotency_exempt on the view to leave it unprotected."
+    )
+
+
+def closure_of(view: Any) -> dict[str, Any]:
+    """What a function takes from around itself, by name."""
+    if not isinstance(view, FunctionType):
+        return {}
+    contents = {}
+    for name, cell in zip(view.__code__.co_freevars, view.__closure__ or (), strict=True):
+        try:
+            contents[name] = cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+    return contents
+
+
+def vars_of(view: Any) -> dict[str, Any]:
+    """The attributes that an object has of its own."""
+    return getattr(view, "__dict__", None) or {}
+
+
+def module_of(view: Any) -> str:
+    """Where a function's code is from; ``functools.wraps`` cannot change that."""
+    names = getattr(view, "__globals__", None)
+    return str(names.get("__name__", "") if names is not None else type(view).__module__)
+
+
+def name_of(view: Any) -> str:
+    """What to call a view in an error."""
+    if inspect.isclass(view):
+        return f"{view.__module__}.{view.__qualname__}"
+    made_of = closure_of(view).get("cls") if is_as_view(view) else None
+    if made_of is not None:
+        return name_of(made_of)
+    code = getattr(view, "__code__", None)  # whose name functools.wraps cannot change, either
+    return f"{module_of(view)}.{code.co_qualname if code else type(view).__qualname__}"
+
+
+def kept(view: Any, where: str, make: Callable[[], Any]) -> Any:
+    """What ``make()`` returns, made once and kept with the view, so that both end together.
+
+    Args:
+        view: a function, or a method, which its function keeps it for.
+        where: the attribute. A copy of it, as ``functools.wraps`` makes, does not count.
+        make: makes it.
+    """
+    attributes = vars_of(view)
+    found = attributes.get(where)
+    if found is None or found[0] is not view:
+        found = attributes[where] = (view, make())
+    return found[1]

@@ -1,0 +1,165 @@
+"""Views of frameworks that have no adapter: refused by a check and at run time, or exempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from django.views.generic import View
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.inventory import endpoints
+from tests import ways
+from tests.models import Effect
+from tests.support import effects, is_replay, new_key, post
+
+pytestmark = pytest.mark.django_db
+
+
+def work(request: HttpRequest) -> HttpResponse:
+    """What the framework does in the end; its caller is known to it alone."""
+    Effect.objects.create(reference="a")
+    return HttpResponse(status=201)
+
+
+# Each as its framework writes it.
+OPERATION = """
+def get_view(work):
+    class PathView:
+        def sync_view(self, request, *args, **kwargs):
+            return work(request)
+
+    path_view = PathView()
+
+    def sync_view_wrapper(request, *args, **kwargs):
+        return path_view.sync_view(request, *args, **kwargs)
+
+    sync_view_wrapper.csrf_exempt = True
+    return sync_view_wrapper
+"""
+DISPATCH = """
+class GraphQLView(View):
+    work = None
+
+    def dispatch(self, request, *args, **kwargs):
+        return self.work(request)
+"""
+HANDLER = """
+class GraphQLView(View):
+    work = None
+
+    def post(self, request, *args, **kwargs):
+        return self.work(request)
+"""
+METHOD = """
+class Resource:
+    def __init__(self, work):
+        self.work = work
+
+    def dispatch_list(self, request, **kwargs):
+        return self.work(request)
+"""
+
+
+def of(module: str, source: str) -> dict[str, Any]:
+    """What the source defines, as if it were in that module."""
+    names: dict[str, Any] = {"__name__": module, "View": View}
+    exec(source, names)
+    return names
+
+
+def a_graphql_view(module: str, source: str = DISPATCH) -> Any:
+    """A project's subclass of a framework's view."""
+    return type("ProjectView", (of(module, source)["GraphQLView"],), {"__module__": "shop.views"})
+
+
+VIEWS: dict[str, tuple[str, Any]] = {
+    "ninja": ("django-ninja", of("ninja.operation", OPERATION)["get_view"](work)),
+    "ninja_extra": ("django-ninja-extra", of("ninja_extra.x", OPERATION)["get_view"](work)),
+    "strawberry": ("Strawberry", a_graphql_view("strawberry.django.views").as_view(work=work)),
+    "graphene_django": (
+        "Graphene",
+        csrf_exempt(a_graphql_view("graphene_django.views").as_view(work=work)),
+    ),
+    "ariadne_django": ("Ariadne", a_graphql_view("ariadne_django.views", HANDLER).as_view()),
+    "tastypie": ("Tastypie", of("tastypie.resources", METHOD)["Resource"](work).dispatch_list),
+}
+
+
+@pytest.fixture(params=sorted(VIEWS))
+def package(request: Any, settings: Any) -> str:
+    """The package of a framework that serves ``/api/``, below the middleware."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    route = path("api/<int:version>/", VIEWS[request.param][1])
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})
+    return str(request.param)
+
+
+def test_refused_at_run_time(package: str, client: Client) -> None:
+    """A request with a key is refused before anything is executed, with the way out."""
+    with pytest.raises(ImproperlyConfigured) as refused:
+        post(client, "/api/1/", new_key())
+    assert f"is a view of {VIEWS[package][0]}" in str(refused.value)
+    assert f"Put {package!r} into IDEMPOTENCY['MIDDLEWARE_EXEMPT']" in str(refused.value)
+    assert effects() == 0
+
+
+def test_refused_by_a_check(package: str) -> None:
+    """A check says so, with the route."""
+    [found] = [m for m in run_checks() if str(m.id).startswith("idempotency_django.")]
+    assert found.id == "idempotency_django.E023"
+    assert VIEWS[package][0] in found.msg
+    assert found.hint == "It answers /api/{version}/."
+    assert next(endpoint.framework for endpoint in endpoints()) == VIEWS[package][0]
+
+
+def test_exempt(package: str, client: Client, settings: Any) -> None:
+    """A framework that the settings exempt is left alone, and no check complains."""
+    settings.IDEMPOTENCY = {"MIDDLEWARE_EXEMPT": ["shop.other", package]}
+    if package != "ariadne_django":  # whose work is not given here
+        key = new_key()
+        for _ in range(2):
+            assert not is_replay(post(client, "/api/1/", key))
+        assert effects() == 2
+    assert {endpoint.how for endpoint in endpoints()} == {"exempt"}
+    assert [m for m in run_checks() if str(m.id).startswith("idempotency_django.")] == []
+
+
+def test_without_a_key(client: Client, settings: Any) -> None:
+    """Without a key its views answer as ever."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    route = path("api/", VIEWS["ninja"][1])
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})
+    assert post(client, "/api/").status_code == 201
+
+
+@pytest.mark.parametrize("package", sorted(VIEWS))
+def test_decorated(package: str) -> None:
+    """``@idempotent`` refuses them likewise."""
+    with pytest.raises(ImproperlyConfigured, match=VIEWS[package][0]):
+        idempotent(VIEWS[package][1])
+
+
+def test_module_that_only_begins_alike(client: Client, settings: Any) -> None:
+    """A module is exempt by its whole name: ``tests.way`` does not exempt ``tests.ways``."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    route = path("plain/", ways.plain)
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})
+    settings.IDEMPOTENCY = {"MIDDLEWARE_EXEMPT": ["tests.way"]}
+    key = new_key()
+    post(client, "/plain/", key)
+    assert is_replay(post(client, "/plain/", key))
+
+
+@pytest.mark.parametrize("value", ["ninja", [""], [1], None])
+def test_wrong_setting(settings: Any, value: Any) -> None:
+    """Anything but a list of modules is refused by a check."""
+    settings.IDEMPOTENCY = {"MIDDLEWARE_EXEMPT": value}
+    [found] = [m for m in run_checks() if str(m.id).startswith("idempotency_django.")]
+    assert "such as ['ninja']" in found.msg

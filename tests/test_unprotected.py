@@ -1,0 +1,74 @@
+"""No view is silently unprotected: two sends under one key are one effect, or a refusal by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.core.exceptions import ImproperlyConfigured
+from django.test import Client
+from django.urls import path
+
+from tests import ways
+from tests.support import assert_problem, assert_replays, effects, new_key, post
+from tests.ways import REFUSED, WAYS, Refusal, Way
+
+pytestmark = pytest.mark.urls("tests.ways")
+
+CASES = [
+    pytest.param(
+        way,
+        middleware,
+        id=f"{way.name}{'-below-the-middleware' * extra}",
+        marks=pytest.mark.django_db(transaction=way.asynchronous),
+    )
+    for way in WAYS
+    for middleware, extra in [(way.by == "middleware", False), (True, True)]
+    if not (extra and way.by == "middleware")
+]
+
+
+@pytest.fixture
+def alice(client: Client) -> Client:
+    """A client that is Alice, who may add effects."""
+    user = User.objects.create_user("alice", password="alice")
+    user.user_permissions.add(Permission.objects.get(codename="add_effect"))
+    client.force_login(user)
+    return client
+
+
+@pytest.mark.parametrize(("way", "middleware"), CASES)
+class TestWays:
+    """Every way to protect, below the middleware and without it."""
+
+    @pytest.fixture(autouse=True)
+    def _middleware(self, settings: Any, middleware: bool) -> None:
+        if middleware:
+            settings.MIDDLEWARE = ways.MIDDLEWARE
+
+    def test_two_sends_are_one_effect(self, alice: Client, way: Way) -> None:
+        """One effect, one answer, and no answer for a caller whose permission is withdrawn."""
+        key = new_key()
+        first = post(alice, way.path, key)
+        assert first.status_code == 201, first.content
+        assert_replays(first, post(alice, way.path, key))
+        assert_problem(post(alice, way.path, key, "b"), 422, "mismatch")
+        if way.guarded:
+            User.objects.get().user_permissions.clear()
+            assert post(alice, way.path, key).status_code == 403
+        assert (effects(), effects("b")) == (1, 0)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal.name)
+def test_refused(refusal: Refusal, alice: Client, settings: Any) -> None:
+    """What cannot be protected is refused by name, before anything is executed."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE if refusal.by == "middleware" else settings.MIDDLEWARE
+    with pytest.raises(ImproperlyConfigured) as refused:
+        view = refusal.make()
+        settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("refused/", view)]})
+        post(alice, "/refused/", new_key())
+    assert "tests.ways." in str(refused.value)
+    assert refusal.says in str(refused.value)
+    assert effects() == 0
