@@ -19,7 +19,7 @@ from django.urls import URLPattern, get_resolver
 from .conf import WITH_POLICY, conf
 from .frameworks import framework_of, is_exempt_by_module
 from .middleware import IdempotencyMiddleware, policy_of
-from .opening import POLICY, PROTECTED, closure_of, held_as, opened
+from .opening import POLICIES, POLICY, PROTECTED, closure_of, held_as, opened
 from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
 from .protection import EXEMPT, answers_itself, is_marked, protect, view_class_of
@@ -101,7 +101,7 @@ def _policy_and_how(
     marked = getattr(view_class_of(view), PROTECTED, None) or getattr(view, PROTECTED, None)
     if marked:
         policy = getattr(view_class_of(view), POLICY, None) or getattr(view, POLICY, None)
-        policies = getattr(view_class_of(view), "idempotency_policies", None)
+        policies = getattr(view_class_of(view), POLICIES, None)
         if isinstance(policies, dict) and name in policies:
             policy = policies[name]
         return policy, marked if policy else ""

@@ -22,7 +22,7 @@ from .conf import WITH_POLICY, conf
 from .frameworks import is_exempt_by_module
 from .handlers import ensure_claimed
 from .http import key_header
-from .opening import POLICY, PROTECTED, kept
+from .opening import POLICIES, POLICY, PROTECTED, kept
 from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
 from .protection import (
@@ -163,7 +163,7 @@ def policy_of(view: ViewFunction, method: str = "") -> Any:
     declared = getattr(view, POLICY, UNSET)
     if declared is UNSET:
         declared = getattr(view_class, POLICY, UNSET)
-    policies = getattr(view_class, "idempotency_policies", None)
+    policies = getattr(view_class, POLICIES, None)
     if policies and method:
         name = (getattr(view, "actions", None) or {}).get(method.lower(), method.lower())
         declared = policies.get(name, declared)

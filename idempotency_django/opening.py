@@ -21,6 +21,7 @@ from .transactions import OwnedTransactions
 
 PROTECTED: Final = "idempotency_protected"
 POLICY: Final = "idempotency_policy"
+POLICIES: Final = "idempotency_policies"
 
 Protect = Callable[[Any], Any]
 
@@ -176,7 +177,7 @@ def closure_of(view: Any) -> dict[str, Any]:
 
 def vars_of(view: Any) -> dict[str, Any]:
     """The attributes that an object has of its own."""
-    return getattr(view, "__dict__", None) or {}
+    return getattr(view, "__dict__", {})
 
 
 def module_of(view: Any) -> str:

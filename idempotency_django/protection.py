@@ -24,6 +24,7 @@ from .exchanges import ViewExchange, aanswer, answer
 from .frameworks import refuse_framework
 from .handlers import ensure_reached, place
 from .opening import (
+    POLICIES,
     POLICY,
     PROTECTED,
     innermost,
@@ -137,6 +138,7 @@ def _protected_class(
         "__doc__": view_class.__doc__,
         PROTECTED: BY_DECORATOR,
         POLICY: policy,
+        POLICIES: getattr(view_class, POLICIES, {}),  # which the mixin's own would hide
         "idempotency_left_out": left_out,
     }
     return type(view_class.__name__, (mixin, view_class), body)

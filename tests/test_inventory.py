@@ -1,0 +1,431 @@
+"""The inventory: every route, what protects it and why not; and the checks that read it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import wraps
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.core.checks import CheckMessage, run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import include, path, re_path
+from django.utils.decorators import method_decorator
+from django.views.generic import View
+from rest_framework import routers, viewsets
+from rest_framework.decorators import action, api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django import routes
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.inventory import Endpoint, endpoints
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import PAYMENT, Policy
+from tests import ways
+from tests.models import Effect
+from tests.support import effects, is_replay, new_key, post
+
+POLICY = Policy(required=True)
+NOWHERE = Policy(store="nope")
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    return HttpResponse(status=201)
+
+
+def view(**attributes: Any) -> Any:
+    """A function view with these attributes."""
+
+    def function(request: HttpRequest) -> HttpResponse:
+        return plain.__call__(request)
+
+    function.__dict__.update(attributes)
+    return function
+
+
+def post_(self: Any, request: Any) -> Any:
+    return plain(request)
+
+
+def a_class(**attributes: Any) -> Any:
+    return type("AClass", (View,), {"post": post_, **attributes})
+
+
+class Charges(IdempotentViewMixin, viewsets.ViewSet):
+    authentication_classes = ()
+    idempotency_policy = PAYMENT
+    idempotency_policies = {"preview": None, "pay": POLICY}
+
+    def create(self, request: Request) -> Response:
+        return Response()
+
+    def destroy(self, request: Request, pk: str) -> Response:
+        return Response()
+
+    @action(detail=True, methods=["post"])
+    def pay(self, request: Request, pk: str) -> Response:
+        return Response()
+
+    @action(detail=False, methods=["post"])
+    def preview(self, request: Request) -> Response:
+        return Response()
+
+
+class Orders(APIView):
+    @idempotent(policy=POLICY)
+    def post(self, request: Request) -> Response:
+        return Response()
+
+    def put(self, request: Request) -> Response:
+        return Response()
+
+
+@idempotent(policy=POLICY)
+@api_view(["POST"])
+def below(request: Request) -> Response:
+    return Response()
+
+
+router = routers.SimpleRouter()
+router.register("charges", Charges, basename="charge")
+
+
+def served(*patterns: Any) -> Any:
+    """A URLconf."""
+    return type("urls", (), {"urlpatterns": list(patterns)})
+
+
+@pytest.fixture
+def found(settings: Any) -> Any:
+    """What the inventory finds in these URLs, below the middleware."""
+
+    def find(*patterns: Any, middleware: bool = True) -> list[tuple[Any, ...]]:
+        settings.MIDDLEWARE = ways.MIDDLEWARE if middleware else []
+        settings.ROOT_URLCONF = served(*patterns)
+        return [(e.route, e.method, e.policy, e.how) for e in endpoints()]
+
+    return find
+
+
+def said(number: str) -> list[CheckMessage]:
+    """What the checks say under this id."""
+    return [m for m in run_checks() if m.id == f"idempotency_django.{number}"]
+
+
+class TestEndpoints:
+    """Each endpoint, with the policy that is enforced."""
+
+    def test_viewset(self, found: Any) -> None:
+        """Each action of a viewset, with its own policy, under a route without expressions."""
+        assert found(path("api/", include(router.urls))) == [
+            ("/api/charges/", "POST", PAYMENT, "mixin"),
+            ("/api/charges/preview/", "POST", None, ""),
+            ("/api/charges/{pk}/", "DELETE", PAYMENT, "mixin"),
+            ("/api/charges/{pk}/pay/", "POST", POLICY, "mixin"),
+        ]
+
+    @pytest.mark.parametrize(
+        "way",
+        [
+            idempotent(policy=POLICY)(view()),
+            ways.guard(idempotent(policy=POLICY)(view())),
+            idempotent(policy=POLICY)(ways.guard(view())),
+            idempotent(policy=POLICY)(a_class()).as_view(),
+            idempotent(policy=POLICY)(a_class().as_view()),
+            ways.guard(idempotent(policy=POLICY)(a_class().as_view())),
+            a_class(post=idempotent(policy=POLICY)(post_)).as_view(),
+            a_class(post=method_decorator(idempotent(policy=POLICY))(post_)).as_view(),
+            method_decorator(idempotent(policy=POLICY), name="dispatch")(a_class()).as_view(),
+            below,
+        ],
+    )
+    @pytest.mark.parametrize("middleware", [True, False])
+    def test_decorator(self, found: Any, way: Any, middleware: bool) -> None:
+        """Wherever ``@idempotent`` is, its policy is seen."""
+        [(_, method, policy, how)] = found(path("x/", way), middleware=middleware)
+        assert (method in ("POST", "*"), policy, how) == (True, POLICY, "decorator")
+
+    def test_handler(self, found: Any) -> None:
+        """A handler with a decorator of its own is seen apart from its neighbours."""
+        patterns = [re_path(r"^orders/(?P<number>\d+)/$", Orders.as_view())]
+        protected, other = found(*patterns)
+        assert protected == ("/orders/{number}/", "POST", POLICY, "decorator")
+        assert other[1:2] + other[3:] == ("PUT", "middleware")
+        assert [e[3] for e in found(*patterns, middleware=False)] == ["decorator", ""]
+
+    def test_middleware(self, found: Any, settings: Any) -> None:
+        """What the middleware protects, and what it leaves alone."""
+        patterns = [
+            path("all/", view()),
+            path("own/", view(idempotency_policy=POLICY)),
+            path("none/", view(idempotency_policy=None)),
+            path("exempt/", idempotency_exempt(view())),
+        ]
+        assert [e[2:] for e in found(*patterns)[1:]] == [
+            (POLICY, "middleware"),
+            (None, ""),
+            (None, "exempt"),
+        ]
+        assert found(*patterns)[0][3] == "middleware"
+        assert {e[3] for e in found(*patterns, middleware=False)} == {"", "exempt"}
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "with-policy"}
+        assert [e[3] for e in found(*patterns)] == ["", "middleware", "", "exempt"]
+
+    def test_admin(self, found: Any) -> None:
+        """The admin's views can all be protected."""
+        found(path("admin/", admin.site.urls))
+        everything = list(endpoints())
+        assert len(everything) > 10
+        assert {e.problem for e in everything} == {""}
+
+    def test_speed(self, found: Any) -> None:
+        """It is read at each start, so it is not slow: far more views than most projects have."""
+        patterns = [path(f"{n}/", ways.guard(a_class().as_view())) for n in range(100)]
+        begun = time.perf_counter()
+        assert len(found(*patterns)) == 100
+        assert time.perf_counter() - begun < 30  # it takes 0.1 s; a machine may be busy
+
+
+class TestChecks:
+    """The system checks see every view, however it is protected."""
+
+    @pytest.mark.parametrize(
+        "way",
+        [
+            idempotent(policy=NOWHERE)(view()),
+            ways.guard(idempotent(policy=NOWHERE)(view())),
+            idempotent(policy=NOWHERE)(a_class()).as_view(),
+            a_class(post=idempotent(policy=NOWHERE)(post_)).as_view(),
+            idempotent(policy=NOWHERE)(Orders.as_view()),
+            idempotent(policy=NOWHERE)(api_view(["POST"])(plain)),
+            view(idempotency_policy=NOWHERE),
+        ],
+    )
+    def test_unknown_store(self, found: Any, way: Any) -> None:
+        """E003: a policy that names a store which does not exist, said once for all its routes."""
+        found(path("x/", way), path("y/", way))
+        [message] = said("E003")
+        assert "names the store 'nope'" in message.msg
+
+    def test_promise(self, found: Any) -> None:
+        """E019: a policy that its store cannot keep."""
+        found(path("x/", idempotent(mode="transactional")(ways.aplain)), middleware=False)
+        assert said("E019") == []  # an async view has leases; the mode is refused when it is asked
+        found(path("x/", idempotent(on_conflict="accepted")(view())))
+        assert len(said("E020")) == 1
+
+    @pytest.mark.parametrize("refusal", ways.REFUSED, ids=lambda refusal: refusal.name)
+    def test_refused(self, found: Any, refusal: ways.Refusal) -> None:
+        """E022: a view that would refuse each request with a key, by name and route."""
+        try:
+            made = refusal.make()
+        except ImproperlyConfigured:
+            return  # refused when it is decorated
+        found(path("x/<int:pk>/", made), middleware=refusal.by == "middleware")
+        [message] = said("E022")
+        assert "tests.ways." in message.msg
+        assert refusal.says in message.msg
+        assert message.hint == "It answers /x/{pk}/."
+
+    def test_below_method_decorator(self, found: Any) -> None:
+        """E022: an unknown decorator below ``method_decorator(idempotent)``."""
+        handler = method_decorator(idempotent)(ways._unknown_method())
+        found(path("x/", a_class(post=handler).as_view()), middleware=False)
+        assert len(said("E022")) == 1
+
+    @pytest.mark.parametrize("way", ways.WAYS, ids=lambda way: way.name)
+    def test_nothing_is_said_of_what_works(self, found: Any, way: ways.Way) -> None:
+        """No way that works is reported, with the middleware and without it."""
+        found(path("x/", way.view))
+        assert [m for m in run_checks() if str(m.id).startswith("idempotency_django.E02")] == []
+
+    def test_wrong_policy(self, found: Any) -> None:
+        """E022: an ``idempotency_policy`` that is no policy."""
+        found(path("x/", view(idempotency_policy={"required": True})))
+        [message] = said("E022")
+        assert "is a dict; it must be a Policy" in message.msg
+
+    def test_protected_and_exempt(self, found: Any) -> None:
+        """E024: protected by a handler's decorator, and exempt by its class."""
+        exempt = idempotency_exempt(a_class(post=idempotent(post_)))
+        found(path("x/", exempt.as_view()))
+        assert len(said("E024")) == 1
+
+
+class TestContradictions:
+    """``@idempotent`` and ``@idempotency_exempt`` on one view."""
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            lambda: idempotent(idempotency_exempt(view())),
+            lambda: idempotency_exempt(idempotent(view())),
+            lambda: idempotent(idempotency_exempt(a_class())),
+            lambda: idempotent(idempotency_exempt(a_class()).as_view()),
+            lambda: idempotency_exempt(idempotent(a_class())),
+            lambda: idempotency_exempt(idempotent(a_class()).as_view()),
+            lambda: idempotency_exempt(Charges),
+        ],
+    )
+    def test_refused(self, made: Any) -> None:
+        """One of them is refused, in either order."""
+        with pytest.raises(ImproperlyConfigured, match="protected and exempt at once"):
+            made()
+
+
+@pytest.mark.django_db
+class TestNoPart:
+    """``idempotency_policy = None`` means "takes no part" everywhere."""
+
+    @pytest.mark.parametrize(
+        "way",
+        [
+            view(idempotency_policy=None),
+            a_class(idempotency_policy=None).as_view(),
+            ways.guard(view(idempotency_policy=None)),
+            type("A", (APIView,), {"post": post_, "idempotency_policy": None}).as_view(),
+            type(
+                "A", (APIView,), {"post": post_, "idempotency_policies": {"post": None}}
+            ).as_view(),
+            type(
+                "A", (IdempotentViewMixin, APIView), {"post": post_, "idempotency_policy": None}
+            ).as_view(),
+        ],
+    )
+    def test_none(self, admin_client: Client, settings: Any, way: Any) -> None:
+        """A view under the middleware that says so runs each time."""
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = served(path("x/", way))
+        key = new_key()
+        for _ in range(2):
+            assert not is_replay(post(admin_client, "/x/", key))
+        assert effects() == 2
+        assert not IdempotencyKey.objects.exists()
+
+    def test_policy_of_an_action(self, client: Client, settings: Any) -> None:
+        """A policy of one method protects it where the class takes no part."""
+        attributes = {"idempotency_policy": None, "idempotency_policies": {"post": POLICY}}
+        made = type("A", (APIView,), {"post": post_, "put": post_, **attributes})
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = served(path("x/", made.as_view()))
+        assert post(client, "/x/").status_code == 400
+        key = new_key()
+        for _ in range(2):
+            post(client, "/x/", key)
+            assert not is_replay(post(client, "/x/", key, method="put"))
+        assert effects() == 1 + 2
+
+
+def unknown(function: Any) -> Any:
+    """A decorator of a ``dispatch()``."""
+
+    @wraps(function)
+    def inner(self: Any, request: Any) -> Any:
+        return function(self, request)
+
+    return inner
+
+
+@pytest.mark.django_db
+class TestAnsweredWithoutAClaim:
+    """A protected view that has a success while what runs once was not called."""
+
+    class Dispatches(View):
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            Effect.objects.create(reference="a")
+            return HttpResponse(status=201)
+
+        def post(self, request: HttpRequest) -> HttpResponse:
+            raise AssertionError
+
+    class SkipsInitial(IdempotentViewMixin, APIView):
+        def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+            return None
+
+        def post(self, request: Request) -> Response:
+            Effect.objects.create(reference="a")
+            return Response(status=201)
+
+    @pytest.mark.parametrize(
+        ("way", "middleware"),
+        [
+            (idempotent(Dispatches).as_view(), False),
+            (Dispatches.as_view(), True),
+            (SkipsInitial.as_view(), False),
+        ],
+    )
+    def test_logged(
+        self, client: Client, settings: Any, way: Any, middleware: bool, unprotected: list[Any]
+    ) -> None:
+        """It is logged as an error, for each such request that brought a key."""
+        if middleware:
+            settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = served(path("x/", way))
+        post(client, "/x/")
+        assert unprotected == []
+        post(client, "/x/", new_key())
+        [logged] = unprotected
+        assert logged.levelno == logging.ERROR
+        assert "is not protected: it answered POST /x/ with 201" in logged.getMessage()
+        unprotected.clear()
+
+    def test_refusals_are_no_success(
+        self, client: Client, settings: Any, unprotected: list[Any]
+    ) -> None:
+        """A decorator that turns a caller away is not reported."""
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = served(path("x/", ways.guard(view())))
+        assert post(client, "/x/", new_key()).status_code == 403
+        assert unprotected == []
+
+
+ROUTES = {
+    "orders/<int:pk>/pay/": ("/orders/{pk}/pay/", "/orders/<int:pk>/pay/"),
+    "": ("/", "/"),
+    "api/^charges/$": ("/api/charges/", "/api/charges/"),
+    "^charges/(?P<pk>[^/.]+)/$": ("/charges/{pk}/", "/charges/{pk}/"),
+    "^charges/(?P<pk>\\d+)/$": ("/charges/{pk}/", "/charges/{pk}/ #781b86e6"),
+    "^charges/(?P<pk>\\w+)/$": ("/charges/{pk}/", None),
+    "^charges/(?P<pk>\\d+)/": ("/charges/{pk}/", None),
+    "^charges/(\\d+)/$": ("/charges/{var}/", None),
+    "<str:tenant>/^charges\\.(?P<format>[a-z0-9]+)/?$": ("/{tenant}/charges.{format}/", None),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_routes(route: str) -> None:
+    """A route is shown, and named, without a regular expression, always alike."""
+    shown, name = ROUTES[route]
+    assert routes.readable(route) == shown
+    named = routes.name_of_route(route)
+    assert named == name if name else named.startswith(f"{shown} #")
+    assert not any(sign in named for sign in "^$?(\\[")
+
+
+def test_distinct_routes_have_distinct_names() -> None:
+    """The name is part of the default scope, so no two routes share one."""
+    assert len({routes.name_of_route(route) for route in ROUTES}) == len(ROUTES)
+
+
+@pytest.mark.django_db
+def test_operation_of_a_regular_expression(client: Client, settings: Any) -> None:
+    """The audit names the operation without the expression."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    settings.ROOT_URLCONF = served(re_path(r"^x/(?:\d+)/$", ways.plain))
+    post(client, "/x/17/", new_key())
+    name = IdempotencyKey.objects.get().operation
+    assert name.startswith("POST /x/")
+    assert "\\" not in name
+
+
+def test_endpoint_is_a_value() -> None:
+    """Two endpoints with equal fields are equal."""
+    assert Endpoint("/", "POST", None, None, "") == Endpoint("/", "POST", None, None, "")

@@ -1,0 +1,237 @@
+"""Which decorators are opened, and what an opened view keeps."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from functools import partial
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.views.decorators import staff_member_required
+from django.contrib.auth.decorators import login_not_required, login_required, permission_required
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import path
+from django.utils.decorators import decorator_from_middleware, method_decorator
+from django.utils.deprecation import MiddlewareMixin
+from django.views.decorators import (
+    cache,
+    clickjacking,
+    common,
+    csrf,
+    debug,
+    gzip,
+    http,
+    vary,
+)
+from django.views.generic import View
+
+from idempotency_django.opening import innermost, kept, name_of, opened
+from tests import ways
+
+
+class Middleware(MiddlewareMixin):
+    """A middleware of a project, for ``decorator_from_middleware``."""
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("once")
+
+
+async def aview(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("once")
+
+
+DECORATORS: dict[str, Any] = {
+    "login_required": login_required,
+    "login_not_required": login_not_required,
+    "permission_required": permission_required("tests.add_effect"),
+    "staff_member_required": staff_member_required,
+    "admin_view": admin.site.admin_view,
+    "admin_view, cached": lambda view: admin.site.admin_view(view, cacheable=True),
+    "cache_control": cache.cache_control(private=True),
+    "cache_page": cache.cache_page(1),
+    "never_cache": cache.never_cache,
+    "xframe_options_deny": clickjacking.xframe_options_deny,
+    "xframe_options_exempt": clickjacking.xframe_options_exempt,
+    "xframe_options_sameorigin": clickjacking.xframe_options_sameorigin,
+    "no_append_slash": common.no_append_slash,
+    "csrf_exempt": csrf.csrf_exempt,
+    "csrf_protect": csrf.csrf_protect,
+    "ensure_csrf_cookie": csrf.ensure_csrf_cookie,
+    "requires_csrf_token": csrf.requires_csrf_token,
+    "sensitive_post_parameters": debug.sensitive_post_parameters("number"),
+    "sensitive_variables": debug.sensitive_variables("number"),
+    "gzip_page": gzip.gzip_page,
+    "conditional_page": http.conditional_page,
+    "condition": http.condition(etag_func=lambda request: None),
+    "require_POST": http.require_POST,
+    "vary_on_cookie": vary.vary_on_cookie,
+    "vary_on_headers": vary.vary_on_headers("Accept"),
+    "decorator_from_middleware": decorator_from_middleware(Middleware),
+    "atomic": transaction.atomic,
+    "partial": partial,
+}
+"""Django's decorators, all of them."""
+
+
+@pytest.mark.parametrize("name", DECORATORS)
+def test_django_decorators_are_known(name: str) -> None:
+    """Each decorator of Django's is opened, alone and around another."""
+    for decorated in (DECORATORS[name](view), DECORATORS[name](login_required(view))):
+        inside: list[Any] = []
+        again = opened(decorated, lambda function, inside=inside: inside.append(function) or view)
+        assert inside == [view]
+        assert innermost(decorated) is view
+        assert vars(again).keys() >= vars(decorated).keys() - {"__wrapped__"}
+
+
+@pytest.mark.parametrize("name", ["login_required", "never_cache", "require_POST", "condition"])
+def test_async(name: str) -> None:
+    """Around an async view they are opened likewise, where Django lets them stand there."""
+    inside: list[Any] = []
+    opened(DECORATORS[name](aview), lambda function: inside.append(function) or function)
+    assert inside == [aview]
+
+
+def test_list_is_complete() -> None:
+    """Every decorator in Django's modules of decorators is in the list above."""
+    import pkgutil
+    from importlib import import_module
+
+    import django.views.decorators as package
+
+    missing = set()
+    for module in pkgutil.iter_modules(package.__path__):
+        names = vars(import_module(f"{package.__name__}.{module.name}"))
+        missing |= {
+            name
+            for name, value in names.items()
+            if getattr(value, "__module__", "").startswith(package.__name__)
+            and callable(value)
+            and not isinstance(value, type)
+            and not name.startswith("_")
+        }
+    made_of_require_http_methods = {"require_http_methods", "require_GET", "require_safe"}
+    made_of_condition = {"etag", "last_modified"}
+    new_in_django_6 = {"csp_override", "csp_report_only_override"}
+    known = made_of_require_http_methods | made_of_condition | new_in_django_6 | DECORATORS.keys()
+    assert missing - known == set()
+
+
+def test_csp_decorators() -> None:
+    """Those for a content security policy, which came with Django 6."""
+    csp = pytest.importorskip("django.views.decorators.csp")
+    inside: list[Any] = []
+    decorated = csp.csp_override({})(view)
+    opened(decorated, lambda function: inside.append(function) or function)
+    assert inside == [view]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("odd", ways.UNKNOWN)
+def test_method_decorator_takes_any_decorator(
+    admin_client: Client, settings: Any, odd: str
+) -> None:
+    """``method_decorator`` puts its decorators on at each call: even those that nobody knows."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+
+    class Decorated(View):
+        @method_decorator(ways.UNKNOWN[odd])
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return ways.create(request)
+
+    urls = type("urls", (), {"urlpatterns": [path("x/", Decorated.as_view())]})
+    settings.ROOT_URLCONF = urls
+    if odd in ("object", "wrapping-object"):
+        pytest.skip("Django cannot put an object on a method")
+    from tests.support import assert_replays, effects, new_key, post
+
+    key = new_key()
+    assert_replays(post(admin_client, "/x/", key), post(admin_client, "/x/", key))
+    assert effects() == 1
+
+
+def test_name_of_a_decorator() -> None:
+    """An error names the decorator by its own name, not by the one that it took from the view."""
+    with pytest.raises(ImproperlyConfigured) as refused:
+        opened(ways.unknown(view), lambda function: function)
+    assert str(refused.value).startswith("tests.ways.unknown.<locals>.inner is or has a decorator")
+    assert f"Put @idempotent on {__name__}.view itself" in str(refused.value)
+    assert name_of(ways.OwnDispatch.as_view()) == "tests.ways.OwnDispatch"
+
+
+class TestKept:
+    """What is made of a view is kept with it."""
+
+    def test_once(self) -> None:
+        """It is made once for each view, also for a method."""
+        made: list[int] = []
+        for kept_by in (lambda request: None, ways.Site().plain):
+            first = kept(kept_by, "_test", lambda: made.append(1) or object())
+            assert kept(kept_by, "_test", lambda: made.append(1) or object()) is first
+        assert len(made) == 2
+
+    def test_copied_attributes_do_not_count(self) -> None:
+        """A decorator that copies the attributes of a view has its own."""
+
+        def inner(request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+        kept(inner, "_test", lambda: "inner")
+        assert kept(login_required(inner), "_test", lambda: "outer") == "outer"
+
+    def test_freed(self, settings: Any) -> None:
+        """A view that is gone is freed, with what the middleware made of it."""
+        from idempotency_django.middleware import IdempotencyMiddleware
+
+        def make() -> Any:
+            def gone(request: HttpRequest) -> HttpResponse:
+                return HttpResponse()
+
+            return gone
+
+        middleware = IdempotencyMiddleware(lambda request: HttpResponse())
+        views = [make(), login_required(make()), ways.a_class(ways.handler()).as_view()]
+        for each in views:
+            middleware._protected_view(each)
+        references = [weakref.ref(each) for each in views]
+        views.clear()
+        del each
+        gc.collect()
+        assert [reference() for reference in references] == [None] * 3
+
+
+@pytest.mark.django_db
+def test_opened_once_for_each_function(settings: Any) -> None:
+    """A decorated handler is opened once, not for each request."""
+    from idempotency_django import handlers
+
+    calls: list[Any] = []
+
+    class Counted(View):
+        @method_decorator(login_required)
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return ways.create(request)
+
+    def counting(function: Any, protect: Any) -> Any:
+        calls.append(function)
+        return opened(function, protect)
+
+    original, handlers.opened = handlers.opened, counting
+    try:
+        from idempotency_django.decorators import idempotent
+
+        protected = idempotent(Counted).as_view()
+        for _ in range(3):
+            request = RequestFactory().post("/", '{"reference": "a"}', "application/json")
+            request.user = User(pk=1, username="alice")
+            protected(request)
+    finally:
+        handlers.opened = original
+    assert len(calls) == 1
