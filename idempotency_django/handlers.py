@@ -42,15 +42,15 @@ def place(view: Any, request: HttpRequest, serve: Serve) -> None:
     handler = getattr(view, name, None)
     if request.method not in UNSAFE_METHODS or handler is None:
         return
-    if getattr(handler, PROTECTED, False):
-        view._idempotency_reached = True  # it sees to that itself
-        return
     function = getattr(handler, "__func__", None)
     if function is not None and handler.__self__ is view:
         once = kept(function, "_idempotency_once", lambda: opened(function, _once))
         setattr(view, name, MethodType(once, view))
     else:
-        setattr(view, name, opened(handler, partial(_once, view=view)))
+        once = opened(handler, partial(_once, view=view))
+        setattr(view, name, once)
+    # One that is protected inside sees to its claim itself.
+    view._idempotency_reached = hasattr(once, PROTECTED)
 
 
 def _once(function: Any, view: Any = None) -> Any:

@@ -19,7 +19,7 @@ from django.urls import URLPattern, get_resolver
 from .conf import WITH_POLICY, conf
 from .frameworks import framework_of, is_exempt_by_module
 from .middleware import IdempotencyMiddleware, policy_of
-from .opening import POLICIES, POLICY, PROTECTED, closure_of, held_as, opened
+from .opening import POLICIES, POLICY, PROTECTED, closure_of, held_as, opened, protected_part
 from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
 from .protection import EXEMPT, answers_itself, is_marked, protect, view_class_of
@@ -96,8 +96,9 @@ def _endpoint(route: str, method: str, view: Any, name: str | None) -> Endpoint:
 def _policy_and_how(
     view: Any, method: str, name: str | None, handler: Any
 ) -> tuple[Policy | None, How]:
-    if getattr(handler, PROTECTED, False):
-        return getattr(handler, POLICY, None), "decorator"
+    part = protected_part(handler)
+    if part is not None:
+        return getattr(part, POLICY, None), "decorator"
     marked = getattr(view_class_of(view), PROTECTED, None) or getattr(view, PROTECTED, None)
     if marked:
         policy = getattr(view_class_of(view), POLICY, None) or getattr(view, POLICY, None)

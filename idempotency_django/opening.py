@@ -60,6 +60,16 @@ def opened(view: Any, protect: Protect) -> Any:
     return protect(view)
 
 
+def protected_part(view: Any) -> Any:
+    """The outermost part of a view, decorators seen through, that is protected; ``None``: none."""
+    while PROTECTED not in vars_of(view):
+        name = None if is_as_view(view) else held_as(view)
+        if name is None:
+            return None
+        view = closure_of(view)[name]
+    return view
+
+
 def innermost(view: Any) -> Any:
     """What all decorators are around, known or not, as far as they say what they wrap."""
     while True:

@@ -145,6 +145,8 @@ class TestEndpoints:
             a_class(post=method_decorator(idempotent(policy=POLICY))(post_)).as_view(),
             method_decorator(idempotent(policy=POLICY), name="dispatch")(a_class()).as_view(),
             below,
+            ways.api(idempotent(policy=POLICY)),
+            ways.api(ways.guard, idempotent(policy=POLICY)),
         ],
     )
     @pytest.mark.parametrize("middleware", [True, False])
