@@ -87,6 +87,8 @@ def decide(
             return Held(found)
         case Record(status=Status.IN_PROGRESS, fingerprint="" | operation.fingerprint):
             return InProgress()
+        case Record(status=Status.FAILED, fingerprint=operation.fingerprint):
+            return InProgress()  # no answer, and no claim: the store is to free the key for a retry
         case Record(fingerprint=operation.fingerprint):
             return Replayed(found)
         case _:

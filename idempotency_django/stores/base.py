@@ -58,10 +58,11 @@ class Store(ABC):
         - a record in progress whose lease is over, for the same fingerprint, unless it was claimed
           with ``hold``. Its owner is late from then on.
 
-        Otherwise the record is returned: COMPLETED with its payload, or IN_PROGRESS, or FAILED. It
-        never waits for another owner. A claim with ``operation.lease`` is there for all to see,
-        whatever becomes of its owner, when this returns. Recovery points are kept with the claim,
-        those of an expired record are not.
+        Otherwise the record is returned: COMPLETED with its payload, or IN_PROGRESS, or FAILED for
+        another fingerprint. (The engine never replays a FAILED record: for the same fingerprint it
+        counts as in progress.) It never waits for another owner. A claim with ``operation.lease``
+        is there for all to see, whatever becomes of its owner, when this returns. Recovery points
+        are kept with the claim, those of an expired record are not.
 
         A store that can do both in one step may count the replay, where the operation asks for it
         and its very request is completed; it returns a record that says so.

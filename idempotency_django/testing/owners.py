@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 from asgiref.sync import async_to_sync
@@ -75,6 +76,17 @@ class OwnersContract(ContractSetting):
         again = an_operation(key=operation.key, fingerprint="0" * 64)
         assert self.completed(again).attempt == 2
         assert self.record(operation).fingerprint == "0" * 64
+
+    def test_failed_attempt_is_repeated(self) -> None:
+        """The same request claims its key again after each failure, with a lease and without."""
+        for lease in (None, SECOND * 99):
+            operation = an_operation(lease=lease)
+            for attempt in (1, 2, 3):
+                with self.store.transaction() if lease is None else nullcontext():
+                    claim = self.store.acquire(operation)
+                    assert isinstance(claim, Claim), f"A failure frees its key, not: {claim}"
+                    assert claim.attempt == attempt
+                    assert self.store.fail(claim, "ValueError: no")
 
     def test_expired_key_is_free(self) -> None:
         """After its time to live a record is replayed no more."""
