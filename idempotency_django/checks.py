@@ -28,6 +28,7 @@ id                                     what is wrong
 ``idempotency_django.E023``            a view of a framework that has no adapter, likewise
 ``idempotency_django.E024``            a view is protected and exempt at once
 ``idempotency_django.W028``            permissions on objects that no replay can look up
+``idempotency_django.W032``            a store in the memory of one process, and ``DEBUG`` is off
 =====================================  =========================================================
 """
 
@@ -46,7 +47,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
-from .conf import NAMES, conf, did_you_mean
+from .conf import NAMES, conf, default_store, did_you_mean
 from .engine import lease_of
 from .inventory import OURS, Endpoint, endpoints
 from .middleware import skipped_middleware
@@ -130,10 +131,23 @@ def _aliases() -> list[str]:
 
 
 def _unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
-    if _aliases() and alias not in _aliases():
+    aliases = _aliases()
+    if not aliases or alias in aliases:
+        return
+    if alias == default_store():
+        yield Error(
+            f"IDEMPOTENCY['STORES'] has {', '.join(map(repr, aliases))}, but no {alias!r}, so "
+            f"{where} means no store.",
+            hint=(
+                f"Say which one is meant, with 'POLICY': {{'store': {aliases[0]!r}}} in "
+                "IDEMPOTENCY, or call one of them 'default'."
+            ),
+            id="idempotency_django.E003",
+        )
+    else:
         yield Error(
             f"{where} names the store {alias!r}, which is not in IDEMPOTENCY['STORES'].",
-            hint=did_you_mean(alias, _aliases()),
+            hint=did_you_mean(alias, aliases),
             id="idempotency_django.E003",
         )
 

@@ -194,3 +194,14 @@ class Settings:
 
 
 conf = Settings()
+
+
+def default_store() -> str:
+    """The alias of the store that is meant where none is named: the only one, if there is only one.
+
+    Otherwise it is ``"default"``, which need not be among them.
+    """
+    declared = conf.raw.get("STORES", DEFAULT_STORES)
+    if isinstance(declared, Mapping) and len(declared) == 1:
+        return str(next(iter(declared)))
+    return "default"

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from django.core.exceptions import ImproperlyConfigured
 
 from . import keys, scopes
-from .conf import conf, did_you_mean
+from .conf import conf, default_store, did_you_mean
 from .errors import KeyGuessable, KeyMalformed, KeyMissing
 from .fingerprints import FingerprintFunction, whole_request
 from .keys import KeyFunction
@@ -48,7 +48,8 @@ class Policy:
     and there from :data:`DEFAULTS`. A policy is immutable and may be shared.
 
     Attributes:
-        store: the alias of the store in ``IDEMPOTENCY["STORES"]``.
+        store: the alias of the store in ``IDEMPOTENCY["STORES"]``. Where no policy names one, it is
+            the only store that there is, or the one called ``"default"``.
         required: refuse a POST or PATCH that brings no key (400). A set of methods names others.
         methods: the methods that take part; safe methods never do.
         client_key: whether the client's key header counts. Switch it off for derived keys only.
@@ -149,7 +150,7 @@ class Policy:
 
     def resolved(self) -> Policy:
         """This policy, with what it leaves out taken from the project's and the defaults."""
-        return _resolved(self, _project.policy())
+        return _resolved(self, _project.policy(), default_store())
 
     # What identifies an operation.
 
@@ -374,5 +375,5 @@ _project: Final = _Project()
 
 
 @lru_cache(maxsize=1024)
-def _resolved(policy: Policy, project: Policy) -> Policy:
-    return policy.over(project.over(DEFAULTS))
+def _resolved(policy: Policy, project: Policy, store: str) -> Policy:
+    return policy.over(project.over(DEFAULTS.replace(store=store)))

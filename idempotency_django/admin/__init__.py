@@ -21,7 +21,9 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import default_store
 from ..models import DatabaseNow, IdempotencyKey
+from ..policy import Policy
 from ..records import Status
 from ..stores import stores
 from .answers import Answer
@@ -110,8 +112,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         return AuditChangeList
 
     def get_queryset(self, request: HttpRequest) -> AuditQuerySet:
-        using = stores["default"].using or router.db_for_write(IdempotencyKey)
-        rows: AuditQuerySet = AuditQuerySet(IdempotencyKey, using=using).annotate(
+        rows: AuditQuerySet = AuditQuerySet(IdempotencyKey, using=_using()).annotate(
             now=DatabaseNow(), has_body=Q(response_body__isnull=False)
         )
         return rows.defer(*SECRET)
@@ -270,6 +271,15 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
             "admin:idempotency_django_idempotencykey_changelist", current_app=self.admin_site.name
         )
         return intervene(self, request, rows, what) or HttpResponseRedirect(changelist)
+
+
+def _using() -> str:
+    """The database that the default store writes to; else where a router sends writes."""
+    for alias in (default_store(), Policy().resolved().store):
+        using = stores[alias].using if alias in stores else None
+        if using:
+            return using
+    return router.db_for_write(IdempotencyKey)
 
 
 def _cut(text: str, length: int) -> SafeString:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -49,10 +50,8 @@ class Stores:
     def _make(self, alias: str) -> Store:
         configured = conf.stores
         if alias not in configured:
-            close = difflib.get_close_matches(alias, configured, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ImproperlyConfigured(
-                f"IDEMPOTENCY['STORES'] has no store {alias!r}.{hint} "
+                f"IDEMPOTENCY['STORES'] has no store {alias!r}.{_did_you_mean(alias, configured)} "
                 f"It has: {', '.join(map(repr, configured)) or 'none'}."
             )
         declared = configured[alias]
@@ -63,12 +62,11 @@ class Stores:
                 f"{where} is {declared!r}; it must be a dict with the path of a store class as "
                 "'BACKEND' and, if need be, a dict of its arguments as 'OPTIONS'."
             )
-        unknown = ", ".join(repr(name) for name in declared if name not in ("BACKEND", "OPTIONS"))
-        if unknown:
-            raise ImproperlyConfigured(
-                f"{where} has unknown entries: {unknown}. It takes 'BACKEND' and 'OPTIONS'."
-            )
+        _refuse_unknown(declared, ("BACKEND", "OPTIONS"), where)
         backend = self._imported(alias, declared.get("BACKEND"))
+        taken = _options_of(backend)
+        if taken is not None:
+            _refuse_unknown(options, taken, f"{where}['OPTIONS']")
         try:
             return backend(alias, **options)
         except TypeError as error:
@@ -87,6 +85,30 @@ class Stores:
                 f"IDEMPOTENCY['STORES'][{alias!r}]['BACKEND'] is {path!r}, which is no Store."
             )
         return backend
+
+
+def _options_of(backend: type[Store]) -> Sequence[str] | None:
+    """The names of the options that a store takes; ``None``: any."""
+    parameters = list(inspect.signature(backend).parameters.values())
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        return None
+    return [each.name for each in parameters[1:]]  # the first is the alias
+
+
+def _refuse_unknown(given: Iterable[Any], taken: Sequence[str], where: str) -> None:
+    unknown = [name for name in given if name not in taken]
+    if unknown:
+        named = ", ".join(map(repr, unknown))
+        hints = "".join(_did_you_mean(str(name), taken) for name in unknown)
+        takes = ", ".join(map(repr, taken)) or "none"
+        raise ImproperlyConfigured(
+            f"{where} has unknown entries: {named}.{hints} It takes {takes}."
+        )
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 stores = Stores()

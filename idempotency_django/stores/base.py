@@ -38,6 +38,9 @@ class Store(ABC):
     supports_steps: ClassVar[bool] = False
     """Whether the store keeps recovery points: :meth:`steps` and :meth:`save_step`."""
 
+    forgets_expired: ClassVar[bool] = False
+    """Whether records are gone by themselves when they expire, so that nothing is to be purged."""
+
     using: str | None = None
     """The database whose transactions it takes part in, where ``supports_transactions``."""
 

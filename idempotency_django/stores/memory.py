@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import ClassVar
 
+from django.conf import settings
+from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
+
 from ..records import Claim, Operation, Payload, Record, Status, Step
 from .base import Store
 from .surroundings import refuse_transactions
@@ -133,6 +136,23 @@ class MemoryStore(Store):
     def purgeable(self, older_than: timedelta) -> int:
         with self._lock:
             return sum(entry.purgeable(older_than) for entry in self._entries.values())
+
+    def check(self) -> Sequence[CheckMessage]:
+        if settings.DEBUG:
+            return []
+        return [
+            Warning(
+                f"The store {self.alias!r} keeps its records in the memory of one process, and "
+                "DEBUG is off.",
+                hint=(
+                    "Other processes do not see them and a restart forgets them, so retries are "
+                    "executed again. Use DatabaseStore, CachedStore or RedisStore in production. "
+                    "If these are the settings of a test suite, add 'idempotency_django.W032' to "
+                    "SILENCED_SYSTEM_CHECKS."
+                ),
+                id="idempotency_django.W032",
+            )
+        ]
 
     def _owned(self, claim: Claim) -> _Entry | None:
         entry = self._entries.get((claim.key, claim.scope))

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
@@ -47,6 +47,8 @@ class RedisStore(Store):
         max_payload_bytes: bodies larger than this are not kept, so that a retry is told that its
             operation was executed, but not with what answer; ``None``: all are kept.
     """
+
+    forgets_expired: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -93,7 +93,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         self.quiet = options["verbosity"] == 0
         chosen = self._stores(options["store"])
-        if options["dry_run"]:
+        if all(store.forgets_expired for store in chosen):
+            self._say(_nothing_to_purge([repr(store.alias) for store in chosen]))
+        elif options["dry_run"]:
             count = sum(store.purgeable(options["older_than"]) for store in chosen)
             self._say(f"Would purge {_keys(count)}. Nothing was deleted.")
         else:
@@ -155,6 +157,14 @@ def _interrupts() -> Iterator[threading.Event]:
     finally:
         if ours:
             signal.signal(signal.SIGINT, interrupt)
+
+
+def _nothing_to_purge(aliases: list[str]) -> str:
+    if len(aliases) == 1:
+        which = f"the store {aliases[0]} deletes its keys by itself when they expire"
+    else:
+        which = f"the stores {', '.join(aliases)} delete their keys by themselves when they expire"
+    return f"Nothing to purge: {which}."
 
 
 def _keys(count: int) -> str:
