@@ -28,9 +28,14 @@ which is just slow takes nobody's place, and so few when a test wants a dead one
 def valkey_at(port: int, *options: str) -> Iterator[Server]:
     """Valkey at that port, in memory only; its replicas know what it wrote without delay."""
     with _guard("vk") as (folder, guard):
-        serve = [_valkey_program(), "--bind", HOST, "--port", str(port), "--dir", str(folder)]
-        serve += ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0", *options]
+        serve = command(port, str(folder), *options)
         yield _start(folder, guard, _Order([], serve, signal.SIGTERM, {}), url(port))
+
+
+def command(port: int, folder: str, *options: str) -> list[str]:
+    """What starts such a server."""
+    serve = [_valkey_program(), "--bind", HOST, "--port", str(port), "--dir", folder]
+    return [*serve, "--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0", *options]
 
 
 def url(port: int) -> str:

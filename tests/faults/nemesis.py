@@ -1,0 +1,249 @@
+"""A nemesis, clients that do not give up, and what must hold when both are done.
+
+The nemesis kills and pauses workers, cuts wires and restarts servers, at random but by a seed. The
+clients send each operation until it is answered, sometimes twice at once, and sometimes give up
+early; what they left is sent again at the end. Then each key has had its effects exactly once.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from idempotency_django.testing import PATIENCE
+
+from .ledger import Ledger
+from .processes import ROOT, Ended, Order
+
+LEASE = 0.5  # seconds
+WORKERS, CLIENTS = 3, 6
+LONGEST_PAUSE = 2 * LEASE
+PATIENT, IMPATIENT = 3.0, 0.3
+"""Seconds that a client waits for an answer before it tries again, and those that its twin does."""
+FAILING, TWICE, GIVING_UP = 0.15, 0.2, 0.1
+"""How likely it is that a request is to fail, is sent twice at once, or is not sent again."""
+TEMPORARY = frozenset({0, 409, 500, 503})
+"""Answers that are none; 0 is a connection that broke, or was silent for too long."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """An operation, and the kinds of the rows that it makes, in alphabetical order."""
+
+    path: str
+    effects: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the nemesis is let loose on.
+
+    Attributes:
+        settings: for the workers, see :mod:`tests.faults.nemesis_settings`.
+        works: what is asked of them.
+        faults: what the nemesis may do besides killing and pausing workers, by name.
+        effects: the kinds of the effects that a reference has in the database.
+    """
+
+    settings: dict[str, Any]
+    works: Sequence[Work]
+    faults: dict[str, Callable[[random.Random], object]]
+    effects: Callable[[str], tuple[str, ...]]
+
+
+class Workers:
+    """The processes behind one port; whoever dies is replaced."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self._process = process
+        self.port = int(process.stdout.readline() or 0)
+        assert self.port, "The workers did not start; the log says why."
+
+    def kill(self, chance: random.Random) -> None:
+        """End one of them."""
+        self._befall(chance, None)
+
+    def pause(self, chance: random.Random) -> None:
+        """Pause one of them, with all threads, for a time that may be longer than its lease."""
+        self._befall(chance, chance.uniform(0.1, LONGEST_PAUSE))
+
+    def _befall(self, chance: random.Random, pause: float | None) -> None:
+        assert self._process.stdin is not None
+        fault = {"number": chance.randrange(WORKERS), "pause": pause}
+        self._process.stdin.write(json.dumps(fault) + "\n")
+        self._process.stdin.flush()
+
+
+@contextmanager
+def workers(target: Target, ledger: Ledger, log: Path) -> Iterator[Workers]:
+    """Worker processes for the length of the block."""
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.faults.nemesis_settings",
+        "NEMESIS": json.dumps({"lease": LEASE, **target.settings}),
+        "LEDGER_URL": ledger.url,
+    }
+    pipe: Any = subprocess.PIPE
+    with (
+        log.open("ab") as said,
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.nemesis_worker", str(WORKERS)],
+            cwd=ROOT,
+            env=environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=said,
+            text=True,
+            # The system hangs up on a group of processes when one of them is paused and who
+            # started them ends.
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            yield Workers(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()  # which ends it
+            process.wait(PATIENCE)
+
+
+class Caller:
+    """Sends orders over a connection that is kept until it breaks."""
+
+    def __init__(self, port: int, patience: float) -> None:
+        self._port, self._patience = port, patience
+        self._connection: http.client.HTTPConnection | None = None
+
+    def send(self, order: Order) -> Ended:
+        """The answer; status 0 where there is none."""
+        self._connection = self._connection or http.client.HTTPConnection(
+            "127.0.0.1", self._port, timeout=self._patience
+        )
+        headers = {"Idempotency-Key": order.key, "X-Fail": str(order.fails)}
+        headers["Content-Type"] = "application/json"
+        try:
+            body = json.dumps({"reference": order.reference})
+            self._connection.request("POST", order.path, body, headers)
+            answer = self._connection.getresponse()
+            return Ended(0, answer.status, dict(answer.headers), answer.read().decode())
+        except (OSError, http.client.HTTPException):
+            self.close()
+            return Ended()
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+@dataclass
+class Campaign:
+    """What was asked for, what was answered, and what the nemesis did."""
+
+    target: Target
+    port: int
+    seed: int
+    orders: dict[Order, Work] = field(default_factory=dict)
+    answers: dict[Order, set[str]] = field(default_factory=dict)
+    told: Counter[str] = field(default_factory=Counter)
+    over: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, seconds: float, faults: dict[str, Callable[[random.Random], object]]) -> None:
+        """Let clients and nemesis loose for that long; raise what any of them raised."""
+        with ThreadPoolExecutor(CLIENTS + 1) as threads:
+            running = [threads.submit(self._client, number) for number in range(CLIENTS)]
+            running.append(threads.submit(self._nemesis, faults))
+            try:
+                deadline = time.monotonic() + seconds
+                while time.monotonic() < deadline and not any(each.done() for each in running):
+                    self.over.wait(0.05)
+            finally:
+                self.over.set()
+            for each in running:
+                each.result(PATIENCE)
+
+    def _nemesis(self, faults: dict[str, Callable[[random.Random], object]]) -> None:
+        chance, names = random.Random(self.seed), sorted(faults)
+        while not self.over.wait(chance.uniform(0.02, 0.3)):
+            name = chance.choice(names)
+            faults[name](chance)
+            self.tell(name)
+
+    def _client(self, number: int) -> None:
+        chance, caller = random.Random(f"{self.seed} {number}"), Caller(self.port, PATIENT)
+        while not self.over.is_set():
+            work = chance.choice(self.target.works)
+            order = Order(work.path)
+            with self.lock:
+                self.orders[order] = work
+            twin = Caller(self.port, IMPATIENT)
+            while not self.over.is_set():
+                failing = Order(work.path, order.reference, order.key, fails=True)
+                sent = failing if chance.random() < FAILING else order
+                if chance.random() < TWICE:
+                    with ThreadPoolExecutor(1) as second:
+                        other = second.submit(twin.send, sent)
+                        answered = self.note(order, caller.send(sent))
+                        answered = self.note(order, other.result(PATIENCE)) or answered
+                else:
+                    answered = self.note(order, caller.send(sent))
+                if answered or chance.random() < GIVING_UP:
+                    break
+                time.sleep(chance.uniform(0.01, 0.1))  # a fairly polite client
+            twin.close()
+        caller.close()
+
+    def note(self, order: Order, ended: Ended) -> bool:
+        """Remember an answer; whether it is one."""
+        said = str(ended.status) if ended.status != 201 else "executed"
+        self.tell("replayed" if ended.replayed else said)
+        assert ended.status in {*TEMPORARY, 201}, (order, ended)
+        if ended.status == 201:
+            with self.lock:
+                self.answers.setdefault(order, set()).add(ended.body)
+        return ended.status == 201
+
+    def tell(self, what: str) -> None:
+        """Count something."""
+        with self.lock:
+            self.told[what] += 1
+
+    def assert_recovered(self, ledger: Ledger) -> None:
+        """Nothing is wedged: each key is answered, always the same, and had its effects once."""
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            list(threads.map(self._complete, self.orders))
+        for order, work in self.orders.items():
+            done = (self.target.effects(order.reference), ledger.entries(order.reference))
+            assert done == (work.effects, 1), (self.seed, order, done)
+            assert len(self.answers[order]) == 1, (self.seed, order, self.answers[order])
+
+    def _complete(self, order: Order) -> None:
+        """Send it until it is answered, and then once more: a replay."""
+        caller = Caller(self.port, PATIENCE)
+        self._answered(order, caller)
+        again = self._answered(order, caller)
+        assert again.replayed, (self.seed, order, again)
+        caller.close()
+
+    def _answered(self, order: Order, caller: Caller) -> Ended:
+        deadline = time.monotonic() + PATIENCE
+        while not self.note(order, ended := caller.send(order)):
+            assert time.monotonic() < deadline, (self.seed, order, "is wedged", ended)
+            time.sleep(0.02)
+        return ended
