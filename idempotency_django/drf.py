@@ -26,6 +26,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from .drf_forms import key_in_form, with_keys
 from .drf_objects import refuse_checks_of_objects
 from .drf_responses import (
     ProblemRenderer,
@@ -123,6 +124,9 @@ class IdempotentViewMixin:  # see below
         exchange = _MixinExchange(self, request, run)
         return _answer(exchange, policy, self._idempotency_transactions)
 
+    def get_renderers(self) -> list[Any]:
+        return [with_keys(renderer) for renderer in super().get_renderers()]  # type: ignore[misc]
+
     # For subclasses to override.
 
     def get_idempotency_policy(self) -> Policy | None:
@@ -132,9 +136,14 @@ class IdempotentViewMixin:  # see below
         return self.idempotency_policies.get(name, self.idempotency_policy)
 
     def get_idempotency_key(self) -> str | None:
-        """The key as the client sent it, by default in the key header; ``None``: it sent none."""
+        """The key as the client sent it; ``None``: it sent none.
+
+        By default it is in the key header, or in the hidden field that the forms of the browsable
+        API have.
+        """
         view: Any = self
-        return key_header(view.request._request)
+        header = key_header(view.request._request)
+        return key_in_form(view.request) if header is None else header
 
     def get_idempotency_scope(self) -> str | None:
         """What the key is unique in; ``None``: what the policy says."""
