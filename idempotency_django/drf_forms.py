@@ -18,7 +18,7 @@ FIELD: Final = "idempotency_key"
 
 
 class KeysInForms:
-    """Makes the forms of a browsable API send a key; stands before its renderer in the bases.
+    """Makes the forms of a browsable API send a key; it stands before the renderer in the bases.
 
     Each page has one key. It is sent with whatever form of the page is submitted, so that a form
     that is submitted twice has one effect.
