@@ -21,11 +21,21 @@ from typing import Any, ClassVar
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
-from rest_framework.exceptions import APIException, UnsupportedMediaType
+from rest_framework.exceptions import APIException
+from rest_framework.parsers import FileUploadParser, FormParser, MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from .bodies import (
+    as_file,
+    body_of,
+    body_that_django_ignores,
+    form_of,
+    is_readable,
+    raw_body_of,
+    rewind,
+)
 from .drf_forms import key_in_form, with_keys
 from .drf_objects import refuse_checks_of_objects
 from .drf_responses import (
@@ -39,9 +49,7 @@ from .drf_responses import (
 from .errors import IdempotencyError, ResponseNotStored
 from .handlers import ensure_reached, place
 from .http import (
-    body_of,
     caller_of,
-    form_of,
     key_header,
     operation_name,
     principal_of,
@@ -52,7 +60,7 @@ from .http import (
 )
 from .objects import check_object, has_object
 from .policy import Policy
-from .records import Body, Call, Parsed, Payload, Record
+from .records import Body, Call, Form, Hashed, LazyCall, Parsed, Payload, Record
 from .serving import Exchange, refuse_result, serve, unclaimed
 from .status import described, record_of
 from .transactions import OwnedTransactions, RequestTransactions, request_transactions
@@ -204,14 +212,14 @@ class _DRFExchange(Exchange):
 
     def call(self) -> Call:
         request = self.http_request
-        return Call(
+        return LazyCall(
             name=operation_name(request),
             **caller_of(request, principal_of(self.request.user, self.request.auth)),
             method=request.method or "",
             path=request.path,
             query=request.META.get("QUERY_STRING", ""),
             media_type=(request.content_type or "").lower(),
-            body=self._body(),
+            body=self._body,  # type: ignore[arg-type]  # read when it is asked for
             header=self.header(),
             request=self.request,
         )
@@ -278,16 +286,34 @@ class _DRFExchange(Exchange):
         return finished  # type: ignore[no-any-return]
 
     def _body(self) -> Body:
+        """What was sent, as the view's parser has it; the view can read it again."""
+        unseen = body_that_django_ignores(self.http_request)
+        if unseen is not None:
+            return unseen
+        request: Any = self.request  # some of whose attributes its types say may be missing
+        if not is_readable(self.http_request):  # an authentication has looked into a form
+            return self._parsed(None)
+        parser: Any = request.negotiator.select_parser(request, request.parsers)
+        if type(parser) in (MultiPartParser, FormParser):
+            return body_of(self.http_request)
+        raw = raw_body_of(self.http_request)
+        if parser is None:  # the view reads the stream itself, or refuses
+            return raw
+        if isinstance(parser, FileUploadParser):
+            name = parser.get_filename(request.stream, request.content_type, request.parser_context)
+            return Form({}, (as_file(raw, name or "", request.content_type or ""),))
         try:
-            data = self.request.data
-        except UnsupportedMediaType:
-            return body_of(self.http_request)  # the view may well read the stream itself
-        files = self.request.FILES
+            return self._parsed(raw)
+        finally:
+            rewind(self.http_request)
+
+    def _parsed(self, raw: bytes | Hashed | None) -> Body:
+        data, files = self.request.data, self.request.FILES
         if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
             files = MultiValueDict({name: [file] for name, file in files.items()})
         if isinstance(data, QueryDict):
             return form_of(data, files)
-        return form_of(MultiValueDict(), files) if files else Parsed(data)
+        return form_of(MultiValueDict(), files) if files else Parsed(data, raw)
 
 
 class _MixinExchange(_DRFExchange):

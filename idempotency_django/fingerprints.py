@@ -2,7 +2,7 @@
 
 A fingerprint callable takes a :class:`~idempotency_django.records.Call` and returns bytes or text;
 the policy hashes it together with the caller's principal. :func:`whole_request` is the default;
-:func:`fields` looks at some fields of the body only.
+:func:`fields` looks at some fields of the body only, :func:`without_body` at none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
 
-from .records import Body, Call, Form, Parsed
+from .records import Body, Call, Form, Hashed, Parsed
 
 FingerprintFunction = Callable[[Call], bytes | str]
 
@@ -26,6 +26,16 @@ def whole_request(call: Call) -> bytes:
     difference; anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
     return _request(call, _canonical(_decoded(call.body, call.media_type), call.media_type))
+
+
+def without_body(call: Call) -> bytes:
+    """Everything but the body, which is not read: for uploads that only the view is to read.
+
+    The key alone tells two bodies apart then, unless the client sends their digest in
+    ``Content-Digest`` (RFC 9530), which counts. Verify it in the view.
+    """
+    headers = getattr(call.request, "headers", {})
+    return _request(call, b"unread" + headers.get("Content-Digest", "").encode())
 
 
 def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> FingerprintFunction:
@@ -175,7 +185,9 @@ def _is_json(media_type: str) -> bool:
 
 def _canonical(body: Body, media_type: str) -> bytes:
     if isinstance(body, bytes):
-        return b"raw" + body
+        return b"raw" + hashlib.sha256(body).digest()
+    if isinstance(body, Hashed):
+        return b"raw" + bytes.fromhex(body.sha256)
     if isinstance(body, Form):
         named = {name: list(values) for name, values in body.fields.items()}
         uploaded = [

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from functools import lru_cache
-from io import BytesIO
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
-from django.core.files.uploadedfile import UploadedFile as DjangoFile
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
-from django.utils.datastructures import MultiValueDict
 
+from .bodies import body_of
 from .conf import conf
 from .errors import IdempotencyError
 from .fingerprints import digest
 from .policy import Policy
-from .records import Body, Call, Form, Payload, UploadedFile
+from .records import Call, LazyCall, Payload
 from .routes import name_of_route
 
 NEVER_KEPT: Final = frozenset(
@@ -39,14 +36,14 @@ NEVER_KEPT: Final = frozenset(
 
 def call_of(request: HttpRequest) -> Call:
     """What the policy needs to know of a Django request."""
-    return Call(
+    return LazyCall(
         name=operation_name(request),
         **caller_of(request, principal_of(getattr(request, "user", None))),
         method=request.method or "",
         path=request.path,
         query=request.META.get("QUERY_STRING", ""),
         media_type=(request.content_type or "").lower(),
-        body=body_of(request),
+        body=partial(body_of, request),  # type: ignore[arg-type]  # read when it is asked for
         header=key_header(request),
         request=request,
     )
@@ -133,43 +130,6 @@ def _primary_key(role: str, caller: Any) -> Any:
             "from others. Give the idempotency policy a scope= of your own."
         )
     return key
-
-
-def body_of(request: HttpRequest) -> Body:
-    """What was sent: forms by field and file, anything else byte for byte."""
-    if request.content_type == "application/x-www-form-urlencoded":
-        return form_of(QueryDict(request.body, encoding=request.encoding), MultiValueDict())
-    if request.content_type != "multipart/form-data":
-        return request.body
-    if request.method == "POST":  # the only method whose forms Django parses itself
-        return form_of(request.POST, request.FILES)
-    return form_of(*request.parse_file_upload(request.META, BytesIO(request.body)))
-
-
-def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:
-    """A form from Django's own parts of it; the files can be read again afterwards."""
-    texts = {
-        name: [str(value) for value in values if not isinstance(value, DjangoFile)]
-        for name, values in fields.lists()
-    }
-    return Form(
-        {name: values for name, values in texts.items() if values},
-        tuple(_uploaded(name, file) for name, group in files.lists() for file in group),
-    )
-
-
-def _uploaded(field: str, file: Any) -> UploadedFile:
-    sha256 = hashlib.sha256()
-    for chunk in file.chunks():
-        sha256.update(chunk)
-    file.seek(0)
-    return UploadedFile(
-        field=field,
-        name=file.name or "",
-        media_type=file.content_type or "",
-        size=file.size or 0,
-        sha256=sha256.hexdigest(),
-    )
 
 
 # From an answer to a payload and back.

@@ -211,7 +211,7 @@ class Policy:
             lease: how long a claim on it lives; ``None``: as long as its transaction.
         """
         if self.operation:
-            call = dataclasses.replace(call, name=self.operation)
+            call = call.renamed(self.operation)
         content = content_digest(_returned("fingerprint", self.fingerprint(call), str | bytes))
         bound = self._bound_to(call)
         if scope is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -175,14 +175,28 @@ class Form:
     files: tuple[UploadedFile, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hashed:
+    """A body that is too large to be held in memory: its size in bytes and its SHA-256 (hex)."""
+
+    size: int
+    sha256: str
+
+
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A body that the adapter's own parser has turned into plain Python (JSON, YAML, …)."""
+    """A body that the adapter's own parser has turned into plain Python (JSON, YAML, …).
+
+    Attributes:
+        value: what the parser made.
+        raw: what it made it of; ``None`` where that is gone.
+    """
 
     value: Any
+    raw: bytes | Hashed | None = None
 
 
-Body = bytes | Form | Parsed
+Body = bytes | Form | Hashed | Parsed
 """What was sent, in the form in which the adapter knows it."""
 
 
@@ -217,3 +231,35 @@ class Call:
     body: Body = b""
     header: str | None = None
     request: Any = None
+
+    def renamed(self, name: str) -> Call:
+        """The same call of an operation with another name."""
+        return replace(self, name=name)
+
+
+class LazyCall(Call):
+    """A call whose body is read when somebody asks for it, by the function given as ``body``.
+
+    A fingerprint or a key that looks at other things leaves the body alone.
+    """
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> Body:
+        """What was sent."""
+        body = _BODY.__get__(self)
+        if callable(body):
+            body = body()
+            _BODY.__set__(self, body)
+        return body  # type: ignore[no-any-return]
+
+    @body.setter
+    def body(self, body: Body | Callable[[], Body]) -> None:
+        _BODY.__set__(self, body)
+
+    def renamed(self, name: str) -> Call:
+        return replace(self, name=name, body=lambda: self.body)  # type: ignore[arg-type]
+
+
+_BODY: Any = vars(Call)["body"]  # the slot, below the property

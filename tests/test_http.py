@@ -29,10 +29,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idempotency_django import errors, keys
+from idempotency_django.bodies import body_of
 from idempotency_django.fingerprints import digest
 from idempotency_django.http import (
     NEVER_KEPT,
-    body_of,
     call_of,
     key_header,
     operation_name,
