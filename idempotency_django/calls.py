@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, assert_never
 
 from . import engine, keys, scopes
@@ -47,26 +48,32 @@ def idempotent_call(
         key: names the operation; 1-255 visible ASCII characters.
         scope: what the key is unique in.
         fn: what to do; it is given its :class:`~idempotency_django.executions.Execution`.
-        fingerprint: what is asked for, as plain data; another one under the same key is refused.
-        name: what the operation is called in the audit; the function's own name when left out.
+        fingerprint: what is asked for, as plain data: JSON's types, dates, dataclasses, saved
+            models; see :func:`~idempotency_django.fingerprints.canonical`. Another one under the
+            same key is refused.
+        name: what the operation is called; the function's own name when left out. Another name
+            under the same key is refused, so give one that stays when the function is renamed.
         policy: how it is kept; the project's when left out.
 
     Returns:
         The result as it reads back from JSON, the first time too: a tuple is a list.
 
     Raises:
-        KeyMalformed: the key is none.
+        KeyMalformed: the key is not 1-255 visible ASCII characters.
+        ValueError: the scope is empty.
         OperationInProgress: somebody else is executing it, and the policy does not wait so long.
         OperationHeld: it was interrupted, and an operator must settle it.
         FingerprintMismatch: the key was used for something else.
-        ResponseNotStored: it was executed, but its result was too large to keep.
+        ResponseNotStored: it was executed, but its result was too large to keep, or the policy
+            says ``store_body=False``.
         StoreUnavailable: nothing was executed.
-        TypeError: the result is not JSON; the call counts as failed.
+        TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
+            JSON; the call counts as failed.
         Exception: whatever the function raises; the next call executes it again.
     """
     store, resolved = _resolved(policy)
     lease = engine.lease_of(resolved, store)
-    operation = _operation(resolved, key, scope, fingerprint, name or _name_of(fn), lease)
+    operation = _operation(resolved, key, scope, (name, fn, fingerprint), lease)
 
     def execute(execution: Execution) -> Answer:
         return _answer(resolved, operation, fn(execution))
@@ -86,7 +93,7 @@ async def aidempotent_call(
     """:func:`idempotent_call` for a coroutine function."""
     store, resolved = _resolved(policy)
     lease = engine.lease_of(resolved, store, asynchronous=True)
-    operation = _operation(resolved, key, scope, fingerprint, name or _name_of(fn), lease)
+    operation = _operation(resolved, key, scope, (name, fn, fingerprint), lease)
 
     async def execute(execution: Execution) -> Answer:
         return _answer(resolved, operation, await fn(execution))
@@ -100,13 +107,24 @@ def _resolved(policy: Policy | None) -> tuple[Store, Policy]:
 
 
 def _operation(
-    policy: Policy, key: str, scope: str, fingerprint: Any, name: str, lease: timedelta | None
+    policy: Policy,
+    key: str,
+    scope: str,
+    wanted: tuple[str, Callable[..., Any], Any],
+    lease: timedelta | None,
 ) -> Operation:
-    content = content_digest(canonical(fingerprint))
+    if not scope:
+        raise ValueError(
+            "The scope is empty. Give what the key is unique in: the name of the operation or "
+            "the tenant's."
+        )
+    name, fn, fingerprint = wanted
+    # With the name, so that another function under the key is not given this one's result.
+    content = content_digest(canonical((name or _path_of(fn), fingerprint)))
     return Operation(
         key=keys.checked(key),
         scope=scopes.fit(scope),
-        name=name,
+        name=name or _name_of(fn),
         fingerprint=sealed(content),
         content=content,
         former=sealed_before(content),
@@ -121,11 +139,10 @@ def _operation(
 
 
 def _answer(policy: Policy, operation: Operation, result: Any) -> Answer:
-    body: bytes | None = as_json(operation.name, result).encode()
-    decoded = json.loads(body or b"null")
-    if body is not None and len(body) > policy.max_response_bytes:
-        body = None
-    return Answer(decoded, Payload(200, (("Content-Type", "application/json"),), body))
+    body = as_json(operation.name, result).encode()
+    kept = policy.store_body and len(body) <= policy.max_response_bytes
+    headers = (("Content-Type", "application/json"),)
+    return Answer(json.loads(body), Payload(200, headers, body if kept else None))
 
 
 def _raise(error: Exception) -> Answer:
@@ -151,4 +168,16 @@ def _result(outcome: Outcome) -> Any:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+    return str(_named(function).__qualname__)
+
+
+def _path_of(function: Callable[..., Any]) -> str:
+    """Where the function is defined, which tells two of one name apart."""
+    return f"{_named(function).__module__}.{_name_of(function)}"
+
+
+def _named(function: Any) -> Any:
+    """What has the function's name: itself, or the function or class that it was made of."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)

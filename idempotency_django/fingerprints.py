@@ -10,9 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl
+from uuid import UUID
 
 from .records import Body, Call, Form, Hashed, Parsed
 
@@ -25,7 +32,10 @@ def whole_request(call: Call) -> bytes:
     The order of query parameters and of JSON keys, JSON spacing and a form's boundary make no
     difference; anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
-    return _request(call, _canonical(_decoded(call.body, call.media_type), call.media_type))
+    body = call.body
+    if isinstance(body, Parsed) and isinstance(body.raw, bytes) and _is_json(call.media_type):
+        body = body.raw  # which shows more: 1.0 and 1.00, a name that is there twice
+    return _request(call, _canonical(_decoded(body, call.media_type), call.media_type))
 
 
 def without_body(call: Call) -> bytes:
@@ -67,16 +77,26 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
 
 def field_value(call: Call, path: str) -> Any:
     """The value of one field of the body (``"card.number"``), or ``None`` where it is absent."""
-    body = _decoded(call.body, call.media_type)
+    body = call.body
     if isinstance(body, Form):
         values = body.fields.get(path)
         return values[-1] if values else None
-    value = body.value if isinstance(body, Parsed) else None
+    value = body.value if isinstance(body, Parsed) else _loaded(body, call.media_type)
     for name in path.split("."):
         if not isinstance(value, Mapping):
             return None
         value = value.get(name)
     return value
+
+
+def _loaded(body: bytes | Hashed, media_type: str) -> Any:
+    """What a view would make of a JSON body, but for numbers with a fraction."""
+    if isinstance(body, Hashed) or not _is_json(media_type):
+        return None
+    try:
+        return _loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def digest(*parts: bytes | str) -> str:
@@ -95,10 +115,18 @@ def framed(*parts: bytes | str) -> bytes:
 
 
 def canonical(value: Any) -> bytes:
-    """Plain Python as bytes that are equal for equal values and differ for all others.
+    """Plain data as bytes that are equal for equal values and differ for all others.
 
-    Every value is behind its type and its length or count, so that nothing runs into another: 1,
-    1.0, "1" and true are four values. The order of a mapping's keys does not matter.
+    Every value is after its type and its length or count, so that nothing runs into another: 1,
+    1.0, "1" and true are four values. The order of a mapping's keys and of a set does not matter.
+
+    Args:
+        value: JSON's types, bytes, ``Decimal``, ``UUID``, dates and times, enums, sets,
+            dataclasses, Django models (by their label and primary key), pydantic models, and
+            mappings, lists and tuples of these.
+
+    Raises:
+        TypeError: it holds something else, whose text may not be the same in another process.
     """
     # A stack of its own, because what a client sends may be nested deeper than Python's calls; and
     # a second sight of the same object is its number, because YAML's may hold themselves.
@@ -121,35 +149,64 @@ def canonical(value: Any) -> bytes:
                 out.append(b"l%d:" % len(item))
                 pending += reversed(item)
             case _:
-                kind, text = _scalar(item)
+                scalar = _scalar(item)
+                if scalar is None:
+                    label, parts = _parts(item)
+                    pending.append(parts)
+                    scalar = (b"o", label)
+                kind, text = scalar
                 data = text.encode("utf-8", "surrogatepass")
                 out.append(b"%s%d:%s" % (kind, len(data), data))
     return b"".join(out)
 
 
-class _Number:
-    """A JSON number with a fraction, letter by letter: 1.0 is not 1.00, and nothing is rounded."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _scalar(item: Any) -> tuple[bytes, str]:
+def _scalar(item: Any) -> tuple[bytes, str] | None:
+    """The kind and the text of a value that has no parts; ``None`` for others."""
     match item:
         case str():
-            return b"s", item
+            return b"s", str.__str__(item)
         case bool() | None:
             return b"c", str(item)
         case int():
             return b"i", hex(item)  # str() refuses numbers of many digits
-        case bytes():
+        case bytes() | bytearray():
             return b"b", item.hex()
-        case set() | frozenset():
-            item = sorted(map(repr, item))  # in an order that every process has
-    return b"o", f"{type(item).__qualname__} {item}"
+        case float():
+            return b"f", float.__repr__(item)
+        case Decimal() | UUID() | timedelta():
+            return b"o", f"{type(item).__name__} {item}"
+        case date() | time():  # a datetime is a date
+            return b"o", f"{type(item).__name__} {item.isoformat()}"
+    return None
+
+
+def _parts(item: Any) -> tuple[str, Any]:
+    """What names the type of an object, and the plain data that it is made of."""
+    kind = type(item)
+    label = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(item, set | frozenset):
+        return "set", sorted(map(canonical, item))
+    if isinstance(item, Enum):
+        return label, item.name
+    if is_dataclass(item) and not isinstance(item, type):
+        return label, {field.name: getattr(item, field.name) for field in dataclass_fields(item)}
+    if hasattr(kind, "model_fields") and hasattr(kind, "model_dump"):  # pydantic's
+        return label, item.model_dump()
+    meta = getattr(item, "_meta", None)
+    if meta is not None and getattr(item, "pk", None) is not None:
+        return str(meta.concrete_model._meta.label_lower), item.pk
+    raise TypeError(_no_plain_data(item, is_model=meta is not None))
+
+
+def _no_plain_data(item: Any, *, is_model: bool) -> str:
+    named = f"{type(item).__module__}.{type(item).__qualname__}"
+    if is_model:
+        return f"{named} cannot be compared with a retry's: it is not saved and has no primary key."
+    return (
+        f"{named} cannot be compared with a retry's: its text may be another one in the next "
+        "process. Give plain data instead: texts, numbers, dates, lists, dicts, dataclasses, or "
+        "saved models."
+    )
 
 
 def _sort_key(name: Any) -> tuple[str, str]:
@@ -174,9 +231,31 @@ def _decoded(body: Body, media_type: str) -> Body:
     if not isinstance(body, bytes) or not _is_json(media_type):
         return body
     try:
-        return Parsed(json.loads(body, parse_float=_Number))
+        return Parsed(_loads(body, object_pairs_hook=_unique))
     except (ValueError, RecursionError):
         return body
+
+
+_NAN: Final = float("nan")
+
+
+def _number(text: str) -> tuple[float, str]:
+    """A JSON number with a fraction, letter by letter: 1.0 is not 1.00, and nothing is rounded.
+
+    No list of the client's can be equal to it, because a NaN of the client's comes by here too. An
+    object would be many times slower to write down.
+    """
+    return _NAN, text
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("A name is there twice, and parsers differ in which of the two they take.")
+    return made
+
+
+_loads = partial(json.loads, parse_float=_number, parse_constant=_number)
 
 
 def _is_json(media_type: str) -> bool:
@@ -200,7 +279,12 @@ def _canonical(body: Body, media_type: str) -> bytes:
             return b"json" + _plain_json(body.value)
         except (TypeError, ValueError, RecursionError):
             pass  # not what JSON can say, or too deep to say it
-    return b"parsed" + canonical(body.value)
+    try:
+        return b"parsed" + canonical(body.value)
+    except TypeError:  # a parser of your own has made an object that is not plain
+        if body.raw is None:
+            raise
+        return _canonical(body.raw, media_type)
 
 
 def _plain_json(value: Any) -> bytes:

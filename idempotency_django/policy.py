@@ -211,11 +211,16 @@ class Policy:
             lease: how long a claim on it lives; ``None``: as long as its transaction.
         """
         if self.operation:
-            call = call.renamed(self.operation)
+            call = call.changed(name=self.operation)
         content = content_digest(_returned("fingerprint", self.fingerprint(call), str | bytes))
         bound = self._bound_to(call)
         if scope is None:
             scope = _returned("scope", self.scope(call), str)
+        if not scope:
+            raise ImproperlyConfigured(
+                f"The scope of an idempotency policy is empty for {call.name}. Its scope= or the "
+                "view's get_idempotency_scope() must name what the key is unique in."
+            )
         if self.hosts == "separate":
             scope = scopes.join(call.host, scope)
         return Operation(
@@ -243,7 +248,7 @@ class Policy:
         principal = self.principal(call)
         if principal is None:
             return call
-        return dataclasses.replace(call, principal=_returned("principal", principal, str))
+        return call.changed(principal=_returned("principal", principal, str))
 
     def _bound_to(self, call: Call) -> tuple[str, ...]:
         """What must be equal for a retry, besides what is asked for."""

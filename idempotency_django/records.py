@@ -232,9 +232,9 @@ class Call:
     header: str | None = None
     request: Any = None
 
-    def renamed(self, name: str) -> Call:
-        """The same call of an operation with another name."""
-        return replace(self, name=name)
+    def changed(self, **changes: Any) -> Call:
+        """The same call with other attributes."""
+        return replace(self, **changes)
 
 
 class LazyCall(Call):
@@ -258,8 +258,8 @@ class LazyCall(Call):
     def body(self, body: Body | Callable[[], Body]) -> None:
         _BODY.__set__(self, body)
 
-    def renamed(self, name: str) -> Call:
-        return replace(self, name=name, body=lambda: self.body)  # type: ignore[arg-type]
+    def changed(self, **changes: Any) -> Call:
+        return replace(self, **{"body": lambda: self.body, **changes})
 
 
 _BODY: Any = vars(Call)["body"]  # the slot, below the property

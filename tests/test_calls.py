@@ -136,11 +136,11 @@ def test_in_progress_and_held() -> None:
 
     def meddle(execution: Execution) -> Any:
         with pytest.raises(OperationInProgress):
-            call(policy)
+            call(policy, meddle)
         past = DatabaseNow() - timedelta(seconds=1)
         IdempotencyKey.objects.update(lease_expires_at=past)
         with pytest.raises(OperationHeld):
-            call(policy)
+            call(policy, meddle)
         told.append("both")
         return None
 

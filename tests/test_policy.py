@@ -455,7 +455,7 @@ def test_operation_of_ones_own_name() -> None:
     assert (operations[0].name, operations[0].scope) == ("charge", "user:42|charge")
 
 
-@given(ANY_TEXT)
+@given(ANY_TEXT.filter(bool))
 def test_scope_of_a_callable_is_fitted(scope: str) -> None:
     """Whatever text a scope callable or an adapter gives, stores get one that they can keep."""
     policy = Policy(scope=lambda call: scope).resolved()
