@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,9 +14,9 @@ from asgiref.sync import (
 )
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.template.response import SimpleTemplateResponse
 from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
@@ -55,6 +56,7 @@ class IdempotencyMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         refuse_wrong_order()
         self.get_response = get_response
+        self._handler = _handler_in_the_making()
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
             # Django calls this one directly, where it would send the sync one to a thread even
@@ -91,8 +93,11 @@ class IdempotencyMiddleware:
             return _claimed(
                 view, request, await self._protected_view(view)(request, *args, **kwargs)
             )
-        except Exception as error:  # noqa: BLE001  # as in _run
-            return _Raised(error)
+        except Exception as error:
+            response = await sync_to_async(self._offered)(error, request)
+            if response is None:
+                raise
+            return response
 
     def _policy_for(self, request: HttpRequest, view: ViewFunction) -> Policy | None:
         """The policy to run the view under; ``None``: it takes no part."""
@@ -124,8 +129,20 @@ class IdempotencyMiddleware:
             protected = async_to_sync(protected)
         try:
             return _claimed(view, request, protected(request, *args, **kwargs))
-        except Exception as error:  # noqa: BLE001  # raised again by Django's call of render()
-            return _Raised(error)
+        except Exception as error:
+            response = self._offered(error, request)
+            if response is None:
+                raise
+            return response
+
+    def _offered(self, error: Exception, request: HttpRequest) -> HttpResponseBase | None:
+        """What the ``process_exception`` of all middleware makes of what the view raised.
+
+        Django asks them about what a view raises, but not about what a ``process_view`` does.
+        """
+        if self._handler is None:
+            return None
+        return self._handler.process_exception_by_middleware(error, request)  # type: ignore[no-any-return]
 
     def _protected_view(self, view: ViewFunction) -> ViewFunction:
         def make() -> Any:
@@ -135,18 +152,18 @@ class IdempotencyMiddleware:
         return kept(view, "_idempotency_below_middleware", make)  # type: ignore[no-any-return]
 
 
-class _Raised(SimpleTemplateResponse):
-    """Raises what a view raised where Django offers it to ``process_exception`` of middleware.
+def _handler_in_the_making() -> Any:
+    """Django's handler that is loading its middleware now; ``None``: ours is made by hand.
 
-    Django does that for what a view raises, not for what ``process_view`` raises.
+    It knows the other middleware, which are given no way to it.
     """
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(template="")
-        self._error = error
-
-    def render(self) -> Any:
-        raise self._error
+    frame = inspect.currentframe()
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if frame.f_code.co_name == "load_middleware" and isinstance(handler, BaseHandler):
+            return handler
+        frame = frame.f_back
+    return None
 
 
 def policy_of(view: ViewFunction, method: str = "") -> Any:
