@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache, partial
+from http.client import responses as reasons
 from typing import Any, Final
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
+from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
@@ -17,7 +20,7 @@ from .conf import conf
 from .errors import IdempotencyError
 from .fingerprints import digest
 from .policy import Policy
-from .records import Call, LazyCall, Payload
+from .records import REASON, Call, LazyCall, Payload
 from .routes import name_of_route
 
 NEVER_KEPT: Final = frozenset(
@@ -141,10 +144,21 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     if policy.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in policy.exclude_headers)
     headers = tuple(pair for pair in response.items() if pair[0].lower() not in unwanted)
+    if response.reason_phrase != reasons.get(response.status_code, response.reason_phrase):
+        headers += ((REASON, response.reason_phrase),)
     body = None
     if isinstance(response, HttpResponse) and policy.store_body:
         body = response.content if len(response.content) <= policy.max_response_bytes else None
     return Payload(response.status_code, headers, body)
+
+
+def shows_refused_form(response: HttpResponseBase) -> bool:
+    """Whether it is a page whose context holds a form, or a formset, with errors."""
+    context = getattr(response, "context_data", None)
+    return isinstance(context, Mapping) and any(
+        isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid()
+        for form in context.values()
+    )
 
 
 def rendered(response: HttpResponseBase) -> HttpResponseBase:
@@ -159,6 +173,9 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
     del response["Content-Type"]  # HttpResponse's own; the stored one follows, if there was one
     for name, value in payload.sent_headers:
         response[name] = value
+    reason = dict(payload.headers).get(REASON)
+    if reason and status == payload.status:
+        response.reason_phrase = reason
     response[conf.replayed_header] = "true"
     return response
 

@@ -24,7 +24,7 @@ MAX_LENGTH: Final = 255
 
 KeyFunction = Callable[[Call], str | None]
 
-_USUAL = re.compile(r'"([!#-\[\]-~]{1,255})"')  # quoted, and nothing to unescape
+_USUAL = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')  # quoted, no comma, nothing to unescape
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
 _FORMATS: Final = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
@@ -39,8 +39,8 @@ def parse_header(value: str) -> str:
 
     Raises:
         KeyMalformed: it is not one String of RFC 9651 and not one bare key, or not 1-255 visible
-            ASCII characters. A header that was sent twice arrives joined by a comma and is
-            refused too.
+            ASCII characters. A header that was sent twice arrives joined by a comma, and the
+            two halves may look like one quoted string: so no key in a header holds a comma.
     """
     value = value.strip(" \t")
     usual = _USUAL.fullmatch(value)
@@ -55,20 +55,26 @@ def _parsed(value: str) -> str:
         parsed = parse(value.encode("ascii"), tltype="item")
     except (StructuredFieldError, UnicodeEncodeError) as error:
         raise KeyMalformed(
-            f"The idempotency key is not one quoted string (RFC 9651): {error}. Send one header "
-            'line such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'
+            f"The idempotency key is not one quoted string (RFC 9651): {error}. Was the header "
+            'sent twice? Send one line such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'
         ) from None
     key = parsed[0] if isinstance(parsed, tuple) else parsed
-    return key if isinstance(key, str) else ""
+    return _one_line(key, ",") if isinstance(key, str) else ""
 
 
 def _bare(value: str) -> str:
-    if "," in value or '"' in value:
+    return _one_line(value, ',"')
+
+
+def _one_line(key: str, forbidden: str) -> str:
+    """The key, unless servers may have made it of two header lines: ``"abc`` and ``def"``."""
+    if any(character in key for character in forbidden):
         raise KeyMalformed(
             "The idempotency key holds a comma or a quotation mark. Was the header sent twice? "
-            'Send one header line, quoted: "8e03978e-40d5-43dd-bc93-6894a57f9324".'
+            "Servers join its lines by a comma. Send one header line, quoted: "
+            '"8e03978e-40d5-43dd-bc93-6894a57f9324".'
         )
-    return value
+    return key
 
 
 def checked(key: str) -> str:

@@ -20,11 +20,12 @@ from .records import Call, Operation, Record
 from .scopes import ScopeFunction
 from .seals import content_digest, sealed, sealed_before
 
-NEVER_STORED: Final = frozenset({401, 403, 408, 409, 423, 425, 429})
+NEVER_STORED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
 """Answers about the moment, not about the operation: a retry must be free to get another."""
 
 RebuildFunction = Callable[[Record, Any], Any]
 CheckFunction = Callable[[Any, Record], None]
+StoresFunction = Callable[[Any, Any], bool]
 
 
 class _Unset:
@@ -88,6 +89,9 @@ class Policy:
             ``"refuse"`` (503), or ``"execute"`` without protection, which is logged as an error.
         store_errors: keep the answers of raised 4xx errors too, after their rollback.
         never_store: statuses that roll back and leave the key free, like a 5xx.
+        stores: called with Django's request and the response; returns whether to store the answer.
+            Where it says no, the attempt rolls back and leaves the key free. ``None``: everything
+            but a page whose context holds a form with errors.
         max_response_bytes: a longer body is not kept; a retry is told so and is not executed.
         store_body: whether bodies are kept at all; without, give ``rebuild``.
         exclude_headers: response headers not to keep, besides those that never are.
@@ -125,6 +129,7 @@ class Policy:
     on_store_error: Literal["refuse", "execute"] = UNSET
     store_errors: bool = UNSET
     never_store: frozenset[int] = UNSET
+    stores: StoresFunction | None = UNSET
     max_response_bytes: int = UNSET
     store_body: bool = UNSET
     exclude_headers: frozenset[str] = UNSET
@@ -315,6 +320,7 @@ DEFAULTS: Final = Policy(
     on_store_error="refuse",
     store_errors=False,
     never_store=NEVER_STORED,
+    stores=None,
     max_response_bytes=1024 * 1024,
     store_body=True,
     exclude_headers=frozenset(),

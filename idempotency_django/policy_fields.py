@@ -167,6 +167,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "on_store_error": _one_of("refuse", "execute"),
     "store_errors": _flag,
     "never_store": _set_of(int, "a set of status codes"),
+    "stores": _optional_callable,
     "max_response_bytes": _whole,
     "store_body": _flag,
     "exclude_headers": _set_of(str, "a set of header names"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 
 class Status(StrEnum):
@@ -88,6 +88,10 @@ class Claim:
         return self.operation.scope
 
 
+REASON: Final = ":reason"
+"""The name of a reason phrase among the headers of a payload; no header can have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Payload:
     """The answer of a completed operation, in the adapter's terms.
@@ -95,7 +99,7 @@ class Payload:
     Attributes:
         status: the answer's status code.
         headers: its headers as ``(name, value)`` pairs, in order. A name that begins with a colon
-            is a note of the adapter's, and is never sent.
+            is a note of the adapter's, and is never sent as a header: :data:`REASON` for example.
         body: its exact bytes; ``None`` is a tombstone: executed, but the answer was not kept.
     """
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, assert_never, cast
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -30,7 +31,14 @@ from .errors import (
     StoreUnavailable,
 )
 from .executions import Execution
-from .http import call_of, key_header, payload_of, rendered, response_of
+from .http import (
+    call_of,
+    key_header,
+    payload_of,
+    rendered,
+    response_of,
+    shows_refused_form,
+)
 from .negotiation import (
     holds_csrf_token,
     noticing_csrf_tokens,
@@ -185,7 +193,11 @@ async def aserve(exchange: Exchange, policy: Policy) -> HttpResponseBase:
     async def execute(execution: Execution) -> Answer:
         request = exchange.http_request
         with _running(request, execution), noticing_csrf_tokens(request):
-            return _answer(exchange, await exchange.arespond(), policy)
+            response = await exchange.arespond()
+            if policy.stores is None and not hasattr(response, "context_data"):
+                return _answer(exchange, response, policy)
+            # It may ask the database.
+            return await sync_to_async(_answer)(exchange, response, policy)
 
     with _explained(asked.operation, policy):
         recover, admit = _recover(exchange, policy), partial(_admit, exchange, policy)
@@ -337,9 +349,24 @@ def _payload(exchange: Exchange, response: HttpResponseBase, policy: Policy) -> 
 
 def _answer(exchange: Exchange, response: HttpResponseBase, policy: Policy) -> Answer:
     status = response.status_code
-    if policy.keeps(status):
-        return Answer(response, _payload(exchange, response, policy))
-    return Answer(response, None, error=f"The answer was {status}.", failed=status >= 500)
+    if not policy.keeps(status):
+        return Answer(response, None, error=f"The answer was {status}.", failed=status >= 500)
+    unwanted = _unwanted(exchange, response, policy)
+    if unwanted:
+        return Answer(response, None, error=unwanted)
+    return Answer(response, _payload(exchange, response, policy))
+
+
+def _unwanted(exchange: Exchange, response: HttpResponseBase, policy: Policy) -> str:
+    """Why an answer of a status that is stored is not to be stored; empty: it is."""
+    if policy.stores is None:
+        return "The answer shows a form with errors." if shows_refused_form(response) else ""
+    wanted = policy.stores(exchange.http_request, response)
+    if not isinstance(wanted, bool):
+        raise ImproperlyConfigured(
+            f"The stores of an idempotency policy returned a {type(wanted).__name__}, not a bool."
+        )
+    return "" if wanted else "The policy's stores= does not store this answer."
 
 
 def _answer_to_error(
@@ -349,6 +376,7 @@ def _answer_to_error(
         return _payload(exchange, rendered(response), policy)
 
     status = response.status_code
-    kept = payload if policy.keeps_raised(status) else None
+    keeps = policy.keeps_raised(status) and not _unwanted(exchange, response, policy)
+    kept = payload if keeps else None
     reason = f"{type(error).__name__}: {error}"
     return Answer(response, kept, error=reason, failed=kept is None and status >= 500)

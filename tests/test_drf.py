@@ -502,7 +502,7 @@ def own_handler(error: Exception, context: Any) -> Response | None:
 class TestFailure:
     """What is rolled back, and what is kept of it."""
 
-    @pytest.mark.parametrize("status", [500, 503, 401, 403, 408, 409, 423, 425, 429])
+    @pytest.mark.parametrize("status", [500, 503, 401, 403, 408, 409, 412, 423, 425, 428, 429])
     def test_unkept_status(self, client: Client, status: int) -> None:
         """A returned 5xx, and answers about the moment, roll back; a retry executes."""
         key, reference = new_key(), f"status:{status}"

@@ -25,7 +25,7 @@ from django.test.client import encode_multipart
 from django.test.utils import isolate_apps
 from django.urls import ResolverMatch
 from django.utils.functional import SimpleLazyObject
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from idempotency_django import errors, keys
@@ -479,7 +479,11 @@ class OnlyOnce(Exchange):
 @example('a"b')
 @example("a\\b")
 def test_answer_names_a_derived_key(key: str) -> None:
-    """The answer tells the client a key that, sent as it is, names the same operation."""
+    """The answer tells the client a key that, sent as it is, names the same operation.
+
+    But for a comma, which no key in a header holds: two header lines could have been joined by it.
+    """
+    assume("," not in key)
     memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
     with override_settings(IDEMPOTENCY={"STORES": memory}):
         exchange = OnlyOnce(a_post())

@@ -43,6 +43,11 @@ class AsyncCallable:
         """Likewise."""
 
 
+def any_stores(request: Any, response: Any) -> bool:
+    """Stands for a function of a project's."""
+    return True
+
+
 ACCEPTED: dict[str, list[Any]] = {
     "store": ["default", "audit"],
     "required": [True, False, {"PUT"}, ["post", "delete"], frozenset()],
@@ -68,6 +73,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "on_store_error": ["refuse", "execute"],
     "store_errors": [True, False],
     "never_store": [set(), {404, 410}, [404]],
+    "stores": [None, any_stores],
     "max_response_bytes": [0, 10**9],
     "store_body": [True, False],
     "exclude_headers": [set(), {"X-Cost"}, ("X-Cost",)],
@@ -104,6 +110,7 @@ REFUSED: dict[str, list[Any]] = {
     "on_store_error": [None, "", "ignore", True],
     "store_errors": NO_FLAGS,
     "never_store": [None, 404, "404", {"404"}, [[404]], {404.0}],
+    "stores": NO_CALLABLES,
     "max_response_bytes": [None, -1, 1.5, "1", True, timedelta(1)],
     "store_body": NO_FLAGS,
     "exclude_headers": [None, "X-Cost", 1, {1}, {b"X-Cost"}, [["X-Cost"]]],
@@ -509,7 +516,7 @@ def test_guessable_key_of_an_anonymous_caller() -> None:
 def test_what_is_kept_by_default(status: int) -> None:
     """A returned answer is kept unless it is a 5xx or about the moment; a raised one never."""
     policy = Policy().resolved()
-    momentary = {401, 403, 408, 409, 423, 425, 429}
+    momentary = {401, 403, 408, 409, 412, 423, 425, 428, 429}
     assert momentary == NEVER_STORED
     assert policy.keeps(status) == (status < 500 and status not in momentary)
     assert policy.keeps_raised(status) is False

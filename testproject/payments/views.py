@@ -6,6 +6,7 @@ import json
 from typing import Any, ClassVar
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
@@ -161,17 +162,24 @@ def _refusal(error: ValueError | ValidationError) -> JsonResponse:
 # What was done
 
 
+def _reference(request: HttpRequest) -> str:
+    reference = request.GET.get("reference", "")
+    if "\0" in reference:  # which PostgreSQL takes for an error
+        raise BadRequest("A reference holds no NUL character.")
+    return reference
+
+
 @require_safe
 def count_effects(request: HttpRequest) -> JsonResponse:
     """How many effects there are with a reference, of whatever kind: ``?reference=…``."""
-    counted = Effect.objects.filter(reference=request.GET.get("reference", ""))
+    counted = Effect.objects.filter(reference=_reference(request))
     return JsonResponse({"count": counted.count()})
 
 
 @require_safe
 def count_postings(request: HttpRequest) -> JsonResponse:
     """How many debits and credits there are with a reference: ``?reference=…``."""
-    posted = Posting.objects.filter(reference=request.GET.get("reference", ""))
+    posted = Posting.objects.filter(reference=_reference(request))
     return JsonResponse({side: posted.filter(side=side).count() for side in Side.values})
 
 
