@@ -2,8 +2,7 @@
 
 =====================================  =========================================================
 id                                     what is wrong
-=====================================  =========================================================
-``idempotency_django.E001``            ``IDEMPOTENCY`` holds a name that is not a setting
+=====================================  ==================================================``idempotency_django.E001``            ``IDEMPOTENCY`` holds a name that is not a setting
 ``idempotency_django.E002``            a setting holds a value that it cannot hold
 ``idempotency_django.E003``            a store cannot be made, or a policy names one that is not
 ``idempotency_django.E004``            a store uses a database that is not in ``DATABASES``
@@ -29,6 +28,8 @@ id                                     what is wrong
 ``idempotency_django.E024``            a view is protected and exempt at once
 ``idempotency_django.W028``            permissions on objects that no replay can look up
 ``idempotency_django.W032``            a store in the memory of one process, and ``DEBUG`` is off
+``idempotency_django.W046``            CORS lets no script of another origin send a key
+``idempotency_django.W047``            CORS hides from such scripts what an answer says of its key
 =====================================  =========================================================
 """
 
@@ -47,6 +48,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
+from .browsers import check_cors
 from .conf import NAMES, conf, default_store, did_you_mean
 from .engine import lease_of
 from .inventory import OURS, Endpoint, endpoints
@@ -75,6 +77,7 @@ def register_checks() -> None:
     register(check_stores, Tags.security)
     register(check_middleware, Tags.security)
     register(check_views, Tags.security)
+    register(check_cors, Tags.compatibility)
     register(check_live_stores, Tags.database)
 
 

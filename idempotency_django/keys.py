@@ -16,11 +16,13 @@ from typing import Final
 
 from http_sf import StructuredFieldError, parse
 
-from .errors import KeyMalformed
+from .errors import KeyGuessable, KeyMalformed
 from .fingerprints import canonical, digest, field_value
-from .records import Call
+from .records import Call, Form
 
 MAX_LENGTH: Final = 255
+FORM_FIELD: Final = "idempotency_key"
+"""The field of an HTML form that carries its key."""
 
 KeyFunction = Callable[[Call], str | None]
 
@@ -126,6 +128,29 @@ def natural(path: str) -> KeyFunction:
         return str(value) if usable and value != "" else None
 
     return natural_key
+
+
+def form_field(name: str = FORM_FIELD) -> KeyFunction:
+    """The key is in a field of the HTML form, where ``{% idempotency_key %}`` has put it.
+
+    It is the client's as a key in the header is: callers who are not told apart must send one that
+    nobody can guess, as the tag makes it.
+
+    Args:
+        name: the field.
+
+    Raises:
+        KeyGuessable: by the callable that is returned.
+    """
+
+    def form_field_key(call: Call) -> str | None:
+        values = call.body.fields.get(name) if isinstance(call.body, Form) else None
+        key = checked(values[-1]) if values and values[-1] else None
+        if key is not None and not call.principal and not is_unguessable(key):
+            raise KeyGuessable
+        return key
+
+    return form_field_key
 
 
 def deterministic(*paths: str) -> KeyFunction:

@@ -56,7 +56,7 @@ class AuditChangeList(ChangeList):
     """
 
     def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> QuerySet[Any]:
-        rows = super().get_queryset(request, *args, **options)
+        rows: QuerySet[Any] = super().get_queryset(request, *args, **options)
         if _RECENT in rows.query.annotations and f"{self.date_hierarchy}__day" not in self.params:
             self.date_hierarchy = None
         return rows
