@@ -2,7 +2,8 @@
 
 =====================================  =========================================================
 id                                     what is wrong
-=====================================  ==================================================``idempotency_django.E001``            ``IDEMPOTENCY`` holds a name that is not a setting
+=====================================  =========================================================
+``idempotency_django.E001``            ``IDEMPOTENCY`` holds a name that is not a setting
 ``idempotency_django.E002``            a setting holds a value that it cannot hold
 ``idempotency_django.E003``            a store cannot be made, or a policy names one that is not
 ``idempotency_django.E004``            a store uses a database that is not in ``DATABASES``

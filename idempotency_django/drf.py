@@ -47,6 +47,7 @@ from .drf_responses import (
     without_page,
 )
 from .errors import IdempotencyError, ResponseNotStored
+from .executions import Execution
 from .handlers import ensure_reached, place
 from .http import (
     caller_of,
@@ -79,6 +80,26 @@ class IdempotencyAPIException(APIException):
         self.status_code = status_of(error)
         self.detail: Any = problem_of(error)
         self.wait = error.retry_after
+
+
+class OptionallyIdempotentRequest(Request):
+    """:class:`idempotency_django.requests.OptionallyIdempotentRequest` for REST framework.
+
+    Attributes:
+        idempotency: the attempt that runs; ``None``: the request has no key, or takes no part.
+    """
+
+    idempotency: Execution | None
+
+
+class IdempotentRequest(OptionallyIdempotentRequest):
+    """:class:`idempotency_django.requests.IdempotentRequest` for REST framework.
+
+    Attributes:
+        idempotency: the attempt that runs.
+    """
+
+    idempotency: Execution
 
 
 class IdempotentViewMixin:  # see below

@@ -112,7 +112,7 @@ class TestHints:
         """Where no field is meant for certain, all are listed."""
         (message,) = found("E002", POLICY={"zzz": 1})
         assert message.msg.startswith(
-            "IDEMPOTENCY['POLICY'] has no field 'zzz'. Known names: bind_principal, client_key,"
+            "IDEMPOTENCY['POLICY'] has no field 'zzz'. Known names: bind_principal,"
         )
 
 

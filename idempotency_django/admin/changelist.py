@@ -97,7 +97,8 @@ def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
         found = Q(key__gte=text, key__lt=beyond) | Q(scope__gte=text, scope__lt=beyond)
     recent = [row["pk"] for row in _recently_by(rows, text)]
     if recent:
-        return rows.annotate(**{_RECENT: Value(True)}).filter(found | Q(pk__in=recent))
+        rows = rows.annotate(**{_RECENT: Value(True)})
+        found |= Q(pk__in=recent)
     return rows.filter(found) if found else rows.none()
 
 

@@ -1,0 +1,79 @@
+"""Code of a user's, as ``make types`` checks it; nothing of it runs but its import."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from django.views.generic import View
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.serializers import BaseSerializer
+from rest_framework.viewsets import ModelViewSet
+
+from idempotency_django import drf, keys
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.executions import Execution
+from idempotency_django.requests import IdempotentRequest, OptionallyIdempotentRequest
+
+
+@idempotent(required=True, mode="leased")
+def pay(request: IdempotentRequest) -> HttpResponse:
+    assert_type(request.idempotency, Execution)
+    assert_type(request.idempotency.derive_key("charge"), str)
+    return HttpResponse(request.idempotency.step("charge", str))
+
+
+@idempotent
+def order(request: OptionallyIdempotentRequest) -> HttpResponse:
+    assert_type(request.idempotency, Execution | None)
+    return HttpResponse(request.idempotency.attempt if request.idempotency else 0)
+
+
+@idempotent(key=keys.generated)
+async def report(request: IdempotentRequest) -> HttpResponse:
+    return HttpResponse(await request.idempotency.astep("report", str))
+
+
+def unannotated(request: HttpRequest) -> Any:
+    return request.idempotency  # type: ignore[attr-defined]  # a plain request has none
+
+
+class Form(View):
+    @idempotent
+    def post(self, request: OptionallyIdempotentRequest) -> HttpResponse:
+        return HttpResponse(request.idempotency is not None)
+
+
+class Charges(IdempotentViewMixin, ModelViewSet[Model]):
+    request: drf.OptionallyIdempotentRequest
+
+    def perform_create(self, serializer: BaseSerializer[Model]) -> None:
+        assert_type(self.request.idempotency, Execution | None)
+        serializer.save()
+
+    def capture(self, request: drf.IdempotentRequest) -> Response:
+        assert_type(request.idempotency, Execution)
+        return Response({"key": request.idempotency.derive_key("capture")})
+
+
+class Payments(IdempotentViewMixin, ModelViewSet[Model]):
+    request: drf.IdempotentRequest
+
+    def perform_create(self, serializer: BaseSerializer[Model]) -> None:
+        serializer.save(attempt=self.request.idempotency.attempt)
+
+    def refund(self, request: Request) -> Response:
+        return Response(request.idempotency.key)  # type: ignore[attr-defined]
+
+
+urlpatterns = [
+    path("pay/", pay),
+    path("order/", order),
+    path("report/", report),
+    path("form/", Form.as_view()),
+    path("charges/", Charges.as_view({"post": "create"})),
+]
