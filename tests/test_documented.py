@@ -1,0 +1,70 @@
+"""What the documentation says of databases, and no other test would contradict."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from django.conf import settings
+from django.db import connection, transaction
+
+from idempotency_django.errors import OperationInProgress
+from idempotency_django.records import Claim, Operation, Record, Status
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.testing import ANSWER, an_operation, in_threads
+from tests.models import Effect
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.parametrize("database", ["postgres", "mariadb", "sqlite"])
+@pytest.mark.parametrize("part", ["key", "scope"])
+def test_upper_case_counts(database: str, part: str) -> None:
+    """``user:Bob`` and ``user:bob`` are two users, and two keys, on every database."""
+    if database not in settings.ALIASES:
+        pytest.skip(f"NO {database} HERE")
+    store = DatabaseStore("default", using=settings.ALIASES[database])
+    for name in ("user:Bob", "user:bob"):
+        with transaction.atomic(using=store.using):
+            claim = store.acquire(an_operation(**{"key": "k", "scope": "s", part: name}))
+            assert isinstance(claim, Claim), name
+            assert store.complete(claim, ANSWER)
+
+
+def answered() -> Operation:
+    """An operation that another connection has executed and completed."""
+    operation = an_operation(count_replays=False)
+
+    def execute() -> None:
+        store = DatabaseStore("default")
+        with transaction.atomic():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            store.complete(claim, ANSWER)
+
+    in_threads([execute])
+    return operation
+
+
+@pytest.mark.postgres
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="needs PostgreSQL")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("counted", [True, False])
+def test_record_that_a_snapshot_does_not_show(counted: bool) -> None:
+    """A transaction that has read before the first request committed does not see its record.
+
+    It claims nothing and is told "in progress"; the next transaction finds the answer.
+    """
+    store = DatabaseStore("default")
+    with pytest.raises(OperationInProgress), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert Effect.objects.count() == 0  # from here on it sees what was committed before
+        operation = answered()
+        found = store.acquire(dataclasses.replace(operation, count_replays=counted))
+        assert isinstance(found, Record)
+        assert found.status is Status.IN_PROGRESS
+        raise OperationInProgress
+    with transaction.atomic():
+        found = store.acquire(operation)
+    assert isinstance(found, Record)
+    assert found.status is Status.COMPLETED
