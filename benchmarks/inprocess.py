@@ -36,10 +36,10 @@ COUNTED_OVER: Final = 25  # requests
 
 TEXT: Final = """\
 {rounds} interleaved rounds of {requests} requests each; the ratio is the median of the rounds'
-ratios to the bare view. The middleware is `startproject`'s, connections persist, authentication
-costs nothing. Statements are the application's own; BEGIN and COMMIT are not among them. Commits
-are PostgreSQL's `xact_commit`, those that wrote nothing included. Redis is asked as often as
-something is sent to it."""
+ratios to the bare view. The middleware is `startproject`'s, connections persist, and authentication
+costs nothing. Statements are the application's own, without BEGIN and COMMIT. Commits are
+PostgreSQL's `xact_commit`, including those that wrote nothing. The last column counts the messages
+that are sent to Redis."""
 
 PARTS: Final = """\
 The first request costs {added:.2f} ms more than the bare view: {transaction:.2f} ms for BEGIN and

@@ -33,8 +33,8 @@ lock for all keys, and waits 0.1 s for it."""
 
 AT_ONCE = f"""\
 {DUPLICATES} connections sent one request at the same moment to a handler that sleeps for {SLEEP} s;
-races: {{races}}. The last refusal is when the last duplicate that was refused had been told so, the
-median over these races."""
+races: {{races}}. The last refusal is the time at which the last refused duplicate had its answer,
+the median over these races."""
 
 
 @contextmanager

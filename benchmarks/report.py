@@ -22,10 +22,10 @@ INTRODUCTION: Final = """\
 generator, the application and the servers ran together. PostgreSQL ran with its default durability
 (`fsync` and `synchronous_commit` on).
 
-Read the ratios, not the times. Times belong to the machine; a ratio compares two things that were
-measured in the same run, in turn, and the range over its rounds tells how much the machine was
-disturbed meanwhile. The handler does as little as a handler can, one INSERT: a real one does more,
-and what protection costs is less of the whole.
+Read the ratios, not the times. Times depend on the machine. A ratio compares two things that were
+measured in turn in the same run, and its range over the rounds shows how much the machine was
+disturbed. The handler does as little as possible, one INSERT. A real handler does more, so
+protection costs a smaller part of the whole.
 """
 
 
