@@ -63,9 +63,7 @@ from .stores import stores
 
 PROJECT = "IDEMPOTENCY['POLICY']"
 NAMED = 3
-"""Policies that one message names; the others are counted."""
-_UNPROTECTED = "idempotency_django.E022"
-_FRAMEWORK = "idempotency_django.E023"
+"""Policies or routes that one message names; the others are counted."""
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 _PROMISES = ("idempotency_django.E019", "idempotency_django.E020")
@@ -220,21 +218,35 @@ def _of_endpoints() -> Iterator[CheckMessage]:
         _settings = conf.middleware_exempt, conf.middleware_protects
     except ImproperlyConfigured:
         return  # said by check_settings
+    everything = list(endpoints())
+    yield from _frameworks(everything)
     told: set[tuple[Any, str]] = set()  # a view may have many routes
-    for endpoint in endpoints():
+    for endpoint in everything:
         for message in _check_endpoint(endpoint):
             if (endpoint.view, message.msg) not in told:
                 told.add((endpoint.view, message.msg))
                 yield message
 
 
+def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
+    """One message for each framework that has no adapter, with its routes."""
+    routes: dict[str, list[str]] = {}
+    problems: dict[str, str] = {}
+    for endpoint in everything:
+        if endpoint.framework is not None:
+            problems.setdefault(endpoint.framework, endpoint.problem)
+            routes.setdefault(endpoint.framework, []).append(endpoint.route)
+    for framework, problem in problems.items():
+        named = ", ".join(routes[framework][:NAMED])
+        more = len(routes[framework]) - NAMED
+        hint = f"It answers {named}{f' and {more} more routes' if more > 0 else ''}."
+        yield Error(problem, hint=hint, id="idempotency_django.E023")
+
+
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
-    if endpoint.problem:
-        yield Error(
-            endpoint.problem,
-            hint=f"It answers {endpoint.route}.",
-            id=_FRAMEWORK if endpoint.framework else _UNPROTECTED,
-        )
+    if endpoint.problem and endpoint.framework is None:
+        hint = f"It answers {endpoint.route}."
+        yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from _check_policy(endpoint.policy, where)

@@ -367,7 +367,8 @@ def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -
     """Serve a request whose DRF view is running already: for ``@idempotent`` on its handlers."""
     view: APIView = request.parser_context["view"]
     transactions = getattr(view, "_idempotency_transactions", None)
-    return _answer(_DRFExchange(view, request, handler), policy, transactions)
+    exchange = _MixinExchange if isinstance(view, IdempotentViewMixin) else _DRFExchange
+    return _answer(exchange(view, request, handler), policy, transactions)
 
 
 def _answer(

@@ -39,8 +39,8 @@ def refuse_framework(view: Any) -> None:
     if framework is not None:
         package = next(name for name in _packages(view) if name in FRAMEWORKS)
         raise ImproperlyConfigured(
-            f"{name_of(view)} is a view of {framework}, for which idempotency_django has no "
-            f"adapter: it cannot tell who is calling. Put {package!r} into "
+            f"{name_of(innermost(view))} is a view of {framework}, for which idempotency_django "
+            f"has no adapter: it cannot tell who is calling. Put {package!r} into "
             "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave its views unprotected, and make the work "
             "itself safe with idempotent_call()."
         )
