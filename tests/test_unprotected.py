@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.contrib.auth.decorators import user_passes_test
 from django.contrib.auth.models import Permission, User
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from django.views.generic import View
 
+from idempotency_django.decorators import idempotent
 from tests import ways
 from tests.support import assert_problem, assert_replays, effects, new_key, post
 from tests.ways import REFUSED, WAYS, Refusal, Way
@@ -58,6 +62,29 @@ class TestWays:
             User.objects.get().user_permissions.clear()
             assert post(alice, way.path, key).status_code == 403
         assert (effects(), effects("b")) == (1, 0)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("middleware", [True, False])
+def test_as_view_that_decorates_itself(alice: Client, settings: Any, middleware: bool) -> None:
+    """What a class's own ``as_view()`` puts around the view is there once, not twice."""
+    asked: list[Any] = []
+
+    class Asks(View):
+        @classmethod
+        def as_view(cls, **initkwargs: Any) -> Any:
+            check = user_passes_test(lambda user: asked.append(user) or True)
+            return check(super().as_view(**initkwargs))
+
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return ways.create(request)
+
+    view = Asks.as_view() if middleware else idempotent(Asks.as_view())
+    settings.MIDDLEWARE = ways.MIDDLEWARE if middleware else settings.MIDDLEWARE
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("asks/", view)]})
+    key = new_key()
+    assert_replays(post(alice, "/asks/", key), post(alice, "/asks/", key))
+    assert len(asked) == 2
 
 
 @pytest.mark.django_db
