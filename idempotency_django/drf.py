@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
@@ -61,6 +62,7 @@ from .http import (
 )
 from .objects import check_object, has_object
 from .policy import Policy
+from .policy_fields import UNSAFE_METHODS
 from .records import Body, Call, Form, Hashed, LazyCall, Parsed, Payload, Record
 from .serving import Exchange, refuse_result, serve, unclaimed
 from .status import described, record_of
@@ -140,16 +142,17 @@ class IdempotentViewMixin:  # see below
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         unclaimed(request._request)
+        policy = self.get_idempotency_policy() if request.method in UNSAFE_METHODS else None
+        if policy is None:
+            self._idempotency_reached = True  # it takes no part
+            return
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
-        place(self, request, self._serve_once)
+        place(self, request, partial(self._serve_once, policy))
 
     def _serve_once(
-        self, request: Request, run: Callable[[], HttpResponseBase]
+        self, policy: Policy, request: Request, run: Callable[[], HttpResponseBase]
     ) -> HttpResponseBase:
-        policy = self.get_idempotency_policy()
-        if policy is None:
-            return run()
         exchange = _MixinExchange(self, request, run)
         return _answer(exchange, policy, self._idempotency_transactions)
 

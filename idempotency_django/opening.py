@@ -27,6 +27,7 @@ Protect = Callable[[Any], Any]
 
 _AS_VIEW: Final = frozenset({"django.views.generic.base", "rest_framework.viewsets"})
 # What Django's decorators call the function that they decorate.
+_OF_OTHERS: Final = {"drf_spectacular.drainage": "method", "rest_framework.decorators": "func"}
 _HELD_AS: Final = frozenset({"view_func", "viewfunc", "view", "func", "method"})
 
 
@@ -98,8 +99,8 @@ def held_as(view: Any) -> str | None:
     if module.startswith("django."):
         names = [name for name in _HELD_AS & closure.keys() if callable(closure[name])]
         return names[0] if len(names) == 1 else None
-    if module == "rest_framework.decorators" and closure.keys() == {"func"}:
-        return "func"
+    if _OF_OTHERS.get(module, "") in closure:
+        return _OF_OTHERS[module]
     if module == "contextlib" and isinstance(closure.get("self"), Atomic):
         return "func"
     return None
@@ -168,7 +169,8 @@ def _unknown(decorator: Any, inner: Any) -> ImproperlyConfigured:
     return ImproperlyConfigured(
         f"{name_of(decorator)} is or has a decorator that idempotency_django does not know, so it "
         f"cannot tell whether that would run before a replay. Put @idempotent {place}, below all "
-        "decorators, or @idempotency_exempt on the view to leave it unprotected."
+        "decorators. Or put the decorator of a method on with method_decorator(). Or leave the "
+        "view unprotected: with @idempotency_exempt, or without the mixin."
     )
 
 

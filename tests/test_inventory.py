@@ -312,6 +312,17 @@ class TestNoPart:
         assert effects() == 2
         assert not IdempotencyKey.objects.exists()
 
+    def test_action_that_takes_no_part_may_have_any_decorator(
+        self, client: Client, settings: Any
+    ) -> None:
+        """What takes no part is not refused, whatever is around it."""
+        attributes = {"post": ways._unknown_method(), "idempotency_policies": {"post": None}}
+        made = type("A", (IdempotentViewMixin, ways.Base), attributes)
+        settings.ROOT_URLCONF = served(path("x/", made.as_view()))
+        for _ in range(2):
+            assert not is_replay(post(client, "/x/", new_key()))
+        assert effects() == 2
+
     def test_policy_of_an_action(self, client: Client, settings: Any) -> None:
         """A policy of one method protects it where the class takes no part."""
         attributes = {"idempotency_policy": None, "idempotency_policies": {"post": POLICY}}

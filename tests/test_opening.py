@@ -133,6 +133,28 @@ def test_csp_decorators() -> None:
     assert inside == [view]
 
 
+def test_derived_methods_of_a_schema() -> None:
+    """A method that drf-spectacular has isolated, for ``@extend_schema_view``, is seen through."""
+    source = """
+import functools
+
+def isolate_view_method(view, method_name):
+    method = getattr(view, method_name)
+
+    @functools.wraps(method)
+    def wrapped_method(self, request, *args, **kwargs):
+        return method(self, request, *args, **kwargs)
+
+    return wrapped_method
+"""
+    names: dict[str, Any] = {"__name__": "drf_spectacular.drainage"}
+    exec(source, names)
+    inside: list[Any] = []
+    isolated = names["isolate_view_method"](ways.ViewSet, "pay")
+    opened(isolated, lambda function: inside.append(function) or function)
+    assert [function.__code__.co_name for function in inside] == ["pay"]
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize("odd", ways.UNKNOWN)
 def test_method_decorator_takes_any_decorator(
