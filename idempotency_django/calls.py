@@ -8,12 +8,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, assert_never
 
+from django.core.exceptions import ImproperlyConfigured
+
 from . import engine, keys, scopes
 from .engine import Answer, Executed, Held, InProgress, Mismatched, Outcome, Replayed
 from .errors import FingerprintMismatch, OperationHeld, OperationInProgress, ResponseNotStored
 from .executions import Execution
 from .fingerprints import canonical
-from .policy import Policy
+from .policy import UNSET, Policy
 from .records import Operation, Payload
 from .seals import content_digest, sealed, sealed_before
 from .steps import as_json
@@ -102,6 +104,11 @@ async def aidempotent_call(
 
 
 def _resolved(policy: Policy | None) -> tuple[Store, Policy]:
+    if policy is not None and policy.check_replay not in (UNSET, None):
+        raise ImproperlyConfigured(
+            "The policy of an idempotent_call has check_replay=, which checks the caller of an "
+            "HTTP request. Here there is none: check who may have the result before the call."
+        )
     resolved = (policy or _PROJECTS).resolved()
     return stores[resolved.store], resolved
 

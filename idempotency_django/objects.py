@@ -15,7 +15,8 @@ from django.core.exceptions import (
     ObjectDoesNotExist,
     ValidationError,
 )
-from django.db import router
+from django.db import connections, router, transaction
+from django.db.transaction import TransactionManagementError
 from django.http import Http404
 from django.views.generic.edit import BaseCreateView
 
@@ -36,9 +37,8 @@ def check_object(view: Any) -> None:
     """
     if not has_object(view):
         return
-    get_object = view.get_object
     try:
-        async_to_sync(get_object)() if iscoroutinefunction(get_object) else get_object()
+        _get_object(view)
     except Exception as error:
         missing = isinstance(error, ObjectDoesNotExist)
         if not (missing or _is_not_found(error)):
@@ -50,16 +50,39 @@ def check_object(view: Any) -> None:
         raise
 
 
+def _get_object(view: Any) -> None:
+    get_object = view.get_object
+    if iscoroutinefunction(get_object):
+        async_to_sync(get_object)()
+        return
+    try:
+        get_object()
+    except TransactionManagementError:
+        alias = router.db_for_write(_model(view))
+        if connections[alias].in_atomic_block:
+            raise
+        with transaction.atomic(using=alias):  # it locks the object, as a leased handler's does
+            get_object()
+
+
 def has_object(view: Any) -> bool:
     """Whether ``get_object()`` of a view finds what this request is about."""
-    if not hasattr(view, "get_object"):
+    own = not _module(view, "get_object").startswith(_FRAMEWORKS)
+    if not hasattr(view, "get_object") or not (own or _has_rows(view)):
         return False
     detail = getattr(view, "detail", None)
     if detail is not None:  # REST framework's routers tell
         return bool(detail)
     if _creates(view):
         return False
-    return bool(_lookup(view)) or not _module(view, "get_object").startswith(_FRAMEWORKS)
+    return own or bool(_lookup(view))
+
+
+def _has_rows(view: Any) -> bool:
+    """Whether the view says where its objects are."""
+    if any(getattr(view, name, None) is not None for name in ("queryset", "model")):
+        return True
+    return not _module(view, "get_queryset").startswith(_FRAMEWORKS)
 
 
 def _creates(view: Any) -> bool:

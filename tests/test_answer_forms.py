@@ -39,7 +39,7 @@ from tests.support import (
     record,
 )
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 FORM = "application/x-www-form-urlencoded"
@@ -313,6 +313,7 @@ def test_status_view_shows_no_notes() -> None:
     assert shown["response"]["headers"] == [["Content-Type", "text/csv"]]
 
 
+@pytest.mark.django_db(transaction=True)
 def test_another_form_on_event_loop(sent: list[str]) -> None:
     """Async views and ASGI likewise."""
 

@@ -20,7 +20,7 @@ from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import assert_problem, effects, is_replay, new_key, post
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 

@@ -22,12 +22,13 @@ from idempotency_django.drf import (
     IdempotencyStatusView,
     IdempotentViewMixin,
 )
+from idempotency_django.drf_responses import StoredResponse
 from idempotency_django.engine import InProgress
 from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, new_key
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
 
 class Create(IdempotentViewMixin, APIView):
@@ -197,3 +198,10 @@ def test_no_docstring_to_inherit(view: Any) -> None:
     ours = [base for base in view.__mro__ if base.__module__.startswith("idempotency_django")]
     assert ours
     assert [base.__doc__ for base in ours] == [None] * len(ours)
+
+
+def test_data_of_bytes_without_a_type() -> None:
+    """Bytes that do not say what they are have no data."""
+    stored = HttpResponse(b"{}")
+    del stored["Content-Type"]
+    assert StoredResponse(stored).data is None

@@ -12,7 +12,7 @@ from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
@@ -29,6 +29,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
+from idempotency_django.calls import idempotent_call
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.objects import check_object, has_object
@@ -37,7 +38,7 @@ from idempotency_django.records import Record
 from tests.models import Effect
 from tests.support import assert_replays, effects, is_replay, new_key, record
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
 PATH = "idempotency_django.middleware.IdempotencyMiddleware"
 LEASED = Policy(mode="leased")
@@ -184,12 +185,18 @@ class Nested(IdempotentViewMixin, APIView):
     """Checks the permission on an object that it looks up itself."""
 
     authentication_classes = [BasicAuthentication]
-    permission_classes = [Owner]
+    permission_classes: ClassVar[Any] = [permissions.IsAuthenticated & Owner]
 
     def post(self, request: Request, pk: int) -> Response:
         self.check_object_permissions(request, Effect.objects.get(pk=pk))
         Effect.objects.create(reference="paid")
         return Response({"secret": f"of {pk}"})
+
+
+class NestedOpen(Nested):
+    """Checks it in vain: its permissions have no say on objects."""
+
+    permission_classes = [permissions.IsAuthenticated]
 
 
 class NestedCreate(IdempotentViewMixin, generics.CreateAPIView[Effect]):
@@ -203,6 +210,21 @@ class NestedCreate(IdempotentViewMixin, generics.CreateAPIView[Effect]):
     def perform_create(self, serializer: Any) -> None:
         self.check_object_permissions(self.request, Effect.objects.get(pk=self.kwargs["pk"]))
         serializer.save()
+
+
+class Locking(IdempotentViewMixin, generics.GenericAPIView[Effect]):
+    """Locks the object that it works on."""
+
+    authentication_classes = [BasicAuthentication]
+    permission_classes = [Owner]
+    queryset = Effect.objects.select_for_update()
+    idempotency_policy = LEASED
+
+    def post(self, request: Request, pk: int) -> Response:
+        with transaction.atomic():
+            self.get_object()
+            Effect.objects.create(reference="paid")
+        return Response({"secret": f"of {pk}"})
 
 
 class NestedHooked(Nested):
@@ -299,7 +321,9 @@ urlpatterns = [
     *[path(f"Django/{way}/<int:pk>/", view) for way, view in DJANGO.items()],
     path("slug/<str:name>/", ways(BySlug)["mixin"]),
     path("nested/<int:pk>/", Nested.as_view()),
+    path("nested-open/<int:pk>/", NestedOpen.as_view()),
     path("nested-create/<int:pk>/", NestedCreate.as_view()),
+    path("locking/<int:pk>/", Locking.as_view()),
     path("hooked/<int:pk>/", NestedHooked.as_view()),
     path("open/", Open.as_view()),
     path("lax/", Lax.as_view()),
@@ -425,6 +449,7 @@ def test_lookup_of_its_own(alice: Caller, thing: Effect) -> None:
     assert effects("paid") == 1
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("way", ["mixin", "leased"])
 def test_recalled(way: str, settings: Any, alice: Caller, thing: Effect, sent: list[str]) -> None:
     """An answer that a cache remembers is refused likewise."""
@@ -449,6 +474,7 @@ def asking_handler(error: Exception, context: Any) -> Any:
     return response
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("way", ["mixin", "leased"])
 def test_atomic_requests(
     way: str, monkeypatch: Any, alice: Caller, thing: Effect, settings: Any
@@ -467,6 +493,24 @@ def test_atomic_requests(
         assert record(key).replay_count == 1
 
 
+@pytest.mark.django_db(transaction=True)
+def test_object_that_is_locked(alice: Caller, thing: Effect) -> None:
+    """An object that the view locks is locked in a transaction of its own before a replay."""
+    key, url = new_key(), f"/locking/{thing.pk}/"
+    first = alice.send(url, key)
+    assert_replays(first, alice.send(url, key))
+    give_away(thing)
+    assert alice.send(url, key).status_code == 403
+
+
+def test_call_without_a_caller() -> None:
+    """A check of callers is refused where there are none, before anything is executed."""
+    called: list[Any] = []
+    with pytest.raises(ImproperlyConfigured, match="check_replay="):
+        idempotent_call(key="order-17", scope="payments", fn=called.append, policy=CHECKED)
+    assert called == []
+
+
 @pytest.mark.parametrize("url", ["/nested/{}/", "/nested-create/{}/"])
 def test_object_that_no_replay_can_check(url: str, alice: Caller, thing: Effect) -> None:
     """A view that checks an object by itself is refused, before it has any effect."""
@@ -481,6 +525,13 @@ def test_object_that_no_replay_can_check(url: str, alice: Caller, thing: Effect)
     )
     assert without_key.status_code in (200, 201)
     assert effects("paid") == 1
+
+
+def test_permissions_without_objects(alice: Caller, thing: Effect) -> None:
+    """Where no permission has a say on objects, none has been withdrawn."""
+    key = new_key()
+    first = alice.send(f"/nested-open/{thing.pk}/", key)
+    assert_replays(first, alice.send(f"/nested-open/{thing.pk}/", key))
 
 
 def test_hook_checks_object(alice: Caller, thing: Effect) -> None:
@@ -509,6 +560,7 @@ def test_hook(url: str, alice: Caller, monkeypatch: Any, sent: list[str]) -> Non
     assert_replays(first, alice.send(url, key))
 
 
+@pytest.mark.django_db(transaction=True)
 def test_hook_on_event_loop(alice: Caller, monkeypatch: Any) -> None:
     """Under ASGI the hook runs in a thread, where it may ask the database."""
     key = new_key()
@@ -535,6 +587,15 @@ def test_hook_that_returns(alice: Caller) -> None:
         alice.send("/lax/", key)
 
 
+class Own(APIView):
+    """Looks its object up by itself."""
+
+    error: Exception = Http404()
+
+    def get_object(self) -> Effect:
+        raise self.error
+
+
 class Handless:
     """Has no handler of REST framework's or Django's."""
 
@@ -554,26 +615,48 @@ def test_views_with_an_object() -> None:
         def get_object(self) -> Effect:
             raise Http404
 
-    class Paying(generics.GenericAPIView[Effect]):
+    class Updating(generics.UpdateAPIView[Effect]):
+        queryset = Effect.objects.all()
+
+    class Listing(generics.ListCreateAPIView[Effect]):
+        queryset = Effect.objects.all()
+
+    class Deleting(DeleteView):
+        model = Effect
+
+    class Paying(Updating):
         def post(self, request: Request) -> Response:
             raise NotImplementedError
 
     class Creating(CreateView):
-        pass
+        model = Effect
+
+    class Proxy(viewsets.GenericViewSet[Effect]):
+        """Has no table: what it names is at somebody else's."""
+
+    class Routed(Permitted):
+        detail = True
+
+    class RoutedList(Permitted):
+        detail = False
 
     assert not on(Handless)
+    assert on(Own)
+    assert on(Routed)
+    assert not on(RoutedList, pk=1)
+    assert not on(Proxy, pk=1)
     assert not on(APIView, pk=1)
     assert on(Profile, method="PUT")
     assert on(Paying, pk=1)
     assert not on(Paying, parent=1)
-    assert not on(generics.ListCreateAPIView, pk=1)
-    assert on(generics.UpdateAPIView, method="PUT", pk=1)
+    assert not on(Listing, pk=1)
+    assert on(Updating, method="PUT", pk=1)
     assert not on(Permitted, action="create", pk=1)
     assert on(Permitted, action="pay", pk=1)
     assert not on(Creating, pk=1)
-    assert on(DeleteView, pk=1)
-    assert on(DeleteView, slug="a")
-    assert not on(DeleteView)
+    assert on(Deleting, pk=1)
+    assert on(Deleting, slug="a")
+    assert not on(Deleting)
 
 
 def test_existence_that_nobody_can_tell() -> None:
@@ -594,6 +677,10 @@ def test_existence_that_nobody_can_tell() -> None:
         view.queryset, view.kwargs, view.request = queryset, kwargs, HttpRequest()  # type: ignore[assignment]
         with pytest.raises(Http404):
             check_object(view)
+    own = Own()
+    own.kwargs, own.request = {"pk": 1}, HttpRequest()  # type: ignore[assignment]
+    with pytest.raises(Http404):
+        check_object(own)
     view = Unknown()
     view.lookup_field, view.request = "pk", HttpRequest()  # type: ignore[assignment]
     view.queryset, view.kwargs = Effect.objects.all(), {"pk": "no number"}
@@ -613,3 +700,15 @@ def test_check(settings: Any) -> None:
     assert warned() == {"Nested", "Unprotected"}
     settings.IDEMPOTENCY = {"POLICY": CHECKED}
     assert warned() == set()
+    settings.IDEMPOTENCY = {}
+    settings.ROOT_URLCONF = None
+    assert warned() == set()
+
+
+def test_error_of_a_transaction() -> None:
+    """What is wrong with a transaction that is open already is not tried again."""
+    view = Own()
+    view.error = transaction.TransactionManagementError("broken")
+    view.queryset, view.kwargs, view.request = Effect.objects.all(), {}, HttpRequest()  # type: ignore[attr-defined,assignment]
+    with transaction.atomic(), pytest.raises(transaction.TransactionManagementError):
+        check_object(view)
