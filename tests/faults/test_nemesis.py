@@ -42,6 +42,7 @@ IN_DATABASE = (
     Work("/drf/", CHARGE),
     Work("/leased/", CHARGE),
     Work("/stepped/", TRANSFER),
+    Work("/looped/", CHARGE),
     Work("/outside/", ()),
 )
 IN_REDIS = (Work("/outside/", ()),)
