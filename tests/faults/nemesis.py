@@ -186,6 +186,14 @@ class Campaign:
             name = chance.choice(names)
             faults[name](chance)
             self.tell(name)
+            self._until_answered(CLIENTS)
+
+    def _until_answered(self, more: int) -> None:
+        """Let so many more operations be answered, if that does not take long."""
+        wanted, deadline = len(self.answers) + more, time.monotonic() + LEASE
+        while len(self.answers) < wanted and time.monotonic() < deadline:
+            if self.over.wait(0.01):
+                return
 
     def _client(self, number: int) -> None:
         chance, caller = random.Random(f"{self.seed} {number}"), Caller(self.port, PATIENT)
