@@ -17,7 +17,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.core.files.uploadhandler import FileUploadHandler
-from django.http import HttpRequest, QueryDict
+from django.http import HttpRequest, QueryDict, UnreadablePostError
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import MultiValueDict
 
@@ -35,6 +35,7 @@ def body_of(request: HttpRequest) -> Body:
 
     Raises:
         ImproperlyConfigured: somebody has read the stream before, and it cannot be read again.
+        UnreadablePostError: its end is missing.
     """
     unseen = body_that_django_ignores(request)
     if unseen is not None:
@@ -57,9 +58,12 @@ def raw_body_of(request: HttpRequest) -> bytes | Hashed:
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     if hasattr(request, "_body") or limit is None or _size(request) <= limit:
         body = request.body
+        _refuse_half(request, len(body))
         _rewind(request, request._stream)
         return body
-    return _hashed(_rewindable(request))
+    hashed = _hashed(_rewindable(request))
+    _refuse_half(request, hashed.size)
+    return hashed
 
 
 def as_file(raw: bytes | Hashed, name: str, media_type: str) -> UploadedFile:
@@ -128,7 +132,24 @@ def _size(request: Any) -> int:
         size: int = request._stream.seek(0, os.SEEK_END)
         request._stream.seek(0)
         return size
-    return int(request.META.get("CONTENT_LENGTH") or 0)
+    return _announced(request)
+
+
+def _announced(request: HttpRequest) -> int:
+    try:
+        return int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:  # which Django takes for empty
+        return 0
+
+
+def _refuse_half(request: HttpRequest, received: int) -> None:
+    """Refuse a body whose end is missing, which some servers hand on when a client breaks off."""
+    if received < _announced(request):
+        raise UnreadablePostError(
+            f"Only {received} of the {_announced(request)} bytes that {request.method} "
+            f"{request.path} announced have arrived, so nothing was executed: its client has "
+            "broken off."
+        )
 
 
 def _is_seekable(stream: Any) -> bool:
@@ -160,6 +181,7 @@ def _multipart(request: HttpRequest) -> Form | Hashed:
     # The length that was sent may be missing (a chunked body): then the view sees an empty form,
     # but whoever streams the body sees all of it.
     meta = {**request.META, "CONTENT_LENGTH": stream.seek(0, os.SEEK_END)}
+    _refuse_half(request, meta["CONTENT_LENGTH"])
     stream.seek(0)
     try:
         fields, files = MultiPartParser(meta, stream, [_Digests()], request.encoding).parse()

@@ -14,7 +14,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
 from django.test import AsyncClient, Client
 from django.test.client import encode_multipart
 from django.urls import path
@@ -454,6 +454,29 @@ def test_chunked_body(url: str, size: int) -> None:
     assert first.json() == {"size": size, "sha256": sha256(body)}
     assert_replays(first, chunked(body))
     assert_problem(chunked(b"x" * size), 422, "mismatch")
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("url", ["/decorated/by_read/", "/drf/by_read/"])
+@pytest.mark.parametrize("size", [20, 400])
+@pytest.mark.parametrize("kind", ["application/octet-stream", FORM])
+def test_client_that_breaks_off(url: str, size: int, kind: str) -> None:
+    """Half of a body is not executed: the retry, which sends all of it, is not refused."""
+    key, whole = new_key(), (form(CONTENT * 2) if kind is FORM else CONTENT[:size])
+
+    def upload_of(content: bytes) -> Any:
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": kind,
+            "CONTENT_LENGTH": str(len(whole)),
+            "wsgi.input": Terminated(content),
+        }
+        return Client().generic("POST", url, headers={"Idempotency-Key": key}, **environ)
+
+    for half in (b"", whole[: len(whole) // 2]):
+        with pytest.raises(UnreadablePostError, match="its client has broken off"):
+            upload_of(half)
+        assert effects() == 0
+    assert upload_of(whole).json() == {"size": len(whole), "sha256": sha256(whole)}
     assert effects() == 1
 
 
