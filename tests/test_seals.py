@@ -161,7 +161,7 @@ class TestCalls:
         async def fn(_: Execution) -> int:
             raise AssertionError("executed again")
 
-        given = {"scope": "s", "fingerprint": {"order": 17}}
+        given = {"scope": "s", "fingerprint": {"order": 17}, "name": "pay"}
         sync_key, async_key = new_key(), new_key()
         for key in (sync_key, async_key):
             assert idempotent_call(key=key, fn=lambda _: 42, policy=LEASED, **given) == 42
@@ -171,7 +171,7 @@ class TestCalls:
         acall = async_to_sync(aidempotent_call)
         assert acall(key=async_key, fn=fn, policy=LEASED, **given) == 42
         with pytest.raises(FingerprintMismatch):
-            idempotent_call(key=sync_key, fn=lambda _: 43, scope="s", fingerprint={"order": 18})
+            idempotent_call(key=sync_key, fn=lambda _: 43, **given | {"fingerprint": {"order": 18}})
 
 
 def test_derived_from_content() -> None:
