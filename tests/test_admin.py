@@ -517,7 +517,7 @@ class TestDetail:
             ({"in_progress": True}, ["There is no stored answer."]),
             (
                 {"response_headers": "[]", "response_body": b"\x00\x01PDF" + b"\xff" * 400},
-                ["The body is binary:", "405\xa0bytes", "00000000  00 01 50 44 46 ff", "..PDF."],
+                ["Binary body:", "405\xa0bytes", "00000000  00 01 50 44 46 ff", "..PDF."],
             ),
         ],
     )
@@ -745,7 +745,7 @@ class TestInterventions:
             ("expire_selected", "failed", "Only completed keys that have not expired yet"),
             ("expire_selected", "expired", "Only completed keys that have not expired yet"),
             ("expire_selected", "held", "Only completed keys that have not expired yet"),
-            ("delete_selected", "in_progress", "Keys in progress cannot be deleted before"),
+            ("delete_selected", "in_progress", "A key in progress cannot be deleted before"),
         ],
     )
     def test_what_is_left_alone(
@@ -761,7 +761,7 @@ class TestInterventions:
         verb = action.removesuffix("e_selected")
         assert messages(done) == [
             f"0 idempotency keys were {verb}ed.",
-            "1 was left alone, because it has changed or is in use at this moment.",
+            "1 was left unchanged: it has changed since you looked, or is in use now.",
         ]
         assert IdempotencyKey.objects.using(alias).values().get() == before
         assert not LogEntry.objects.exists()
@@ -774,7 +774,7 @@ class TestInterventions:
         chosen = [record(alias, key="held"), record(alias, key="free")]
         with held(alias, "held"):
             done = act(operator, action, chosen, post="yes")
-        assert messages(done)[1].startswith("1 was left alone")
+        assert messages(done)[1].startswith("1 was left unchanged")
         assert LogEntry.objects.get().object_repr.startswith("free ")
         live = IdempotencyKey.objects.using(alias).filter(expires_at__gt=DatabaseNow())
         assert live.get().key == "held"

@@ -136,12 +136,12 @@ class TestCompleting:
         made = record(alias, held=True, created_at=ago(days=2))
         step(made)
         before = state(alias)
-        refusal = "so that no retry would get the answer: the operation would be executed again."
+        refusal = "so no retry would get the answer: the operation would be executed again."
         asked = page(settler, detail(made, "complete"))
         assert refusal in asked
         assert "<textarea" not in asked
         [said] = messages(settle(settler, made, "complete"))
-        assert said.startswith("The idempotency key was left alone. Its time to live ended at ")
+        assert said.startswith("The idempotency key was left unchanged. Its time to live ended at ")
         assert refusal in said
         assert state(alias) == before
         assert not LogEntry.objects.exists()
@@ -159,12 +159,12 @@ class TestCompleting:
             ({"body": '{"id": 17'}, "This is not JSON: Expecting ',' delimiter: line 1 column 10"),
             ({"body": "[" * 100_000}, "This is not JSON"),
             ({"content_type": "application/problem+json", "body": "no"}, "This is not JSON"),
-            ({"content_type": ""}, "Say what the body is."),
+            ({"content_type": ""}, "Enter the media type of the body."),
             ({"status": 204}, "An answer with this status code has no body."),
-            ({"content_type": "text"}, "Enter a type, as application/json."),
-            ({"content_type": "text/plain\r\nSet-Cookie: a=b"}, "Enter a type"),
+            ({"content_type": "text"}, "Enter a media type, for example application/json."),
+            ({"content_type": "text/plain\r\nSet-Cookie: a=b"}, "Enter a media type"),
             ({"content_type": "text/plain; charset=utf-8\n"}, None),
-            ({"content_type": "text/plain; charset=latin-1"}, "The body is kept in UTF-8"),
+            ({"content_type": "text/plain; charset=latin-1"}, "The body is stored in UTF-8"),
             ({"body": "a\0b"}, "Null characters are not allowed."),
             ({"attempt": ""}, "This field is required."),
         ],
@@ -242,12 +242,12 @@ class TestReleasing:
     @pytest.mark.parametrize(
         ("traits", "steps", "said"),
         [
-            ({}, 0, "It begins at the beginning: no step of it is stored."),
-            ({}, 1, "It resumes behind its one stored step, which is not done again. A retry af"),
-            ({}, 3, "It resumes behind the last of its 3 stored steps, which are not done again."),
+            ({}, 0, "It starts from the beginning: none of its steps is stored."),
+            ({}, 1, "It resumes after its one stored step, which is not done again. A retry af"),
+            ({}, 3, "It resumes after the last of its 3 stored steps, which are not done again."),
             ({"permanent": True}, 1, "which is not done again.</li>"),
-            ({"created_at": ago(days=3)}, 0, "It begins at the beginning: no step"),
-            ({"created_at": ago(days=3)}, 1, "the steps that are stored are done a second time."),
+            ({"created_at": ago(days=3)}, 0, "It starts from the beginning: none of its"),
+            ({"created_at": ago(days=3)}, 1, "the stored steps are done a second time."),
         ],
     )
     def test_where_it_begins(
@@ -274,8 +274,8 @@ class TestBothWays:
         made = record(alias, held=True, key="<i>k", attempt=3)
         before = state(alias)
         raw = settler.get(detail(made, way)).content.decode()
-        assert "What follows" in raw
-        assert "can complete no more" in raw
+        assert "What happens then" in raw
+        assert "can no longer complete" in raw
         assert "&lt;i&gt;k" in raw
         assert "<i>k" not in raw
         assert 'name="attempt" value="3"' in raw
@@ -373,12 +373,12 @@ class TestBothWays:
         made = record(alias, **traits)
         before = state(alias)
         assert detail(made, way) not in page(settler, detail(made))
-        because = f"Only what was interrupted is settled; this is {state_said}."
+        because = f"Only an interrupted record can be settled; this one is {state_said}."
         asked = page(settler, detail(made, way))
         assert because in asked
         assert "<textarea" not in asked
         told = messages(settle(settler, made, way))
-        assert told == [f"The idempotency key was left alone. {because}"]
+        assert told == [f"The idempotency key was left unchanged. {because}"]
         assert because in settle(settler, made, way, reason="").content.decode()
         assert state(alias) == before
         assert not LogEntry.objects.exists()
@@ -399,12 +399,14 @@ class TestBothWays:
         assert isinstance(resumed, Claim)
         before = state(alias)
         told = messages(settle(settler, seen, way))
-        assert told[0].endswith("Only what was interrupted is settled; this is in progress.")
+        assert told[0].endswith(
+            "Only an interrupted record can be settled; this one is in progress."
+        )
         assert state(alias) == before
         IdempotencyKey.objects.using(alias).update(lease_expires_at=ago(minutes=1))
         before = state(alias)
         told = messages(settle(settler, seen, way))
-        assert told[0].endswith("Attempt 2 has begun since you looked, and was interrupted.")
+        assert told[0].endswith("Attempt 2 has begun since you looked, and was interrupted too.")
         assert state(alias) == before
         assert not LogEntry.objects.exists()
 
@@ -415,7 +417,7 @@ class TestBothWays:
         seen = row(alias)
         assert store.complete(claim, ANSWER)
         told = messages(settle(settler, seen, way))
-        assert told[0].endswith("Only what was interrupted is settled; this is completed.")
+        assert told[0].endswith("Only an interrupted record can be settled; this one is completed.")
         found = store.get(claim.key, claim.scope)
         assert found is not None
         assert found.payload == ANSWER
@@ -429,8 +431,8 @@ class TestBothWays:
         before = state(alias)
         with held(alias, "held"):
             told = messages(settle(settler, made, way))
-        in_use = "It is in use at this moment; look at it again in a while."
-        assert told == [f"The idempotency key was left alone. {in_use}"]
+        in_use = "It is in use now; look at it again in a while."
+        assert told == [f"The idempotency key was left unchanged. {in_use}"]
         assert state(alias) == before
 
     @pytest.mark.parametrize("way", WAYS)
@@ -447,7 +449,10 @@ class TestBothWays:
 
         monkeypatch.setattr(settling, "carry_out", deleted_before)
         told = messages(settle(settler, made, way))
-        assert told[0] == "The idempotency key was left alone. It has been deleted meanwhile."
+        assert (
+            told[0]
+            == "The idempotency key was left unchanged. It has been deleted in the meantime."
+        )
         assert state(alias) == [[], []]
 
     @pytest.mark.parametrize("way", WAYS)

@@ -43,13 +43,15 @@ class AnswerForm(forms.Form):
         initial="application/json",
         required=False,
         validators=[
-            RegexValidator(_MEDIA_TYPE, gettext_lazy("Enter a type, as application/json."))
+            RegexValidator(
+                _MEDIA_TYPE, gettext_lazy("Enter a media type, for example application/json.")
+            )
         ],
         widget=AdminTextInputWidget,
     )
     body = forms.CharField(
         label=gettext_lazy("Body"),
-        help_text=gettext_lazy("Kept as it is, in UTF-8."),
+        help_text=gettext_lazy("Stored as it is, in UTF-8."),
         required=False,
         strip=False,
         widget=AdminTextareaWidget(attrs={"rows": 12, "spellcheck": "false"}),
@@ -77,7 +79,7 @@ class AnswerForm(forms.Form):
         if charset is None and media_type.startswith("text/"):
             return f"{declared}; charset=utf-8"
         if charset is not None and charset.lower() not in ("utf-8", "utf8"):
-            raise ValidationError(_("The body is kept in UTF-8: leave the charset out."))
+            raise ValidationError(_("The body is stored in UTF-8: leave the charset out."))
         return declared
 
     def clean_body(self) -> str:
@@ -90,7 +92,7 @@ class AnswerForm(forms.Form):
         if body and given.get("status") in BODILESS:
             self.add_error("body", _("An answer with this status code has no body."))
         if body and given.get("content_type") == "":
-            self.add_error("content_type", _("Say what the body is."))
+            self.add_error("content_type", _("Enter the media type of the body."))
         media_type, _parameters = parse_header_parameters(given.get("content_type", ""))
         if body and media_type.endswith(("/json", "+json")):
             self._check_json(body)

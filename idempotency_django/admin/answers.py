@@ -1,4 +1,4 @@
-"""A stored answer, made legible: as text that is never taken for HTML."""
+"""A stored answer made readable, as text that is never taken for HTML."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answer:
 
     @classmethod
     def of(cls, rows: Any) -> Answer | None:
-        """The answer of the one record among ``rows``; ``None`` when it was purged meanwhile."""
+        """The answer of the one record among ``rows``; ``None``: it has been purged since."""
         found = rows.values_list(
             "response_status", "response_headers", "response_body", "error"
         ).first()
@@ -67,7 +67,7 @@ class Answer:
             return None
         try:
             text = (self.body or b"").decode(parameters.get("charset", "utf-8"))
-            text.encode()  # some charsets can say what no page can show
+            text.encode()  # some charsets have characters that no page can show
         except (LookupError, ValueError):
             return None
         return indented(text) if media_type.endswith("json") else _shortened([text])

@@ -1,4 +1,4 @@
-"""What an operator may do to records: it asks first, is logged, and spares what is in use."""
+"""What an operator may do to records: each asks first, is logged, and spares what is in use."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Intervention:
     Attributes:
         name: of the admin action.
         title: what is going to be done.
-        consequence: what follows from it, for whoever is asked.
+        consequence: what happens then, for the operator who is asked.
         limits: what it cannot be done to.
-        logged: what the log says of each record.
+        logged: the log entry of each record.
         flag: the kind of log entry.
         eligible: which of some records it can be done to.
         apply: does it.
-        done: tells how many it was done to.
+        done: the message that says to how many records it was done.
     """
 
     name: str
@@ -82,8 +82,8 @@ def _deleted_count(count: int) -> str:
 
 def _left_count(count: int) -> str:
     return ngettext(
-        "%(count)d was left alone, because it has changed or is in use at this moment.",
-        "%(count)d were left alone, because they have changed or are in use at this moment.",
+        "%(count)d was left unchanged: it has changed since you looked, or is in use now.",
+        "%(count)d were left unchanged: they have changed since you looked, or are in use now.",
         count,
     ) % {"count": count}
 
@@ -92,7 +92,7 @@ EXPIRE: Final = Intervention(
     name="expire_selected",
     title=gettext_lazy("Expire idempotency keys"),
     consequence=gettext_lazy(
-        "Their answers are replayed no more. The next request with such a key is executed, even "
+        "Their answers are no longer replayed. The next request with such a key is executed, even "
         "if it is a retry of one that was executed before."
     ),
     limits=gettext_lazy("Only completed keys that have not expired yet can be expired."),
@@ -107,10 +107,10 @@ DELETE: Final = Intervention(
     name="delete_selected",
     title=gettext_lazy("Delete idempotency keys"),
     consequence=gettext_lazy(
-        "Nothing is left of them for the audit, nor of their steps. The next request with such a "
-        "key is executed from the beginning, even if it is a retry of one that was executed before."
+        "Neither they nor their steps are kept for the audit. The next request with such a key is "
+        "executed from the beginning, even if it is a retry of one that was executed before."
     ),
-    limits=gettext_lazy("Keys in progress cannot be deleted before they are interrupted."),
+    limits=gettext_lazy("A key in progress cannot be deleted before its lease has ended."),
     logged=gettext_lazy("Deleted; the next request with this key is executed."),
     flag=DELETION,
     eligible=_not_running,
@@ -122,7 +122,7 @@ DELETE: Final = Intervention(
 def intervene(
     model_admin: ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], what: Intervention
 ) -> HttpResponse | None:
-    """Ask whether to do it; once that is answered, do it, say so and return ``None``."""
+    """Ask whether to do it; after the answer, do it, report it and return ``None``."""
     selected = rows.order_by().values("pk")[: MOST + 1].count()
     if selected > MOST:
         text = _("At most %(most)d idempotency keys can be selected for this.") % {"most": MOST}
@@ -179,7 +179,7 @@ def carry_out(
 
 
 def _forget(records: list[Any]) -> None:
-    """Keep every store from recalling what is about to change."""
+    """Make every store forget what is about to change."""
     for store in stores.all():
         if store.recalls:
             for record in records:

@@ -20,7 +20,7 @@ from .timeline import Event
 
 
 class Settlement(forms.Form):
-    """What an operator has to say to settle a record; the fields of both ways.
+    """What an operator enters to settle a record; the fields that both ways share.
 
     Attributes:
         name: of its page.
@@ -36,13 +36,13 @@ class Settlement(forms.Form):
     attempt = forms.IntegerField(widget=forms.HiddenInput)
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
-        help_text=gettext_lazy("What you found out, for whoever asks later. It is logged."),
+        help_text=gettext_lazy("What you found out, for people who ask later. It is logged."),
         max_length=1000,
         widget=AdminTextareaWidget(attrs={"rows": 3}),
     )
 
     def consequences(self, record: Any, steps: int) -> list[str]:
-        """What follows for the record, which has that many steps; for whoever is asked."""
+        """What happens then to the record, which has that many steps; for the operator."""
         raise NotImplementedError
 
     def eligible(self, rows: Any) -> QuerySet[Any]:
@@ -54,15 +54,18 @@ class Settlement(forms.Form):
         """Why the record cannot be settled in this way; empty where it can."""
         state = state_of(record)
         if state not in (INTERRUPTED, HELD):
-            said = {"state": STATES[state]}
-            return _("Only what was interrupted is settled; this is %(state)s.") % said
+            values = {"state": STATES[state]}
+            return _("Only an interrupted record can be settled; this one is %(state)s.") % values
         if self.is_bound and self.cleaned_data.get("attempt", record.attempt) != record.attempt:
-            said = {"attempt": record.attempt}
-            return _("Attempt %(attempt)d has begun since you looked, and was interrupted.") % said
+            values = {"attempt": record.attempt}
+            return (
+                _("Attempt %(attempt)d has begun since you looked, and was interrupted too.")
+                % values
+            )
         return ""
 
     def changes(self, by: str) -> dict[str, Any]:
-        """The columns of the settled row. Its owner, should it be alive, owns it no more."""
+        """The columns of the settled row. An owner that is still alive no longer owns it."""
         return {
             "owner_token": secrets.token_hex(16),
             "lease_expires_at": None,
@@ -70,7 +73,7 @@ class Settlement(forms.Form):
         }
 
     def logged(self) -> str:
-        """What the log says of it."""
+        """The log entry."""
         raise NotImplementedError
 
 
@@ -93,10 +96,10 @@ class Completion(AnswerForm, Settlement):
             )
             % {"time": until.exactly, "age": until.age},
             _(
-                "What the interrupted attempt has done stays done, and what it has not stays "
+                "What the interrupted attempt has done stays done, and what it has not done stays "
                 "undone. Find out which, so that the answer is true."
             ),
-            _("If its owner is not dead but late, it can complete no more, and gives this answer."),
+            _("If its owner is only late, it can no longer complete, and gives this answer."),
         ]
 
     def eligible(self, rows: Any) -> QuerySet[Any]:
@@ -109,8 +112,8 @@ class Completion(AnswerForm, Settlement):
             return because
         ended = Event("", record.expires_at, record.now)
         return _(
-            "Its time to live ended at %(time)s (%(age)s), so that no retry would get the answer: "
-            "the operation would be executed again. Leave it alone, release it or delete it."
+            "Its time to live ended at %(time)s (%(age)s), so no retry would get the answer: the "
+            "operation would be executed again. Leave it as it is, release it or delete it."
         ) % {"time": ended.exactly, "age": ended.age}
 
     def changes(self, by: str) -> dict[str, Any]:
@@ -145,17 +148,17 @@ class Release(Settlement):
             _resumption(record, steps),
             _(
                 "Whatever else the interrupted attempt has done is done a second time, unless the "
-                "other side recognises it by its derived key. Find out before."
+                "other side recognises it by its derived key. Find that out first."
             ),
-            _("If its owner is not dead but late, it can complete no more."),
+            _("If its owner is only late, it can no longer complete."),
         ]
 
     def changes(self, by: str) -> dict[str, Any]:
-        said = {"user": by, "reason": self.cleaned_data["reason"]}
+        values = {"user": by, "reason": self.cleaned_data["reason"]}
         return {
             **super().changes(by),
             "status": Status.FAILED,
-            "error": _("Released by %(user)s: %(reason)s") % said,
+            "error": _("Released by %(user)s: %(reason)s") % values,
         }
 
     def logged(self) -> str:
@@ -166,18 +169,18 @@ def _resumption(record: Any, steps: int) -> str:
     """Where the next attempt begins."""
     ends = Event("", record.expires_at, record.now)
     if not steps:
-        return _("It begins at the beginning: no step of it is stored.")
+        return _("It starts from the beginning: none of its steps is stored.")
     if not ends.ahead:
         return _(
-            "It begins at the beginning, because its time to live is over (%(age)s): the steps "
-            "that are stored are done a second time."
+            "It starts from the beginning, because its time to live has ended (%(age)s): the "
+            "stored steps are done a second time."
         ) % {"age": ends.age}
     resumed = ngettext(
-        "It resumes behind its one stored step, which is not done again.",
-        "It resumes behind the last of its %(steps)d stored steps, which are not done again.",
+        "It resumes after its one stored step, which is not done again.",
+        "It resumes after the last of its %(steps)d stored steps, which are not done again.",
         steps,
     ) % {"steps": steps}
     if ends.at is None:
         return resumed
-    limit = _("A retry after %(time)s (%(age)s), however, begins at the beginning.")
+    limit = _("A retry after %(time)s (%(age)s), however, starts from the beginning.")
     return f"{resumed} {limit % {'time': ends.exactly, 'age': ends.age}}"

@@ -53,9 +53,9 @@ def settle(
 def _left_alone(rows: QuerySet[Any], form: Settlement) -> str:
     """Why nothing was done, as the record is now."""
     record = rows.first()
-    because = form.refusal(record) if record else _("It has been deleted meanwhile.")
-    because = because or _("It is in use at this moment; look at it again in a while.")
-    return _("The idempotency key was left alone. %(reason)s") % {"reason": because}
+    because = form.refusal(record) if record else _("It has been deleted in the meantime.")
+    because = because or _("It is in use now; look at it again in a while.")
+    return _("The idempotency key was left unchanged. %(reason)s") % {"reason": because}
 
 
 def _address(model_admin: ModelAdmin[Any], record: Any) -> str:

@@ -1,4 +1,4 @@
-"""The state of a record, as people are told it: its status, and what a lease that is over means."""
+"""The state of a record as people see it: its status, and what it means that a lease has ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES: Final[dict[str, Any]] = {
     Status.COMPLETED.value: _("completed"),
     Status.FAILED.value: _("failed"),
 }
-"""What each state is called. Every record is in one of them."""
+"""The name of each state. Every record is in one of them."""
 
 
 def state_of(record: Any) -> str:

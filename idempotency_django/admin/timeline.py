@@ -1,4 +1,4 @@
-"""When what happened to a record, told against the database's clock."""
+"""What happened to a record, and when, by the database's clock."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Event:
 
     @property
     def html(self) -> SafeString:
-        """The age, with the exact moment behind it."""
+        """The age, with the exact moment as a tooltip."""
         if self.at is None:
             return format_html("{}", self.age)
         return format_html(
@@ -105,8 +105,8 @@ def steps_of(record: Any, using: str, *, with_results: bool) -> list[Event]:
 
 
 def _step(step: IdempotencyStep) -> str:
-    said = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
-    return _("step %(place)d, %(name)s, by attempt %(attempt)d") % said
+    values = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
+    return _("step %(place)d, %(name)s, by attempt %(attempt)d") % values
 
 
 def _created(record: Any) -> str:
