@@ -138,7 +138,7 @@ def _operation(
         ttl=policy.ttl,
         retention=policy.retention,
         lease=lease,
-        hold=lease is not None and policy.on_interrupted == "hold",
+        hold=policy.on_interrupted == "hold",
         count_replays=policy.record_replays,
         extend_on_replay=policy.ttl_from == "last_use",
         method=METHOD,

@@ -43,6 +43,11 @@ class DatabaseNow(Now):
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
 
 
+def lease_is_over() -> Q:
+    """The rows whose owner's lease is over, or that have none, by the database's clock."""
+    return Q(lease_expires_at=None) | Q(lease_expires_at__lte=DatabaseNow())
+
+
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at runtime
     """ASCII characters that are compared byte by byte.
 
@@ -68,8 +73,12 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
         return self.filter(expires_at__lte=DatabaseNow())
 
     def interrupted(self) -> IdempotencyKeyQuerySet:
-        """The records in progress whose owner's lease is over: it is dead, or late."""
-        return self.filter(status=Status.IN_PROGRESS, lease_expires_at__lte=DatabaseNow())
+        """The records in progress whose owner is dead, or late: their lease is over.
+
+        Or they have none, and so were to be seen by nobody: a transaction held them that was ended
+        in the middle of the operation.
+        """
+        return self.filter(lease_is_over(), status=Status.IN_PROGRESS)
 
     def held(self) -> IdempotencyKeyQuerySet:
         """The interrupted records that nobody resumes before an operator has settled them."""
@@ -80,7 +89,7 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
 
         What is in progress is among them only where it was interrupted and is not held.
         """
-        abandoned = Q(lease_expires_at__lte=DatabaseNow(), hold=False)
+        abandoned = lease_is_over() & Q(hold=False)
         return self.filter(
             ~Q(status=Status.IN_PROGRESS) | abandoned, purge_at__lte=DatabaseNow() - older_than
         )

@@ -77,9 +77,10 @@ class Policy:
             transactional where it is possible (a store with transactions, a view that is sync).
         lease: how long a leased claim outlives its owner. It is renewed while the view runs, so it
             may be shorter than that takes.
-        on_interrupted: what follows when a leased attempt was interrupted, so that nobody knows
-            what it did: ``"resume"`` with a retry, or ``"hold"`` the key until an operator has
-            settled it in the admin (409).
+        on_interrupted: what follows when an attempt was interrupted, so that nobody knows what it
+            did: ``"resume"`` with a retry, or ``"hold"`` the key until an operator has settled it
+            in the admin (409). A leased attempt is interrupted by a crash, a transactional one only
+            where something ended its transaction.
         on_conflict: ``"reject"`` a request whose operation is in progress at once (409),
             ``"wait"`` for the first to finish, or ``"accepted"``: answer 202 and where to look for
             its status.
@@ -238,7 +239,7 @@ class Policy:
             ttl=self.ttl,
             retention=self.retention,
             lease=lease,
-            hold=lease is not None and self.on_interrupted == "hold",
+            hold=self.on_interrupted == "hold",
             count_replays=self.record_replays,
             extend_on_replay=self.ttl_from == "last_use",
             principal=call.principal,

@@ -17,7 +17,7 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..models import DatabaseNow
+from ..models import DatabaseNow, lease_is_over
 from ..records import Status
 from ..stores import stores
 from .states import STATES, state_of
@@ -64,8 +64,7 @@ def _expire(rows: QuerySet[Any]) -> None:
 
 
 def _not_running(rows: QuerySet[Any]) -> QuerySet[Any]:
-    interrupted = Q(lease_expires_at__lte=DatabaseNow())
-    return rows.filter(~Q(status=Status.IN_PROGRESS) | interrupted)
+    return rows.filter(~Q(status=Status.IN_PROGRESS) | lease_is_over())
 
 
 def _expired_count(count: int) -> str:

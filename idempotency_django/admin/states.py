@@ -25,13 +25,13 @@ STATES: Final[dict[str, Any]] = {
 def state_of(record: Any) -> str:
     """The state of a record as the admin's queryset reads it: one of ``STATES``."""
     ends = record.lease_expires_at
-    if record.status != Status.IN_PROGRESS or ends is None or ends > record.now:
+    if record.status != Status.IN_PROGRESS or (ends is not None and ends > record.now):
         return str(record.status)
     return HELD if record.hold else INTERRUPTED
 
 
 def in_state(rows: IdempotencyKeyQuerySet, state: str) -> IdempotencyKeyQuerySet:
-    """The rows in that state; what is not done with is found by the index on leases."""
+    """The rows in that state. Those that have no lease are in no index, like what is done with."""
     if state == HELD:
         return rows.held()
     if state == INTERRUPTED:

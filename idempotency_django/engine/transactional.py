@@ -169,7 +169,8 @@ def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
     done = _Done(store, claim)
     store.on_commit(done.announce)  # before the handler's own hooks: one may raise and end them all
     try:
-        answer = _unless_marked(store, execute(Execution(store, claim, None)))
+        with store.unbroken(claim.operation.name):
+            answer = _unless_marked(store, execute(Execution(store, claim, None)))
         if isinstance(answer.payload, Payload):
             if not store.complete(claim, answer.payload):
                 raise ClaimLost

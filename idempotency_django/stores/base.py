@@ -58,8 +58,8 @@ class Store(ABC):
 
         - no record, or an expired one;
         - a FAILED record; with recovery points, only for the same fingerprint;
-        - a record in progress whose lease is over, for the same fingerprint, unless it was claimed
-          with ``hold``. Its owner is late from then on.
+        - a record in progress whose lease is over, or that is seen although it has none, for the
+          same fingerprint, unless it was claimed with ``hold``. Its owner is late from then on.
 
         Otherwise the record is returned: COMPLETED with its payload, or IN_PROGRESS, or FAILED for
         another fingerprint. (The engine never replays a FAILED record: for the same fingerprint it
@@ -178,6 +178,17 @@ class Store(ABC):
         Raises:
             OperationInProgress: the store is too busy to begin one, or to commit it, and has rolled
                 back.
+        """
+        return nullcontext()
+
+    def unbroken(self, what: str) -> AbstractContextManager[None]:
+        """Keep the transaction of a claim from being ended within the block.
+
+        Args:
+            what: is executed in it, for the error: ``"POST /charges/"``.
+
+        Raises:
+            ImproperlyConfigured: in the block, in the place of a statement that would end it.
         """
         return nullcontext()
 

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -25,6 +25,7 @@ from .base import Store
 from .database_checks import check_database, check_writable
 from .database_rows import in_progress, lifetime, record_of
 from .database_takeover import take_over
+from .database_transactions import unbroken
 from .dialects import DIALECTS, Dialect, plain
 from .surroundings import is_open, outside_pools
 
@@ -152,6 +153,9 @@ class DatabaseStore(Store):
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._reachable():
             return self._dialect.save_step(claim, step)
+
+    def unbroken(self, what: str) -> AbstractContextManager[None]:
+        return unbroken(self._dialect, what)
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:

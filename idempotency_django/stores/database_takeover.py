@@ -8,7 +8,13 @@ from django.db import connections
 from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
 from django.db.models.functions import Coalesce
 
-from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from ..models import (
+    DatabaseNow,
+    IdempotencyKey,
+    IdempotencyKeyQuerySet,
+    IdempotencyStep,
+    lease_is_over,
+)
 from ..records import Claim, Operation, Record, Status
 from .database_rows import in_progress, lifetime
 from .dialects import Dialect, plain
@@ -51,7 +57,7 @@ def _locked(
     told: QuerySet[Any, Any] = rows.annotate(
         same=_is(fingerprint=operation.fingerprint),
         expired=_is(expires_at__lte=DatabaseNow()),
-        interrupted=_is(lease_expires_at__lte=DatabaseNow()),
+        interrupted=_is(lease_is_over()),
     )
     free: Any = dialect.lockable(told, operation).select_for_update(skip_locked=skip)
     row: tuple[Any, ...] | None = free.values_list(
@@ -60,9 +66,10 @@ def _locked(
     return row
 
 
-def _is(**condition: Any) -> ExpressionWrapper[Any]:
+def _is(*conditions: Q, **condition: Any) -> ExpressionWrapper[Any]:
     """Whether a row fulfils the condition; what is unknown does not."""
-    return ExpressionWrapper(Coalesce(Q(**condition), False), output_field=BooleanField())
+    wanted = Q(*conditions, **condition)
+    return ExpressionWrapper(Coalesce(wanted, False), output_field=BooleanField())
 
 
 def _fresh(claim: Claim) -> dict[str, Any]:

@@ -9,6 +9,7 @@ tells a duplicate at once that it is one, where the index alone would make it wa
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -43,6 +44,8 @@ class Dialect(ABC):
     """The error codes that say: somebody else is at it."""
     read_only: ClassVar[frozenset[object]] = frozenset()
     """Those that say that nothing can be written, where they are no operational errors."""
+    ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
+    """Matches the beginning of a statement that ends the transaction that it is executed in."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -69,7 +72,8 @@ class Dialect(ABC):
         )
         self.select_sql = (
             f"SELECT {names['selected']}, {names['expires_at']} <= {self.now}, "
-            f"{names['lease_expires_at']} <= {self.now}, {names['hold']} "
+            f"({names['lease_expires_at']} IS NULL OR {names['lease_expires_at']} <= {self.now}), "
+            f"{names['hold']} "
             f"FROM {names['table']} "
             f"WHERE {names['key']} = %s AND {names['scope']} = %s"
         )
@@ -81,6 +85,7 @@ class Dialect(ABC):
         )
         self.step_sql = self._step_sql()
         self.extend_sql, self.owned_sql = self._extend_sql()
+        self._ends = re.compile(rf"(\s|--.*\n|#.*\n|/\*.*?\*/|;)*({self.ends})\b", re.I | re.S)
 
     def _owned(self) -> str:
         """The row of a claim, as long as it is its owner's: id and token."""
@@ -131,6 +136,14 @@ class Dialect(ABC):
 
     def release(self) -> None:
         """Free what the end of the transaction does not free, when the outermost has ended."""
+
+    def ends_transaction(self, sql: object) -> bool:
+        """Whether the statement would end the transaction that it is executed in."""
+        return isinstance(sql, str) and self._ends.match(sql) is not None
+
+    def has_ended(self) -> bool:
+        """Whether the transaction that Django takes to be open is known to have ended."""
+        return False
 
     def complete(self, claim: Claim, payload: Payload, headers: str) -> bool:
         with connections[self.using].cursor() as cursor:

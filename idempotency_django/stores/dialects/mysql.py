@@ -32,6 +32,14 @@ class MySQL(Dialect):
     # record has changed since last read, lock wait timeout, deadlock, NOWAIT failed
     busy = frozenset({1020, 1205, 1213, 3572})
     taken = busy | {1062}  # duplicate entry
+    # What commits implicitly, too: almost all that is no query of data. Temporary tables do not.
+    ends = (
+        r"COMMIT|ROLLBACK(?!(\s+WORK)?\s+TO\b)|BEGIN(?!\s+NOT\b)|START|TRUNCATE|ALTER|RENAME|"
+        r"(CREATE(\s+OR\s+REPLACE)?|DROP)(?!\s+(OR\s+REPLACE\s+)?TEMPORARY\b)|GRANT|REVOKE|LOCK|"
+        r"UNLOCK|FLUSH|RESET|OPTIMIZE|REPAIR|CHECK|ANALYZE\s+(LOCAL\s+|NO_WRITE_TO_BINLOG\s+)?TABLE|"
+        r"CACHE|LOAD\s+INDEX|INSTALL|UNINSTALL|STOP|CHANGE|SET\s+PASSWORD|"
+        r"SET\s+(SESSION\s+|@@(SESSION\.)?)?AUTOCOMMIT"
+    )
 
     def __init__(self, using: str) -> None:
         super().__init__(using)

@@ -74,5 +74,10 @@ class SQLite(Dialect):
             )
             return {row[0] for row in cursor.fetchall()}
 
+    def has_ended(self) -> bool:
+        # executescript() begins with a COMMIT.
+        driver = connections[self.using].connection
+        return driver is not None and not driver.in_transaction
+
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlite_errorname", None)

@@ -1,0 +1,262 @@
+"""A statement that ends the transaction in which a claim, its effects and its answer belong."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
+from django.urls import path
+
+from idempotency_django.admin.states import HELD, INTERRUPTED, in_state, state_of
+from idempotency_django.decorators import idempotent
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.testing import ANSWER, an_operation, in_threads
+from tests.factories import ago
+from tests.factories import record as a_record
+from tests.models import Effect
+from tests.support import assert_problem, assert_replays, effects, new_key, post, record
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.urls(__name__),
+]
+
+ALIASES = list(settings.DATABASES)
+
+ENDS = {
+    "postgresql": ["COMMIT", "rollback", "END", "/* why */ COMMIT AND CHAIN"],
+    "mysql": [
+        "COMMIT",
+        "rollback",
+        "TRUNCATE tests_effect",
+        "-- why\nCREATE TABLE spare (id INT)",
+        "DROP TABLE IF EXISTS spare",
+        "START TRANSACTION",
+        "SET autocommit = 1",
+    ],
+    "sqlite": ["COMMIT", "rollback", "END TRANSACTION"],
+}
+STAYS = {
+    "postgresql": ["CREATE TABLE spare (id INT)", "DROP TABLE spare", "TRUNCATE tests_effect"],
+    "mysql": [
+        "CREATE TEMPORARY TABLE spare (id INT)",
+        "DROP TEMPORARY TABLE spare",
+        "SELECT 'a;COMMIT'",
+    ],
+    "sqlite": ["CREATE TABLE spare (id INT)", "DROP TABLE spare"],
+}
+
+
+def runs_sql(request: HttpRequest) -> HttpResponse:
+    """Has an effect, runs what it is given, and maybe fails."""
+    asked = json.loads(request.body)["reference"]
+    Effect.objects.create(reference="a")
+    with connection.cursor() as cursor:
+        cursor.execute(asked)
+    return JsonResponse({}, status=201)
+
+
+def runs_as_the_driver_does(request: HttpRequest) -> HttpResponse:
+    """The same by the driver's own cursor, of which Django does not know."""
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    with closing(connection.connection.cursor()) as cursor:
+        if connection.vendor == "sqlite":
+            cursor.executescript("SELECT 1;")
+        else:
+            cursor.execute("COMMIT")
+    Effect.objects.create(reference="after")
+    if reference == "fails":
+        raise InterruptedError
+    return JsonResponse({"reference": reference}, status=201)
+
+
+urlpatterns = [
+    path("sql/", idempotent(runs_sql)),
+    path("driver/", idempotent(runs_as_the_driver_does)),
+    path("held/", idempotent(on_interrupted="hold")(runs_as_the_driver_does)),
+]
+
+
+@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"])
+def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With and without ``ATOMIC_REQUESTS``."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("atomic")
+class TestRefused:
+    """What Django's cursors are given is looked at before it is executed."""
+
+    @pytest.mark.parametrize("number", range(7))
+    def test_refused(self, client: Client, number: int) -> None:
+        """A statement that would end the transaction is refused, and nothing was done."""
+        statements = ENDS[connection.vendor]
+        statement, key = statements[number % len(statements)], new_key()
+        for attempt in (1, 2):
+            with pytest.raises(ImproperlyConfigured, match=r"would end the transaction.*'leased'"):
+                post(client, "/sql/", key, statement)
+            assert effects() == 0
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+
+    def test_what_stays_within(self, client: Client) -> None:
+        """What ends no transaction is executed as ever, savepoints included."""
+        for statement in STAYS[connection.vendor]:
+            key = new_key()
+            first = post(client, "/sql/", key, statement)
+            assert first.status_code == 201
+            assert_replays(first, post(client, "/sql/", key, statement))
+
+    def test_only_within_the_handler(self, client: Client) -> None:
+        """Before and after a protected view, a connection executes what it is given."""
+        post(client, "/sql/", new_key(), "SELECT 1")
+        assert connection.execute_wrappers == []
+
+
+def abandoned(alias: str, operation: Operation) -> Claim:
+    """A claim whose transaction was ended by a commit of its own, and whose owner is gone."""
+    store = DatabaseStore("default", using=alias)
+    with store.transaction():
+        claim = store.acquire(operation)
+    assert isinstance(claim, Claim)
+    return claim
+
+
+class TestBehindOurBack:
+    """What the driver is given directly, or a script, cannot be refused."""
+
+    def test_completed(
+        self, client: Client, atomic: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """All was committed, so its answer is stored; on SQLite the log says what happened."""
+        key = new_key()
+        with caplog.at_level(logging.ERROR, "idempotency_django"):
+            first = post(client, "/driver/", key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, "/driver/", key))
+        assert (effects(), effects("after")) == (1, 1)
+        if connection.vendor == "sqlite":
+            assert "ended while its view was running" in caplog.text
+
+    def test_failed(self, client: Client, atomic: bool) -> None:
+        """What was committed before a failure stays; the key is free for a retry."""
+        key = new_key()
+        for _ in range(2):
+            with pytest.raises(InterruptedError):
+                post(client, "/driver/", key, "fails")
+            assert record(key).status == "failed"
+        assert effects("fails") == 2
+
+    def test_held(self, client: Client, atomic: bool) -> None:
+        """A policy that holds what was interrupted asks a person first."""
+        key = new_key()
+        with pytest.raises(InterruptedError):
+            post(client, "/held/", key, "fails")
+        for _ in range(2):
+            assert_problem(post(client, "/held/", key, "fails"), 409, "held")
+        assert effects("fails") == 1
+        assert IdempotencyKey.objects.held().count() == 1
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+class TestRow:
+    """A row in progress that has no lease, and is seen, is interrupted."""
+
+    def test_resumed(self, alias: str) -> None:
+        """A retry takes it over, one of several at once, and the late owner cannot complete."""
+        store, operation = DatabaseStore("default", using=alias), an_operation()
+        late = abandoned(alias, operation)
+        found = store.get(operation.key, operation.scope)
+        assert found is not None
+        assert found.interrupted
+
+        def contend() -> Claim | Record:
+            with store.transaction():
+                answer = store.acquire(operation)
+                if isinstance(answer, Claim):
+                    assert store.complete(answer, ANSWER)
+                return answer
+
+        claims = [each for each in in_threads([contend] * 3) if isinstance(each, Claim)]
+        assert [claim.attempt for claim in claims] == [2]
+        assert not store.complete(late, Payload(500, (), b"late"))
+
+    def test_resumed_under_a_lease(self, alias: str) -> None:
+        """So does one whose policy has become leased since."""
+        store, operation = DatabaseStore("default", using=alias), an_operation()
+        abandoned(alias, operation)
+        again = an_operation(key=operation.key, lease=timedelta(seconds=30))
+        assert isinstance(store.acquire(again), Claim)
+
+    def test_another_request(self, alias: str) -> None:
+        """Another request under its key is refused."""
+        store, operation = DatabaseStore("default", using=alias), an_operation()
+        abandoned(alias, operation)
+        with store.transaction():
+            found = store.acquire(an_operation(key=operation.key, fingerprint="0" * 64))
+        assert isinstance(found, Record)
+        assert found.status is Status.IN_PROGRESS
+
+    def test_owner_that_still_runs(self, alias: str) -> None:
+        """MariaDB's named lock outlives a commit, so there nobody runs beside the owner."""
+        if connections[alias].vendor != "mysql":
+            pytest.skip("ONLY MARIADB'S LOCK OUTLIVES A COMMIT")
+        store, operation = DatabaseStore("default", using=alias), an_operation()
+
+        def contend() -> Claim | Record:
+            with store.transaction():
+                return store.acquire(operation)
+
+        with store.transaction():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            with closing(connections[alias].connection.cursor()) as cursor:
+                cursor.execute("COMMIT")
+            assert all(isinstance(each, Record) for each in in_threads([contend] * 2))
+            assert store.complete(claim, ANSWER)
+
+    def test_operators(self, alias: str) -> None:
+        """The admin shows it, and what settles others settles it."""
+        abandoned(alias, an_operation(hold=True))
+        abandoned(alias, an_operation())
+        rows = IdempotencyKey.objects.using(alias)
+        for state in (HELD, INTERRUPTED):
+            row = in_state(rows.all(), state).annotate(now=DatabaseNow()).get()  # type: ignore[arg-type]
+            assert state_of(row) == state
+        assert rows.interrupted().count() == 2
+        assert in_state(rows.all(), Status.IN_PROGRESS).count() == 0  # type: ignore[arg-type]
+
+    def test_purge(self, alias: str) -> None:
+        """It is purged when its time is over, unless it is held."""
+        for hold in (True, False):
+            traits = {"lease_expires_at": None, "hold": hold, "purge_at": ago(days=1)}
+            a_record(alias, in_progress=True, **traits)
+        rows = IdempotencyKey.objects.using(alias)
+        assert rows.purge() == 1
+        assert rows.get().hold
+
+    def test_running_claim_is_not_purged(self, alias: str) -> None:
+        """Nobody sees a claim that its transaction still holds."""
+        store = DatabaseStore("default", using=alias)
+        with store.transaction():
+            store.acquire(an_operation())
+            assert in_threads([lambda: store.purgeable(timedelta(0))]) == [0]
+            transaction.set_rollback(True, using=alias)
+
+
+def test_unused_names() -> None:
+    """Every database of the tests has statements to be refused."""
+    vendors: set[Any] = {connections[alias].vendor for alias in ALIASES}
+    assert vendors <= set(ENDS)
