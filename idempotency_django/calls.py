@@ -20,6 +20,7 @@ from .records import Operation, Payload
 from .seals import content_digest, sealed, sealed_before
 from .steps import as_json
 from .stores import Store, stores
+from .stores.surroundings import is_open, opened_by_django, refuse_others
 
 METHOD: Final = "CALL"
 """What stands for the HTTP method in the audit."""
@@ -76,6 +77,8 @@ def idempotent_call(
     store, resolved = _resolved(policy)
     lease = engine.lease_of(resolved, store)
     operation = _operation(resolved, key, scope, (name, fn, fingerprint), lease)
+    if store.using and not is_open(store.using):
+        refuse_others(f"The result of {operation.name}", store.using, opened_by_django())
 
     def execute(execution: Execution) -> Answer:
         return _answer(resolved, operation, fn(execution))

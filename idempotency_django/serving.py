@@ -49,6 +49,7 @@ from .policy import Policy
 from .records import Call, Operation, Payload, Record
 from .status import accepted
 from .stores import Store, stores
+from .stores.surroundings import opened_by_django, refuse_others
 from .transactions import RequestTransactions
 
 logger = logging.getLogger("idempotency_django")
@@ -263,7 +264,8 @@ def _asked_for(exchange: Exchange, policy: Policy, *, asynchronous: bool) -> _As
 
 def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> dict[str, Any]:
     """What surrounds the handler, as the engine takes it."""
-    if transactions is None:
+    if transactions is None:  # then those that are open were opened by Django
+        refuse_others(f"The answer of {asked.operation.name}", asked.store.using, opened_by_django())
         return {}
     if asked.operation.lease is None:
         return {"after": transactions.around(asked.store)}

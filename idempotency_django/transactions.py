@@ -14,7 +14,9 @@ from typing import Any, Final
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 from django.utils.module_loading import import_string
 
+from .errors import OperationInProgress, StoreUnavailable
 from .stores import Store
+from .stores.surroundings import is_open, refuse_others
 
 
 class OwnedTransactions(set[str]):
@@ -48,9 +50,11 @@ class RequestTransactions:
         self._last: str | None = None
         self._spared = False
         self._ended = False
+        self._surrounding: list[str] = []
 
     def __enter__(self) -> RequestTransactions:
         if self._aliases:  # most projects have none, and every request comes by here
+            self._surrounding = [alias for alias in self._aliases if is_open(alias)]
             with ExitStack() as begun:
                 for alias in self._aliases:
                     atomic = transaction.atomic(using=alias)
@@ -76,14 +80,30 @@ class RequestTransactions:
     def around(self, store: Store) -> ExitStack | None:
         """What waits for the end of the store's transaction; ``None`` where none is open.
 
-        That one is committed last, so that no answer outlives its effects on another database.
-        What waits is told why it was rolled back, where it was; an operational error says that
-        nobody knows.
+        That one is committed last, so that no answer outlives its effects on another database;
+        where it is not among those that are open, it is begun here, to be one of them. What waits
+        is told why it was rolled back, where it was; an operational error says that nobody knows.
+
+        Raises:
+            OperationInProgress: the store's database is too busy to begin one.
+            StoreUnavailable: it cannot be reached.
+            ImproperlyConfigured: Django's own transactions surround these.
         """
-        if store.using not in self._aliases:
+        if store.using is None or not self._aliases:
             return None
+        refuse_others("The answer of this request", store.using, self._surrounding)
         self._last = store.using
+        if store.using not in self._open:
+            self._begin(store.using)
         return self._after
+
+    def _begin(self, alias: str) -> None:
+        atomic = transaction.atomic(using=alias)
+        try:
+            atomic.__enter__()
+        except (OperationalError, InterfaceError) as error:
+            raise (OperationInProgress if self._is_busy(error) else StoreUnavailable) from error
+        self._open[alias] = atomic
 
     def begin_later(self, store: Store) -> tuple[AbstractContextManager[None], ...]:
         """Commit what is open, and give the same transactions to be begun later.
@@ -93,6 +113,7 @@ class RequestTransactions:
         """
         if not self._aliases:
             return (_NOWHERE, _NOWHERE)
+        refuse_others("The answer of this request", store.using, self._surrounding)
         self._end(None, None, None)
         self._ended = True
         ours = [alias for alias in self._aliases if alias == store.using]

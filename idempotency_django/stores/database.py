@@ -39,6 +39,12 @@ UNCONFIRMED: Final = (
     "was. Retry later with the same key: it is answered then, or executed."
 )
 
+_NO_AUTOCOMMIT: Final = (
+    "{what} must be committed, but the database {using!r} is not in autocommit mode, so that "
+    "nothing is committed unless somebody calls commit(). Take AUTOCOMMIT=False out of DATABASES; "
+    "after transaction.set_autocommit(False), turn it on again."
+)
+
 _REFUSED: Final = (
     "The database could not commit, because others were using it at the same moment, and has "
     "rolled back. Retry later with the same key."
@@ -103,10 +109,13 @@ class DatabaseStore(Store):
             if _took_long(claim):
                 mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
                 mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
-            return self._dialect.complete(claim, payload, headers)
+            completed = self._dialect.complete(claim, payload, headers)
+            self._restore_autocommit(claim, commit=completed)
+            return completed
 
     def fail(self, claim: Claim, error: str) -> bool:
         with self._on_its_own():
+            self._restore_autocommit(claim, commit=False)
             mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
             failed = mine.filter(status=Status.IN_PROGRESS).update(
                 status=Status.FAILED,
@@ -182,6 +191,9 @@ class DatabaseStore(Store):
         with ExitStack() as stack:
             with self._reachable():
                 stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
+            if not connections[self.using].commit_on_exit:
+                what = "What an operation with an idempotency key does"
+                raise ImproperlyConfigured(_NO_AUTOCOMMIT.format(what=what, using=self.using))
             committed: list[bool] = []
             if len(connections[self.using].atomic_blocks) == 1:  # within others, no hook runs here
                 self.on_commit(lambda: committed.append(True))  # the first of all hooks
@@ -275,16 +287,31 @@ class DatabaseStore(Store):
             with self._on_its_own():
                 if connection.get_autocommit():
                     return
-            raise ImproperlyConfigured(
-                f"{what} must commit by itself, but the database {self.using!r} is not in "
-                "autocommit mode. Take AUTOCOMMIT=False out of DATABASES."
-            )
+            raise ImproperlyConfigured(_NO_AUTOCOMMIT.format(what=what, using=self.using))
         if is_open(self.using):
             raise ImproperlyConfigured(
                 f"{what} must commit by itself, but a transaction is open around it on the "
                 f"database {self.using!r}. Is it a transaction.atomic()? Then move it inside. Is "
                 "it ATOMIC_REQUESTS? Then mark the view with transaction.non_atomic_requests."
             )
+
+    def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
+        """End the transaction that a leased view has left open by leaving autocommit off.
+
+        With its answer, so that neither is there without the other.
+        """
+        connection = connections[self.using]
+        if connection.in_atomic_block or connection.get_autocommit():
+            return
+        logger.warning(
+            "%s left autocommit off on the database %r: what it had not committed was %s. Let it "
+            "use transaction.atomic(), or call set_autocommit(True) when it is done.",
+            claim.operation.name,
+            self.using,
+            "committed with its answer" if commit else "rolled back",
+        )
+        (connection.commit if commit else connection.rollback)()
+        connection.set_autocommit(True)
 
     @contextmanager
     def _on_its_own(self) -> Iterator[None]:

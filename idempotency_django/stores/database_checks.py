@@ -23,6 +23,7 @@ def check_database(alias: str, using: str) -> Sequence[CheckMessage]:
         ]
     return [
         *_replica(alias, using),
+        *_autocommit(alias, using),
         *_sqlite(alias, using),
         *_isolation(alias, using),
         *_atomic_requests(alias, using),
@@ -41,6 +42,18 @@ def _replica(alias: str, using: str) -> Iterator[CheckMessage]:
                 f"store's using to the database that is written to ({writes!r})."
             ),
             id="idempotency_django.E005",
+        )
+
+
+def _autocommit(alias: str, using: str) -> Iterator[CheckMessage]:
+    if not connections.settings[using]["AUTOCOMMIT"]:
+        yield Error(
+            f"The store {alias!r} uses the database {using!r}, which has AUTOCOMMIT off.",
+            hint=(
+                "Nothing is committed there unless somebody calls commit(), so requests with a key "
+                f"are refused. Take AUTOCOMMIT out of DATABASES[{using!r}]."
+            ),
+            id="idempotency_django.E035",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -39,6 +39,37 @@ def is_open(using: str) -> bool:
             return False
     except RuntimeError:
         return True
+
+
+def refuse_others(what: str, using: str | None, others: Iterable[str]) -> None:
+    """Refuse a claim that a transaction on another database surrounds, to be committed later.
+
+    Args:
+        what: is to be claimed, for the error.
+        using: the database that keeps the claim; ``None``: a store that refuses all of them itself.
+        others: those that a transaction surrounds.
+
+    Raises:
+        ImproperlyConfigured: there is one.
+    """
+    for alias in others:
+        if using not in (None, alias):
+            raise ImproperlyConfigured(
+                f"{what} is kept in the database {using!r}, but ATOMIC_REQUESTS has opened a "
+                f"transaction around it on the database {alias!r}, which commits later: were that "
+                "to fail, the answer would stay without its effects. Put @idempotent on the view "
+                "that the URL leads to, not on one of its methods, or mark the view with "
+                f"transaction.non_atomic_requests(using={alias!r})."
+            )
+
+
+def opened_by_django() -> list[str]:
+    """The databases on which a transaction is open that ATOMIC_REQUESTS may have opened."""
+    return [
+        connection.alias
+        for connection in connections.all(initialized_only=True)
+        if connection.settings_dict["ATOMIC_REQUESTS"] and is_open(connection.alias)
+    ]
 
 
 def refuse_transactions(what: str) -> None:
