@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, assert_never
 
+from django.db import Error as DatabaseFault
+from django.db import connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
 from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record, Status
+
+logger = logging.getLogger("idempotency_django")
 
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.25
@@ -142,5 +148,30 @@ def announce_end(claim: Claim, answer: Answer) -> None:
 
 
 def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
-    """Send a signal; a receiver's error spoils nothing."""
-    signal.send_robust(Operation, operation=operation, **arguments)
+    """Send a signal; a receiver's error spoils nothing, the transactions around it included."""
+    if not signal.has_listeners(Operation):
+        return
+    try:
+        with _savepoints():
+            results = signal.send_robust(Operation, operation=operation, **arguments)
+            for _, result in results:
+                if isinstance(result, DatabaseFault):
+                    raise result
+    except DatabaseFault:
+        logger.warning(
+            "A receiver of a signal of %s met a database error, so what receivers wrote in the "
+            "open transaction was rolled back.",
+            operation.name,
+            exc_info=True,
+        )
+
+
+@contextmanager
+def _savepoints() -> Iterator[None]:
+    """A savepoint in each transaction that is open; what a receiver spoils ends there."""
+    with ExitStack() as savepoints:
+        for connection in connections.all(initialized_only=True):
+            if connection.in_atomic_block and not connection.needs_rollback:
+                with suppress(DatabaseFault):  # it is spoilt already, by somebody else
+                    savepoints.enter_context(transaction.atomic(using=connection.alias))
+        yield
