@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, assert_never
@@ -12,7 +13,13 @@ from django.core.exceptions import ImproperlyConfigured
 
 from . import engine, keys, scopes
 from .engine import Answer, Executed, Held, InProgress, Mismatched, Outcome, Replayed
-from .errors import FingerprintMismatch, OperationHeld, OperationInProgress, ResponseNotStored
+from .errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationHeld,
+    OperationInProgress,
+    ResponseNotStored,
+)
 from .executions import Execution
 from .fingerprints import canonical
 from .policy import UNSET, Policy
@@ -83,7 +90,8 @@ def idempotent_call(
     def execute(execution: Execution) -> Answer:
         return _answer(resolved, operation, fn(execution))
 
-    return _result(engine.run(store, resolved, operation, execute, _raise))
+    with _foreign_errors():
+        return _result(engine.run(store, resolved, operation, execute, _raise))
 
 
 async def aidempotent_call(
@@ -103,7 +111,18 @@ async def aidempotent_call(
     async def execute(execution: Execution) -> Answer:
         return _answer(resolved, operation, await fn(execution))
 
-    return _result(await engine.arun(store, resolved, operation, execute, _raise))
+    with _foreign_errors():
+        return _result(await engine.arun(store, resolved, operation, execute, _raise))
+
+
+@contextmanager
+def _foreign_errors() -> Iterator[None]:
+    """A request that makes the call is another operation: its answer is not what this ends in."""
+    try:
+        yield
+    except IdempotencyError as error:
+        error.foreign = True
+        raise
 
 
 def _resolved(policy: Policy | None) -> tuple[Store, Policy]:

@@ -382,6 +382,8 @@ def _answer(
     try:
         return serve(exchange, exchange.policy, transactions)
     except IdempotencyError as error:
+        if error.foreign:
+            raise
         with exchange._apart():
             return _problem(exchange.view, error)
 

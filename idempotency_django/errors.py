@@ -35,12 +35,18 @@ class IdempotencyError(Exception):
     Args:
         detail: what was wrong with this request; the class's own text when left out.
         retry_after: seconds after which a retry makes sense; ``None`` when it makes none.
+
+    Attributes:
+        foreign: whether it tells of another operation than the request's: of an
+            ``idempotent_call``, or of what a hook did after the commit. An adapter treats it like
+            any other exception of the view.
     """
 
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "error"
     title: ClassVar[str] = "The operation could not be made safe to retry"
     default_detail: ClassVar[str] = "The operation could not be made safe to retry."
+    foreign: bool = False
 
     def __init__(self, detail: str = "", *, retry_after: int | None = None) -> None:
         self.detail = detail or self.default_detail

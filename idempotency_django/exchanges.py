@@ -72,6 +72,8 @@ def answer(
     try:
         return serve(exchange, policy.resolved(), transactions)
     except IdempotencyError as error:
+        if error.foreign:
+            raise
         return problem_response(error)
 
 
@@ -80,4 +82,6 @@ async def aanswer(exchange: Exchange, policy: Policy) -> HttpResponseBase:
     try:
         return await aserve(exchange, policy.resolved())
     except IdempotencyError as error:
+        if error.foreign:
+            raise
         return problem_response(error)

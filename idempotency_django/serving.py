@@ -275,7 +275,7 @@ def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> di
 
 def _recover(exchange: Exchange, policy: Policy) -> Callable[[Exception], Answer]:
     def recover(error: Exception) -> Answer:
-        if isinstance(error, IdempotencyError):
+        if isinstance(error, IdempotencyError) and not error.foreign:
             raise error  # ours, not the view's
         return _answer_to_error(exchange, exchange.recover(error, policy), error, policy)
 
@@ -295,6 +295,8 @@ def _explained(operation: Operation, policy: Policy) -> Iterator[None]:
     try:
         yield
     except IdempotencyError as error:
+        if error.foreign:
+            raise
         if error.status >= 500:
             logger.exception("%s could not be made safe to retry.", operation.name)
         if isinstance(error, OperationInProgress | StoreUnavailable):

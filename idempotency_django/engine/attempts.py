@@ -12,7 +12,7 @@ from typing import Any, Final
 from django.db import InterfaceError, OperationalError
 
 from .. import signals
-from ..errors import ClaimLost, OperationInProgress, StoreUnavailable
+from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ..leases import Lease, kept_alive
 from ..records import Claim, Operation, Payload, Status
 from .outcomes import Answer, Executed, InProgress, Patience, decide, failure
@@ -91,7 +91,8 @@ class Attempt:
                 yield from settle(self._claim, answer, self.work.payload)
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
-        # Unless it was the claim of another operation, which the handler had executed.
+        if isinstance(ended, IdempotencyError) and ended.foreign:
+            return (yield from self._recovered(ended, held=False))
         if isinstance(ended, ClaimLost) and not (yield from self._is_mine()):
             return (yield from self._superseded())
         held = yield from self._is_held(ended)

@@ -18,7 +18,7 @@ from django.db import Error as DatabaseFault
 from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
 from django.db.models import F
 
-from ..errors import ClaimLost, OperationInProgress, StoreUnavailable
+from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from ..records import Claim, Operation, Payload, Record, Status, Step
 from .base import Store
@@ -200,6 +200,9 @@ class DatabaseStore(Store):
             yield
             try:
                 stack.close()
+            except IdempotencyError as error:  # a hook's, after the commit
+                error.foreign = True
+                raise
             except (OperationalError, InterfaceError) as error:
                 if committed:  # another hook has raised it
                     raise
