@@ -29,8 +29,9 @@ class MySQL(Dialect):
         "INSERT INTO {table} ({columns}) SELECT {values} FROM DUAL WHERE NOT EXISTS "
         "(SELECT 1 FROM {table} WHERE {key} = %s AND {scope} = %s)"
     )
-    # record has changed since last read, lock wait timeout, deadlock, NOWAIT failed
-    busy = frozenset({1020, 1205, 1213, 3572})
+    # record has changed since last read, lock wait timeout, deadlock, the same of the lock on the
+    # next number of a table (as InnoDB has it), NOWAIT failed
+    busy = frozenset({1020, 1205, 1213, 1467, 3572})
     taken = busy | {1062}  # duplicate entry
     # What commits implicitly, too: almost all that is no query of data. Temporary tables do not.
     ends = (
