@@ -30,6 +30,7 @@ id                                     what is wrong
 ``idempotency_django.W028``            permissions on objects that no replay can look up
 ``idempotency_django.W032``            a store in the memory of one process, and ``DEBUG`` is off
 ``idempotency_django.E035``            a store's database has ``AUTOCOMMIT`` off
+``idempotency_django.W036``            a store's tables are missing (``check --database``)
 ``idempotency_django.W046``            CORS lets no script of another origin send a key
 ``idempotency_django.W047``            CORS hides from such scripts what an answer says of its key
 =====================================  =========================================================

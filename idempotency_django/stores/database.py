@@ -22,7 +22,7 @@ from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnav
 from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from ..records import Claim, Operation, Payload, Record, Status, Step
 from .base import Store
-from .database_checks import check_database, check_writable
+from .database_checks import NOT_MIGRATED, check_database, check_migrated, check_writable
 from .database_rows import in_progress, lifetime, record_of
 from .database_takeover import take_over
 from .database_transactions import unbroken
@@ -267,7 +267,8 @@ class DatabaseStore(Store):
         return check_database(self.alias, self.using)
 
     def check_live(self) -> Sequence[CheckMessage]:
-        return check_writable(self.alias, self.using)
+        read_only = check_writable(self.alias, self.using)
+        return read_only or [*check_migrated(self.alias, self.using)]
 
     @property
     def _rows(self) -> IdempotencyKeyQuerySet:
@@ -333,12 +334,13 @@ class DatabaseStore(Store):
         """Say in the store's own terms what the database says of contention and of its absence."""
         try:
             yield
-        except (OperationalError, InterfaceError) as error:
-            if self._dialect.is_busy(error):
-                raise OperationInProgress from error
-            raise StoreUnavailable from error
-        except InternalError as error:
-            if self._dialect.is_read_only(error):
+        except DatabaseFault as error:
+            if self._dialect.is_missing(error):
+                raise ImproperlyConfigured(NOT_MIGRATED.format(using=self.using)) from error
+            if isinstance(error, OperationalError | InterfaceError):
+                busy = self._dialect.is_busy(error)
+                raise (OperationInProgress if busy else StoreUnavailable) from error
+            if isinstance(error, InternalError) and self._dialect.is_read_only(error):
                 raise StoreUnavailable from error
             raise
 

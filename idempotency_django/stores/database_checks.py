@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
 from django.db import connections, router
 from django.utils.module_loading import import_string
 
-from ..models import IdempotencyKey
+from ..models import IdempotencyKey, IdempotencyStep
+
+NOT_MIGRATED: Final = (
+    "The tables of idempotency_django are missing from the database {using!r}, or older than the "
+    "program. Run: manage.py migrate idempotency_django --database {using}"
+)
 
 
 def check_database(alias: str, using: str) -> Sequence[CheckMessage]:
@@ -128,3 +134,33 @@ def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
             id="idempotency_django.E008",
         )
     ]
+
+
+def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
+    """Ask the database itself whether it has the tables, and all of their columns.
+
+    It is a warning, because ``migrate`` does not run where a check reports an error.
+    """
+    missing = list(_missing(using))
+    if missing:
+        yield Warning(
+            f"The store {alias!r} uses the database {using!r}, which lacks {', '.join(missing)}.",
+            hint=f"Run: manage.py migrate idempotency_django --database {using}",
+            id="idempotency_django.W036",
+        )
+
+
+def _missing(using: str) -> Iterator[str]:
+    connection = connections[using]
+    inspect = connection.introspection
+    with connection.cursor() as cursor:
+        tables = set(inspect.table_names(cursor))
+        for model in (IdempotencyKey, IdempotencyStep):
+            table = model._meta.db_table
+            if table not in tables:
+                yield f"the table {table}"
+                continue
+            columns = {each.name for each in inspect.get_table_description(cursor, table)}
+            for field in model._meta.concrete_fields:
+                if field.column not in columns:
+                    yield f"the column {field.column} of {table}"

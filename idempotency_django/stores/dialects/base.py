@@ -44,6 +44,8 @@ class Dialect(ABC):
     """The error codes that say: somebody else is at it."""
     read_only: ClassVar[frozenset[object]] = frozenset()
     """Those that say that nothing can be written, where they are no operational errors."""
+    missing: ClassVar[frozenset[object]] = frozenset()
+    """Those that say that a table or a column does not exist."""
     ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
     """Matches the beginning of a statement that ends the transaction that it is executed in."""
 
@@ -184,6 +186,10 @@ class Dialect(ABC):
     def is_read_only(self, error: BaseException) -> bool:
         """Whether a database error says that nothing can be written: a standby, say."""
         return self.code(error.__cause__) in self.read_only
+
+    def is_missing(self, error: BaseException) -> bool:
+        """Whether a database error says that a table or a column does not exist."""
+        return self.code(error.__cause__) in self.missing
 
     @abstractmethod
     def code(self, error: BaseException | None) -> object:

@@ -32,6 +32,7 @@ class MySQL(Dialect):
     # record has changed since last read, lock wait timeout, deadlock, the same of the lock on the
     # next number of a table (as InnoDB has it), NOWAIT failed
     busy = frozenset({1020, 1205, 1213, 1467, 3572})
+    missing = frozenset({1054, 1146})  # unknown column, table does not exist
     taken = busy | {1062}  # duplicate entry
     # What commits implicitly, too: almost all that is no query of data. Temporary tables do not.
     ends = (

@@ -29,6 +29,7 @@ class PostgreSQL(Dialect):
     # lock_not_available, serialization_failure, deadlock_detected
     busy = frozenset({"55P03", "40001", "40P01"})
     read_only = frozenset({"25006"})  # read_only_sql_transaction
+    missing = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
     ends = Dialect.ends + r"|ABORT|PREPARE\s+TRANSACTION"
 
     def __init__(self, using: str) -> None:

@@ -79,5 +79,9 @@ class SQLite(Dialect):
         driver = connections[self.using].connection
         return driver is not None and not driver.in_transaction
 
+    def is_missing(self, error: BaseException) -> bool:
+        # It has no code of its own.
+        return any(each in str(error) for each in ("no such table", "no such column", "has no column"))
+
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlite_errorname", None)
