@@ -19,6 +19,7 @@ from ..executions import Execution
 from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
+from .explaining import explained
 from .outcomes import (
     Admit,
     Answer,
@@ -177,6 +178,7 @@ def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
             done.payload = answer.payload
     except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
         marked = _is_marked(store)
+        error = explained(error, claim.operation.name, store.using)
         raise _RolledBack(claim, failure(error), error, marked=marked) from None
     if not isinstance(answer.payload, Payload):
         raise _RolledBack(claim, answer)

@@ -1,0 +1,51 @@
+"""What a handler meets because a transaction surrounds it, said so that its author finds out why."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
+from django.db import connections, transaction
+
+_IN_A_BLOCK: Final = "when an 'atomic' block is active"
+_DURABLE: Final = "A durable atomic block cannot be nested"
+_FIRST: Final = (
+    "must be called before any query",  # PostgreSQL
+    "cannot run inside a transaction block",
+    "Transaction characteristics can't be changed",  # MariaDB and MySQL
+)
+
+
+def explained(error: Exception, operation: str, using: str | None) -> Exception:
+    """The error, or one that names the reason where that is the transaction around the handler.
+
+    Args:
+        error: what the handler raised, or what followed from what it did.
+        operation: what it executes.
+        using: the database of the transaction.
+    """
+    what = _reason(error, using)
+    if not what:
+        return error
+    better = ImproperlyConfigured(
+        f"{what} within a transaction, and {operation} runs in one: its idempotency policy is "
+        "transactional, so that its effects and its answer commit together. Do that outside of "
+        "the view, or give its policy mode='leased' (and, under ATOMIC_REQUESTS, mark the view "
+        "with transaction.non_atomic_requests)."
+    )
+    better.__cause__ = error
+    return better
+
+
+def _reason(error: Exception, using: str | None) -> str:
+    """What the handler tried; empty where the transaction around it was not in its way."""
+    if using is not None and connections[using].closed_in_transaction:
+        return "The connection was closed (by close_old_connections()?), which cannot be done"
+    if isinstance(error, RuntimeError) and _DURABLE in str(error):
+        return "transaction.atomic(durable=True) cannot be used"
+    if isinstance(error, transaction.TransactionManagementError) and _IN_A_BLOCK in str(error):
+        return "commit(), rollback() and set_autocommit() cannot be called"
+    if isinstance(error, DatabaseFault) and any(each in str(error) for each in _FIRST):
+        return f"A statement was refused ({error}) that cannot be executed"
+    return ""
