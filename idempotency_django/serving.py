@@ -268,7 +268,10 @@ def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> di
         refuse_others(f"The answer of {asked.operation.name}", asked.store.using, opened_by_django())
         return {}
     if asked.operation.lease is None:
-        return {"after": transactions.around(asked.store)}
+        after = transactions.around(asked.store)
+        if after is None:
+            return {}
+        return {"after": after, "waiting": transactions.ended_meanwhile}
     outer, inner = transactions.begin_later(asked.store)
     return {"outer": outer, "inner": inner}
 

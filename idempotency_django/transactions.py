@@ -105,6 +105,19 @@ class RequestTransactions:
             raise (OperationInProgress if self._is_busy(error) else StoreUnavailable) from error
         self._open[alias] = atomic
 
+    @contextmanager
+    def ended_meanwhile(self) -> Iterator[None]:
+        """Commit what is open for the length of the block, so that who waits in it holds nothing.
+
+        The same transactions are begun anew after it.
+        """
+        anew = list(self._open)
+        self._end(None, None, None)
+        self._after.close()
+        yield
+        for alias in anew:
+            self._begin(alias)
+
     def begin_later(self, store: Store) -> tuple[AbstractContextManager[None], ...]:
         """Commit what is open, and give the same transactions to be begun later.
 

@@ -65,6 +65,7 @@ def run(
     recover: Recover,
     *,
     after: ExitStack | None = None,
+    waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     outer: AbstractContextManager[object] = _NOWHERE,
     inner: AbstractContextManager[object] = _NOWHERE,
     admit: Admit | None = None,
@@ -86,6 +87,7 @@ def run(
             raises the error on. A payload in its answer is stored.
         after: without a lease, given by a caller whose own transaction surrounds this call: it
             runs these callbacks when that has ended. Else the transaction is opened here.
+        waiting: called, likewise, to end that transaction while the call waits for another owner.
         outer: with a lease, a transaction on the store's database for ``execute`` and its answer.
         inner: with a lease, transactions on other databases for ``execute``.
         admit: called with the record before a replay is counted and announced; what it raises
@@ -100,7 +102,9 @@ def run(
 
     def attempt(operation: Operation) -> Outcome:
         if operation.lease is None:
-            return transactional.run(store, policy, operation, execute, recover, after, admit)
+            return transactional.run(
+                store, policy, operation, execute, recover, after, waiting, admit
+            )
         wanted = Run(store, policy, operation, operation.lease, recover, outer, inner, admit)
         return drive(wanted.flow(), store, execute)
 

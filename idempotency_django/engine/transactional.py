@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -38,6 +38,7 @@ logger = logging.getLogger("idempotency_django")
 
 Execute = Callable[[Execution], Answer]
 Recover = Callable[[Exception], Answer]
+Waiting = Callable[[], AbstractContextManager[object]]
 
 UNKNOWN: Final = (OperationalError, InterfaceError)
 """What COMMIT raises where nobody can say whether it was done."""
@@ -70,6 +71,7 @@ def run(
     execute: Execute,
     recover: Recover,
     after: ExitStack | None,
+    waiting: Waiting,
     admit: Admit | None,
 ) -> Outcome:
     """Run an operation in a transaction; see :func:`idempotency_django.engine.run`."""
@@ -81,7 +83,8 @@ def run(
         pause = patience.pause()
         if pause is None:
             return outcome
-        time.sleep(pause)
+        with waiting():
+            time.sleep(pause)
 
 
 def _run_once(
@@ -243,9 +246,11 @@ def _settle(store: Store, claim: Claim, answer: Answer) -> None:
             payload = answer.payload()
         except Exception as error:  # noqa: BLE001  # raised below, when it is written down
             unmade, answer = error, failure(error)
+    # Whoever has completed it meanwhile is not replayed here, so that nothing is to be counted.
+    uncounted = replace(claim.operation, count_replays=False)
     try:
         with store.transaction():
-            held = store.acquire(claim.operation)
+            held = store.acquire(uncounted)
             if isinstance(held, Claim) and payload is not None:
                 store.on_commit(partial(_announce, held, payload))
                 store.complete(held, payload)
