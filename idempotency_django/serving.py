@@ -47,6 +47,7 @@ from .negotiation import (
 )
 from .policy import Policy
 from .records import Call, Operation, Payload, Record
+from .sessions import SessionBefore, save_session
 from .status import accepted
 from .stores import Store, stores
 from .stores.surroundings import opened_by_django, refuse_others
@@ -171,7 +172,9 @@ def serve(
     def execute(execution: Execution) -> Answer:
         request = exchange.http_request
         with _running(request, execution), noticing_csrf_tokens(request):
-            return _answer(exchange, exchange.respond(), policy)
+            if asked.operation.lease is not None:
+                return _answer(exchange, exchange.respond(), policy)
+            return _with_session(exchange, policy, asked.store)
 
     with _explained(asked.operation, policy):
         surroundings = _surroundings(asked, transactions)
@@ -265,7 +268,8 @@ def _asked_for(exchange: Exchange, policy: Policy, *, asynchronous: bool) -> _As
 def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> dict[str, Any]:
     """What surrounds the handler, as the engine takes it."""
     if transactions is None:  # then those that are open were opened by Django
-        refuse_others(f"The answer of {asked.operation.name}", asked.store.using, opened_by_django())
+        what = f"The answer of {asked.operation.name}"
+        refuse_others(what, asked.store.using, opened_by_django())
         return {}
     if asked.operation.lease is None:
         after = transactions.around(asked.store)
@@ -274,6 +278,21 @@ def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> di
         return {"after": after, "waiting": transactions.ended_meanwhile}
     outer, inner = transactions.begin_later(asked.store)
     return {"outer": outer, "inner": inner}
+
+
+def _with_session(exchange: Exchange, policy: Policy, store: Store) -> Answer:
+    """Run the view in the claim's transaction; what it wrote to the session ends as that does."""
+    before = SessionBefore(exchange.http_request)
+    try:
+        answer = _answer(exchange, exchange.respond(), policy)
+        if answer.payload is not None:
+            save_session(exchange.http_request, store.using)
+    except Exception:
+        before.restore()
+        raise
+    if answer.payload is None:
+        before.restore()
+    return answer
 
 
 def _recover(exchange: Exchange, policy: Policy) -> Callable[[Exception], Answer]:

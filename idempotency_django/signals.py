@@ -2,8 +2,8 @@
 
 Every signal has the class :class:`~idempotency_django.records.Operation` as its sender and passes
 the ``operation``; receivers are called with ``send_robust``, so that a receiver's error is logged
-by Django and spoils no answer. Where a transaction is open, they are called within a savepoint: after
-a database error of one of them, what they have written there is rolled back, and nothing else.
+by Django and spoils no answer. Where a transaction is open, they are called within a savepoint:
+after a database error of one of them, what they have written is rolled back, and nothing else.
 
 =================  ==========================================  ============================
 signal             sent when                                   further arguments

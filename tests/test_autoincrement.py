@@ -37,7 +37,8 @@ def copy_slowly(connection: BaseDatabaseWrapper) -> None:
     values["key"] = "CONCAT(id, IF(id > (SELECT MIN(id) FROM django_content_type), SLEEP(30), ''))"
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO {IdempotencyKey._meta.db_table} ({', '.join(map('`{}`'.format, values))}) "
+            f"INSERT INTO {IdempotencyKey._meta.db_table} "
+            f"({', '.join(map('`{}`'.format, values))}) "
             f"SELECT {', '.join(values.values())} FROM django_content_type"
         )
 
@@ -60,7 +61,8 @@ def test_numbers_that_are_locked() -> None:
     def is_asleep() -> bool:
         with connections[str(ALIAS)].cursor() as cursor:
             cursor.execute(
-                "SELECT 1 FROM information_schema.processlist WHERE id = %s AND state = 'User sleep'",
+                "SELECT 1 FROM information_schema.processlist "
+                "WHERE id = %s AND state = 'User sleep'",
                 [slow_id],
             )
             return cursor.fetchone() is not None

@@ -109,9 +109,7 @@ def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
         ("nested-other", FingerprintMismatch),
     ],
 )
-def test_nested(
-    client: Client, url: str, reference: str, error: type[IdempotencyError]
-) -> None:
+def test_nested(client: Client, url: str, reference: str, error: type[IdempotencyError]) -> None:
     """A nested operation's error is the view's: Django's 500, and no problem of the request."""
     key = new_key()
     for attempt in (1, 2):
@@ -123,7 +121,7 @@ def test_nested(
 @pytest.mark.parametrize("url", VIEWS)
 @pytest.mark.parametrize("reference", ["hook-raised", "hook-gone", "hook-busy", "hook-other"])
 def test_hook(client: Client, url: str, reference: str, atomic: bool) -> None:
-    """A hook's error is a 500, as any error of a hook; what was committed stays, and is replayed."""
+    """A hook's error is a 500, as ever; what was committed stays, and is replayed."""
     if reference == "hook-raised" and url not in ("/view/", "/drf/") and not atomic:
         pytest.skip("WITHOUT A TRANSACTION A HOOK IS PART OF THE VIEW")
     client.raise_request_exception = False

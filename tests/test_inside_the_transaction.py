@@ -44,7 +44,7 @@ WAYS = {
     "durable": durable,
     "isolation": isolation,
     "autocommit": lambda: transaction.set_autocommit(False),
-    "commit": lambda: transaction.commit(),
+    "commit": transaction.commit,
     "closes": close_old_connections,
     "closes-and-asks": closes_and_asks,
 }

@@ -68,7 +68,8 @@ def missing(request: pytest.FixtureRequest, alias: str) -> Iterator[str]:
 
 def configure(settings: Any, alias: str) -> None:
     backend = "idempotency_django.stores.database.DatabaseStore"
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": backend, "OPTIONS": {"using": alias}}}}
+    store = {"BACKEND": backend, "OPTIONS": {"using": alias}}
+    settings.IDEMPOTENCY = {"STORES": {"default": store}}
 
 
 def test_claim(alias: str, missing: str) -> None:

@@ -1,4 +1,4 @@
-"""What a handler meets because a transaction surrounds it, said so that its author finds out why."""
+"""What a handler meets because a transaction surrounds it, and why that is so."""
 
 from __future__ import annotations
 

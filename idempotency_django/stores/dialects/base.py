@@ -87,7 +87,8 @@ class Dialect(ABC):
         )
         self.step_sql = self._step_sql()
         self.extend_sql, self.owned_sql = self._extend_sql()
-        self._ends = re.compile(rf"(\s|--.*\n|#.*\n|/\*.*?\*/|;)*({self.ends})\b", re.I | re.S)
+        before = r"(\s|--.*\n|#.*\n|/\*.*?\*/|;)*"  # comments and space
+        self._ends = re.compile(rf"{before}({self.ends})\b", re.IGNORECASE | re.DOTALL)
 
     def _owned(self) -> str:
         """The row of a claim, as long as it is its owner's: id and token."""

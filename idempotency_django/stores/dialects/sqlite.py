@@ -80,8 +80,8 @@ class SQLite(Dialect):
         return driver is not None and not driver.in_transaction
 
     def is_missing(self, error: BaseException) -> bool:
-        # It has no code of its own.
-        return any(each in str(error) for each in ("no such table", "no such column", "has no column"))
+        wrong = ("no such table", "no such column", "has no column")
+        return any(each in str(error) for each in wrong)  # there is no code for it
 
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlite_errorname", None)
