@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -39,9 +41,9 @@ def using(request: pytest.FixtureRequest) -> str:
     return str(django_settings.ALIASES[request.param])
 
 
-def completed(store: CachedStore) -> Operation:
+def completed(store: CachedStore, **changes: Any) -> Operation:
     """An operation that was executed, and whose answer is cached."""
-    operation = an_operation()
+    operation = an_operation(**changes)
     with store.transaction():
         claim = store.acquire(operation)
         assert isinstance(claim, Claim)
@@ -95,6 +97,15 @@ def test_never_asks(using: str) -> None:
         with store.transaction():
             assert isinstance(store.acquire(completed(store)), Record)
     assert questions(queries) == 0
+
+
+@pytest.mark.parametrize("ttl", [None, timedelta(days=30)])
+def test_max_age_bounds_what_is_not_bound(using: str, ttl: timedelta | None) -> None:
+    """However long a record lives, its answer leaves the cache ``max_age`` after it was stored."""
+    store, cache = CachedStore("default", using=using, recheck=None, max_age=60), caches["default"]
+    operation = completed(store, ttl=ttl)
+    expires: Any = cache._expire_info[cache.make_key(store._name(operation.key, operation.scope))]
+    assert time.time() < expires <= time.time() + 60
 
 
 def test_another_server_of_mariadb() -> None:
