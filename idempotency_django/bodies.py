@@ -136,10 +136,7 @@ def _size(request: Any) -> int:
 
 
 def _announced(request: HttpRequest) -> int:
-    try:
-        return int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:  # which Django takes for empty
-        return 0
+    return int(request.META.get("CONTENT_LENGTH") or 0)
 
 
 def _refuse_half(request: HttpRequest, received: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
@@ -218,6 +219,15 @@ class TestCalls:
         assert async_to_sync(call)(key, "charge") == "charge"
         with pytest.raises(FingerprintMismatch):
             async_to_sync(call)(key, "refund")
+
+    def test_partial(self) -> None:
+        """A partial has the name of its function."""
+        key = new_key()
+        assert idempotent_call(key=key, scope="s", fn=partial(charge)) == "charged"
+        assert idempotent_call(key=key, scope="s", fn=charge) == "charged"
+        with pytest.raises(FingerprintMismatch):
+            idempotent_call(key=key, scope="s", fn=partial(refund))
+        assert Effect.objects.count() == 1
 
     def test_name_survives_a_renaming(self) -> None:
         """A name of your own is what counts, whatever the function is called."""

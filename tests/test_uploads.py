@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
 from django.test.client import encode_multipart
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -27,8 +27,10 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django import fingerprints
+from idempotency_django.bodies import body_of
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.records import Hashed
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, new_key
 
@@ -455,6 +457,38 @@ def test_chunked_body(url: str, size: int) -> None:
     assert_replays(first, chunked(body))
     assert_problem(chunked(b"x" * size), 422, "mismatch")
     assert effects() == 1
+
+
+class TestTwice:
+    """A body that is looked at again, or after somebody has taken its bytes."""
+
+    @pytest.mark.parametrize("kind", ["application/octet-stream", FORM])
+    @pytest.mark.parametrize("limit", [300, 10_000])
+    def test_same_body(self, settings: Any, *, kind: str, limit: int) -> None:
+        """The second look finds what the first one found, and the view still all of it."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = limit
+        sent = form()
+        request = RequestFactory().generic("POST", "/", sent, kind)
+        assert body_of(request) == body_of(request)
+        assert request.read() == sent
+
+    def test_form_whose_bytes_were_taken(self, settings: Any) -> None:
+        """A form is known by its fields also where somebody has taken its bytes before."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
+        request, untouched = (RequestFactory().generic("POST", "/", form(), FORM) for _ in "ab")
+        assert request.body == form()
+        assert body_of(request) == body_of(untouched)
+
+    def test_chunked_body_that_can_be_read_again(self) -> None:
+        """A server's input that can be read again is used as it is."""
+        request = RequestFactory().generic(
+            "POST",
+            "/",
+            HTTP_TRANSFER_ENCODING="chunked",
+            **{"wsgi.input": BytesIO(CONTENT), "wsgi.input_terminated": True},
+        )
+        assert body_of(request) == Hashed(size=400, sha256=sha256(CONTENT))
+        assert request.META["wsgi.input"].read() == CONTENT
 
 
 @pytest.mark.parametrize("url", ["/decorated/by_read/", "/drf/by_read/"])
