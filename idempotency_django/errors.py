@@ -16,6 +16,8 @@
     ├── StepsChanged               500  the stored steps are not those that the code has now
     └── ClaimLost                  500  the claim was lost during execution
 
+:exc:`StepFailed` is none of them: it is raised *to* a handler, as an error of one of its steps.
+
 The slug names the page of the documentation that explains the problem; the status is the
 default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
 :exc:`django.core.exceptions.ImproperlyConfigured`.
@@ -177,8 +179,32 @@ class StepsChanged(IdempotencyError):
     title = "The steps of the operation have changed"
     default_detail = (
         "An earlier attempt at this operation has stored steps that the program no longer has in "
-        "this order, so it cannot be resumed. An operator must settle it."
+        "this order, so it cannot be resumed. What has been done so far stays done, by the earlier "
+        "attempt and by this one. An operator must settle the operation."
     )
+
+
+class StepFailed(Exception):
+    """A step failed in an earlier attempt, whose handler caught the error and went on.
+
+    It is raised where the error's class is not among those that
+    :meth:`~idempotency_django.executions.Execution.expect` was told of.
+
+    Args:
+        step: the step's name.
+        attempt: the attempt that called it.
+        error: the name of the class of what it raised.
+        text: what that said.
+    """
+
+    def __init__(self, step: str, attempt: int, error: str, text: str) -> None:
+        self.step = step
+        self.attempt = attempt
+        super().__init__(
+            f"The step {step!r} failed in attempt {attempt} with {error}: {text}. That attempt "
+            "went on without it, so the step is not called again. Catch StepFailed, or call "
+            f"expect({error}) before the steps, and the error is raised as what it was."
+        )
 
 
 class ClaimLost(IdempotencyError):

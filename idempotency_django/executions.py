@@ -5,9 +5,11 @@ Nothing here knows HTTP: views, tasks and plain functions are given the same obj
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -43,6 +45,8 @@ class Execution:
         self._claim = claim
         self._lease = lease
         self._steps = Steps(store, claim)
+        self._has_derived = False
+        self._thread = _thread()
 
     def __repr__(self) -> str:
         return f"<Execution {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
@@ -67,6 +71,14 @@ class Execution:
         """1 for the first execution of this key, one more for each that follows."""
         return self._claim.attempt
 
+    @property
+    def pinned(self) -> bool:
+        """Whether no other request may have the key, should this attempt fail.
+
+        That is so once a key was derived or a step stored: what was done with it stays done.
+        """
+        return self._has_derived or self._steps.are_stored
+
     def derive_key(self, name: str) -> str:
         """A key for somebody else's service: a UUID (RFC 9562, version 5).
 
@@ -77,6 +89,7 @@ class Execution:
         Args:
             name: what the key is for, ``"charge"``.
         """
+        self._has_derived = True
         return _derived(self.scope, self.key, self.operation.content, name)
 
     def atomic(self) -> AbstractContextManager[None]:
@@ -90,7 +103,21 @@ class Execution:
         if self._lease is None:
             return transaction.atomic(using=self._store.using)  # the claim's own holds it already
         self._lease.ensure()
+        self._steps.keep(self._steps.failed)
         return self._store.fenced(self._claim)
+
+    def expect(self, *errors: type[Exception]) -> None:
+        """Say which errors of steps the handler catches to go on without the step.
+
+        When a handler has caught an error of a step and begins another step, the error is kept:
+        each later attempt raises it again, so that it takes the same branch. It is raised as the
+        closest of these classes, with its arguments and attributes as far as they are JSON, and
+        as :exc:`~idempotency_django.errors.StepFailed` where there is none.
+
+        Args:
+            errors: classes of exceptions, in addition to those of earlier calls.
+        """
+        self._steps.expected += errors
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, once to a stored result per key, and return what it returned.
@@ -112,46 +139,63 @@ class Execution:
             TypeError: the result is not JSON; the step was rolled back.
             ClaimLost: the operation was taken over; the step was not begun, or was rolled back.
             StepsChanged: an earlier attempt stored other steps than the code has now.
-            ImproperlyConfigured: the policy is not ``leased``, the store keeps no steps, or a
-                transaction surrounds the step, which could not commit then.
+            StepFailed: the step failed in an earlier attempt, which went on without it; likewise
+                any error that :meth:`expect` was told of.
+            ImproperlyConfigured: the policy is not ``leased``, the store keeps no steps, a
+                transaction surrounds the step, which could not commit then, or another thread
+                than the handler's calls it, so that the order of steps may change.
         """
         lease = self._leased(name)
+        if self._thread not in (None, threading.get_ident()):
+            raise ImproperlyConfigured(
+                f"The step {name!r} was begun in another thread than its handler. Which of several "
+                "threads comes first may be different in the next attempt, so that it would find "
+                "other steps. Begin steps in the handler's own thread, and use threads within one."
+            )
         self._steps.load()
         position, stored = self._steps.reach(name)
         if stored is not None:
-            return json.loads(stored.result)
+            return self._steps.outcome(stored)
         with self._steps.beginning(name):
             lease.ensure()
+            self._steps.keep(self._steps.failed)
             return self._commit(position, name, partial(function, *args, **kwargs))
 
-    async def astep(
+    def astep(
         self,
         name: str,
         function: Callable[..., Any] | Callable[..., Awaitable[Any]],
         /,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """:meth:`step` for an async handler.
 
         A coroutine function is awaited outside of any transaction, and its result stored
         afterwards; a plain function runs in a thread, within the transaction, as in :meth:`step`.
         """
+        # Of now: what fails later, beside it in one gather(), is nothing that it follows.
+        return self._astep(self._steps.failed, name, partial(function, *args, **kwargs))
+
+    async def _astep(
+        self, failed: frozenset[str], name: str, function: partial[Any | Awaitable[Any]]
+    ) -> Any:
         lease = self._leased(name)
         if not self._steps.loaded:
             await sync_to_async(self._steps.load)()
         position, stored = self._steps.reach(name)
         if stored is not None:
-            return json.loads(stored.result)
+            return self._steps.outcome(stored)
 
         with self._steps.beginning(name):
             if lease.is_over:
                 await sync_to_async(lease.ensure)()
-            if not iscoroutinefunction(function):
-                made = partial(function, *args, **kwargs)
-                return await sync_to_async(self._commit)(position, name, made)
+            if failed:
+                await sync_to_async(self._steps.keep)(failed)
+            if not iscoroutinefunction(function.func):
+                return await sync_to_async(self._commit)(position, name, function)
             with _within(name):
-                result = await function(*args, **kwargs)
+                result = await function()
             return await sync_to_async(self._commit)(position, name, lambda: result)
 
     def _commit(self, position: int, name: str, make: Callable[[], Any]) -> Any:
@@ -257,6 +301,15 @@ def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]
 
 def _derived(*parts: str) -> str:
     return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
+
+
+def _thread() -> int | None:
+    """The thread that runs the handler; ``None``: an event loop does, which orders its steps."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return threading.get_ident()
+    return None
 
 
 @contextmanager

@@ -160,6 +160,8 @@ class IdempotencyKey(models.Model):
     lease_expires_at = models.DateTimeField(_("lease ends"), null=True, blank=True)
     # Whether an operator must settle it when its lease ends while it is in progress.
     hold = models.BooleanField(_("held when interrupted"), default=False, db_default=False)
+    # Whether it may have had effects under derived keys: no other request gets the key then.
+    pinned = models.BooleanField(_("kept for its request"), default=False, db_default=False)
 
     response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
     response_headers = models.TextField(_("response headers"), default="[]", blank=True)
@@ -226,6 +228,8 @@ class IdempotencyStep(models.Model):
     name = models.CharField(_("name"), max_length=100)
     attempt = models.PositiveIntegerField(_("attempt"))
     result = models.TextField(_("result"))
+    # What it failed with, where the handler went on without it: it fails on each attempt then.
+    failure = models.TextField(_("failure"), default="", blank=True)
     completed_at = models.DateTimeField(_("completed"))
 
     class Meta:

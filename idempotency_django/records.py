@@ -151,13 +151,15 @@ class Step:
         position: its place among the operation's steps, from 0.
         name: what it is called.
         attempt: which attempt ran it.
-        result: what it returned, as JSON.
+        result: what it returned, as JSON; empty where it failed.
+        failure: what it failed with, as JSON, where its handler went on without it; else empty.
     """
 
     position: int
     name: str
     attempt: int
     result: str
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from .errors import ClaimLost, StepsChanged
+from .errors import ClaimLost, StepsChanged, StoreUnavailable
+from .failures import raised_as, stored_as
 from .records import Claim, Step
 from .stores import Store
 
 LONGEST_NAME: Final = 100  # characters of a step's name
+
+_DONE: Final = (
+    "What has been done so far stays done, by the earlier attempt and by this one. An operator "
+    "must settle the operation."
+)
 
 
 class Steps:
@@ -28,6 +36,10 @@ class Steps:
         self._stored: dict[int, Step] = {}
         self._reached: dict[str, int] = {}
         self._begun: set[str] = set()
+        self._failed: dict[str, Exception] = {}
+        self._settling = threading.Lock()
+        self.expected: tuple[type[Exception], ...] = ()
+        """The errors that a failed step may be raised with again."""
         self.loaded = claim.attempt == 1
         """Whether what earlier attempts have stored is known."""
 
@@ -37,15 +49,23 @@ class Steps:
             self._stored = {step.position: step for step in self._store.steps(self._claim)}
             self.loaded = True
 
+    @property
+    def are_stored(self) -> bool:
+        """Whether any step is known to be stored."""
+        return bool(self._stored)
+
     def reach(self, name: str) -> tuple[int, Step | None]:
         """The position of a step that is called now, and what an earlier attempt stored of it.
 
         Raises:
             StepsChanged: another step is stored there, or this one elsewhere.
-            ValueError: this attempt has stored a step with this name already, or is at it.
+            ValueError: this attempt has completed a step with this name already, or is at it.
         """
         again = self._reached.get(name)  # after a failure that the handler dealt with itself
-        if name in self._begun or (again is not None and again in self._stored):
+        done = self._stored.get(again) if again is not None else None
+        if done and done.failure and again is not None:
+            return again, done
+        if name in self._begun or done:
             raise ValueError(
                 f"This operation has two steps that are called {name!r}. Give each its own name."
             )
@@ -55,25 +75,83 @@ class Steps:
             raise StepsChanged(
                 f"Step {position + 1} of this operation is {name!r} now, but attempt "
                 f"{stored.attempt} stored {stored.name!r} there. Was a step renamed, moved, added "
-                "or removed? What it did stays done; an operator must settle the operation."
+                f"or removed? {_DONE}"
             )
         if stored is None and any(step.name == name for step in self._stored.values()):
             raise StepsChanged(
                 f"Step {position + 1} of this operation is {name!r} now, which an earlier attempt "
-                "stored at another place. Were steps moved, or one before it removed? What they "
-                "did stays done; an operator must settle the operation."
+                f"stored at another place. Were steps moved, or one before it removed? {_DONE}"
             )
         self._reached[name] = position
         return position, stored
 
     @contextmanager
     def beginning(self, name: str) -> Iterator[None]:
-        """Keep another step of that name from being begun at the same time."""
+        """Keep another step of that name from being begun at the same time; note if it fails."""
         self._begun.add(name)
+        self._failed.pop(name, None)
         try:
             yield
+        except asyncio.CancelledError:
+            self._failed[name] = TimeoutError("It was cancelled.")  # as its handler may see it
+            raise
+        except Exception as error:
+            self._failed[name] = error
+            raise
         finally:
             self._begun.discard(name)
+
+    def outcome(self, stored: Step) -> Any:
+        """What a stored step came to: its result, or the error that is raised again."""
+        if stored.failure:
+            raise raised_as(stored, self.expected)
+        return json.loads(stored.result)
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """The steps that have failed in this attempt, and are not stored as such."""
+        return frozenset(self._failed)
+
+    def keep(self, failed: frozenset[str]) -> None:
+        """Store the failures that the handler has caught, before anything follows them.
+
+        What follows depends on them: were such a step to succeed in a later attempt, the handler
+        would take the other branch there, after both had had effects.
+
+        Args:
+            failed: the steps that had failed when what is to follow was called for. Those of them
+                that are being called again are left out.
+
+        Raises:
+            StoreUnavailable: as a step did of which nobody knows whether it was committed: nothing
+                may follow that. Or the failures cannot be stored.
+            ClaimLost: the operation was taken over.
+            ImproperlyConfigured: a transaction surrounds what is to follow.
+        """
+        if not failed:
+            return
+        with self._settling:
+            again = self._begun
+            caught = {n: e for n, e in self._failed.items() if n in failed and n not in again}
+            for error in caught.values():
+                if isinstance(error, (StoreUnavailable, ClaimLost)):
+                    raise error
+            if not caught:
+                return
+            failures = [self._failure(name, error) for name, error in caught.items()]
+            with self._store.durable(f"The failure of the step {failures[0].name!r}"):
+                for step in failures:
+                    if not self._store.save_step(self._claim, step):
+                        raise ClaimLost
+            for step in failures:
+                self.note(step)
+                del self._failed[step.name]
+
+    def _failure(self, name: str, error: Exception) -> Step:
+        position, attempt = self._reached[name], self._claim.attempt
+        return Step(
+            position=position, name=name, attempt=attempt, result="", failure=stored_as(error)
+        )
 
     def save(self, position: int, name: str, result: Any) -> Step:
         """Store what a step came to, in the running transaction.
@@ -101,7 +179,7 @@ class Steps:
             raise StepsChanged(
                 f"Attempt {self._claim.attempt} of this operation ended without {_named(left)}, "
                 "which an earlier attempt had done. Was a step removed, or is it skipped by a "
-                "condition?"
+                f"condition? {_DONE}"
             )
 
 

@@ -858,9 +858,9 @@ class Flaky(MemoryStore):
         await self._wait("completed")
         return completed
 
-    async def afail(self, claim: Claim, error: str) -> bool:
+    async def afail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
         await self._wait("fail")
-        failed = self.fail(claim, error)
+        failed = self.fail(claim, error, pinned=pinned)
         await self._wait("failed")
         return failed
 

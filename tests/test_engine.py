@@ -689,7 +689,7 @@ class TestAudit:
         """When the failure cannot be recorded, it is logged and the client gets its answer."""
         store = DatabaseStore("default")
 
-        def unreachable(claim: Claim, error: str) -> bool:
+        def unreachable(claim: Claim, error: str, **_: object) -> bool:
             raise StoreUnavailable
 
         monkeypatch.setattr(store, "fail", unreachable)

@@ -26,7 +26,7 @@ from django.utils import timezone
 from idempotency_django import engine
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine import Answer, Executed, InProgress, Mismatched, Outcome, Replayed
-from idempotency_django.errors import ClaimLost, StepsChanged, StoreUnavailable
+from idempotency_django.errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
 from idempotency_django.executions import Execution, Unprotected
 from idempotency_django.leases import Lease
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
@@ -506,7 +506,7 @@ class TestSteps:
         assert effects(database.using) == 1
 
     def test_given_up_within_one_attempt(self, store: Store) -> None:
-        """A step that failed and was left so is called again by the next attempt, at its place."""
+        """A step that failed and was left so, for another, is given up by the next attempt too."""
         operation, calls = leased(), []
 
         def handler(execution: Execution) -> list[object]:
@@ -519,13 +519,13 @@ class TestSteps:
             results = []
             try:
                 results.append(execution.step("optional", optional))
-            except ConnectionError:
+            except (ConnectionError, StepFailed):
                 results.append("skipped")
             return [*results, execution.step("next", calls.append, "next")]
 
         failed_after(store, operation, handler)
-        assert attempt(store, operation, handler) == Executed(["done", None])
-        assert calls == ["optional", "next", "optional"]
+        assert attempt(store, operation, handler) == Executed(["skipped", None])
+        assert calls == ["optional", "next"]
 
     def test_survives_several_failures(self, store: Store) -> None:
         """Steps of several attempts add up."""
@@ -638,16 +638,26 @@ class TestChangedSteps:
         attempt(store, operation, handler)
         assert calls == ["a", "b"]
 
-    def test_moved_before_what_was_given_up(self, store: Store) -> None:
+    def test_moved_before_what_failed_beside_it(self, store: Store) -> None:
         """A step that is stored further behind is not run at another place."""
         operation, calls = leased(), []
 
-        def before(execution: Execution) -> None:
-            with pytest.raises(ZeroDivisionError):
-                execution.step("first", lambda: 1 / 0)
-            execution.step("second", calls.append, "second")
+        async def fails() -> None:
+            raise ZeroDivisionError
 
-        failed_after(store, operation, before)
+        async def works() -> None:
+            calls.append("second")
+
+        async def before(execution: Execution) -> None:
+            both = execution.astep("first", fails), execution.astep("second", works)
+            await asyncio.gather(*both, return_exceptions=True)
+            raise InterruptedError
+
+        async def work() -> None:
+            with pytest.raises(InterruptedError):
+                await aattempt(store, operation, before)
+
+        run_in_loop(work)
         with pytest.raises(StepsChanged, match="which an earlier attempt stored at another place"):
             attempt(store, operation, lambda e: e.step("second", calls.append, "again"))
         assert calls == ["second"]

@@ -112,8 +112,10 @@ class Watched(Store):
             "complete", claim.key, lambda: super(Watched, self).complete(claim, payload)
         )
 
-    def fail(self, claim: Claim, error: str) -> bool:
-        return self._ask("fail", claim.key, lambda: super(Watched, self).fail(claim, error))
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        return self._ask(
+            "fail", claim.key, lambda: super(Watched, self).fail(claim, error, pinned=pinned)
+        )
 
     def get(self, key: str, scope: str) -> Record | None:
         return self._ask("get", key, lambda: super(Watched, self).get(key, scope))

@@ -768,7 +768,7 @@ class TestReplicas:
         """A claim that cannot even be given back is left to its lease."""
         store = at(port, wait_replicas=1, wait_timeout=MOMENT)
 
-        def fail(*_: object) -> bool:
+        def fail(*_: object, **__: object) -> bool:
             raise StoreUnavailable
 
         store.fail = fail  # type: ignore[method-assign]

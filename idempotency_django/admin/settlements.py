@@ -158,6 +158,7 @@ class Release(Settlement):
         return {
             **super().changes(by),
             "status": Status.FAILED,
+            "pinned": True,  # what the attempt has done elsewhere was done for this request
             "error": _("Released by %(user)s: %(reason)s") % values,
         }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import Q
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince, timeuntil
@@ -98,14 +99,18 @@ def steps_of(record: Any, using: str, *, with_results: bool) -> list[Event]:
             _step(step),
             step.completed_at,
             record.now,
-            indented(step.result) if with_results else "",
+            indented(step.failure or step.result) if with_results else "",
         )
-        for step in (steps if with_results else steps.defer("result"))
+        for step in steps.annotate(failed=~Q(failure="")).defer(
+            *(() if with_results else ("result", "failure"))
+        )
     ]
 
 
-def _step(step: IdempotencyStep) -> str:
+def _step(step: Any) -> str:
     values = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
+    if step.failed:
+        return _("step %(place)d, %(name)s, failed in attempt %(attempt)d") % values
     return _("step %(place)d, %(name)s, by attempt %(attempt)d") % values
 
 

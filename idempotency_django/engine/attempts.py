@@ -88,7 +88,7 @@ class Attempt:
             # Else a person decides, as after any other interruption.
             if not (self._operation.hold and self.work.begun):
                 answer = Answer(None, None, repr(exit_request), failed=True)
-                yield from settle(self._claim, answer, self.work.payload)
+                yield from settle(self._claim, answer, self.work)
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         if isinstance(ended, IdempotencyError) and ended.foreign:
@@ -102,7 +102,7 @@ class Attempt:
             ended = interrupted
         if isinstance(ended, Exception):
             return (yield from self._recovered(ended, held=held))
-        yield from settle(self._claim, ended, self.work.payload)
+        yield from settle(self._claim, ended, self.work)
         return Executed(ended.response)
 
     def _is_mine(self) -> Generator[Wish, Any, bool]:
@@ -203,5 +203,5 @@ class Attempt:
             answer = yield Call(partial(self.recover, error))
         finally:
             if not held:
-                yield from settle(self._claim, answer, self.work.payload)
+                yield from settle(self._claim, answer, self.work)
         return Executed(answer.response)

@@ -15,7 +15,7 @@ from .. import signals
 from ..errors import IdempotencyError, OperationInProgress, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record, Status
 from .outcomes import Answer, failure, send
-from .wishes import Ask, Call, Wish
+from .wishes import Ask, Call, Execute, Wish
 
 logger = logging.getLogger("idempotency_django")
 
@@ -27,15 +27,16 @@ def tell(claim: Claim, signal: Signal, **arguments: Any) -> Generator[Wish, Any,
         yield Call(partial(send, signal, claim.operation, **told))
 
 
-def settle(claim: Claim, answer: Answer, done: Payload | None) -> Generator[Wish, Any, None]:
+def settle(claim: Claim, answer: Answer, work: Execute) -> Generator[Wish, Any, None]:
     """Write down how an attempt ended that did not complete.
 
     Args:
         claim: the attempt's.
         answer: what it came to.
-        done: what its handler had come to before, where that was to be stored: a hook that fails
-            behind the commit leaves it so.
+        work: its handler. What that had come to before, where it was to be stored, stays so when a
+            hook fails behind the commit.
     """
+    done = work.payload
     payload, unmade = None, None
     if callable(answer.payload):
         try:
@@ -44,7 +45,7 @@ def settle(claim: Claim, answer: Answer, done: Payload | None) -> Generator[Wish
             unmade, answer = error, failure(error)
     signal = signals.failed if answer.failed else signals.released
     try:
-        settled = yield from _write(claim, payload, answer.error)
+        settled = yield from _write(claim, payload, answer.error, work)
         if not settled:
             found = yield Ask("get", (claim.key, claim.scope))
             if is_stored(claim, done, found):
@@ -70,14 +71,17 @@ def settle(claim: Claim, answer: Answer, done: Payload | None) -> Generator[Wish
         raise unmade
 
 
-def _write(claim: Claim, payload: Payload | None, error: str) -> Generator[Wish, Any, bool]:
+def _write(
+    claim: Claim, payload: Payload | None, error: str, work: Execute
+) -> Generator[Wish, Any, bool]:
+    fail = Ask("fail", (claim, error), {"pinned": work.execution.pinned})
     if payload is not None:
         return (yield Ask("complete", (claim, payload)))  # type: ignore[no-any-return]
     try:
-        return (yield Ask("fail", (claim, error)))  # type: ignore[no-any-return]
+        return (yield fail)  # type: ignore[no-any-return]
     except (StoreUnavailable, OperationInProgress):
         # The connection may have been lost while the handler ran; the store has a new one now.
-        return (yield Ask("fail", (claim, error)))  # type: ignore[no-any-return]
+        return (yield fail)  # type: ignore[no-any-return]
 
 
 def is_stored(claim: Claim, payload: Payload | None, found: Record | None) -> bool:

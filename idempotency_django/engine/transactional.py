@@ -48,10 +48,10 @@ _ERRORS: Final = 400  # and above: the status of an answer that tells of no succ
 
 class _RolledBack(Exception):  # carries an answer out of a transaction; no error
     def __init__(
-        self, claim: Claim, answer: Answer, error: Exception | None = None, *, marked: bool = False
+        self, done: _Done, answer: Answer, error: Exception | None = None, *, marked: bool = False
     ) -> None:
         super().__init__(answer.error)
-        self.claim = claim
+        self.done = done
         self.answer = answer
         self.error = error
         self.marked = marked  # for rollback, before this left the transaction
@@ -118,7 +118,7 @@ def _run_once(
             raise
         if done is None:
             return InProgress()
-        rolled_back = _RolledBack(done.claim, failure(error), error)  # refused at COMMIT
+        rolled_back = _RolledBack(done, failure(error), error)  # refused at COMMIT
     except _RolledBack as signal:
         rolled_back = signal
     except _Refused as refused:
@@ -130,7 +130,7 @@ def _run_once(
     except Exception as error:
         if done is None or done.committed:  # then it was raised by a hook
             raise
-        rolled_back = _RolledBack(done.claim, failure(error), error)
+        rolled_back = _RolledBack(done, failure(error), error)
     # Outside the except clauses, so that an error raised on shows no trace of this detour.
     return Executed(_after_rollback(store, rolled_back, recover, after))
 
@@ -152,6 +152,7 @@ class _Done:
     def __init__(self, store: Store, claim: Claim) -> None:
         self.store = store
         self.claim = claim
+        self.execution = Execution(store, claim, None)
         self.response: Any = None
         self.payload: Payload | None = None
         self.committed = False
@@ -165,7 +166,7 @@ class _Done:
     def ended(self, _: object, error: BaseException | None, __: object) -> None:
         """Called when a transaction ended that had begun before."""
         if isinstance(error, Exception) and not isinstance(error, UNKNOWN) and not self.committed:
-            _settle(self.store, self.claim, failure(error))
+            _settle(self, failure(error))
 
 
 def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
@@ -174,7 +175,7 @@ def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
     store.on_commit(done.announce)  # before the handler's own hooks: one may raise and end them all
     try:
         with store.unbroken(claim.operation.name):
-            answer = _unless_marked(store, execute(Execution(store, claim, None)))
+            answer = _unless_marked(store, execute(done.execution))
         if isinstance(answer.payload, Payload):
             if not store.complete(claim, answer.payload):
                 raise ClaimLost
@@ -182,9 +183,9 @@ def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
     except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
         marked = _is_marked(store)
         error = explained(error, claim.operation.name, store.using)
-        raise _RolledBack(claim, failure(error), error, marked=marked) from None
+        raise _RolledBack(done, failure(error), error, marked=marked) from None
     if not isinstance(answer.payload, Payload):
-        raise _RolledBack(claim, answer)
+        raise _RolledBack(done, answer)
     done.response = answer.response
     return done
 
@@ -224,7 +225,7 @@ def _after_rollback(
     answer = rolled_back.answer
 
     def settle() -> None:
-        _settle(store, rolled_back.claim, answer)
+        _settle(rolled_back.done, answer)
 
     try:
         if rolled_back.error is not None:
@@ -238,8 +239,9 @@ def _after_rollback(
     return answer.response
 
 
-def _settle(store: Store, claim: Claim, answer: Answer) -> None:
+def _settle(done: _Done, answer: Answer) -> None:
     """Write down how a rolled-back attempt ended, unless somebody else has gone on meanwhile."""
+    store, claim = done.store, done.claim
     payload, unmade = None, None
     if callable(answer.payload):
         try:
@@ -256,7 +258,7 @@ def _settle(store: Store, claim: Claim, answer: Answer) -> None:
                 store.complete(held, payload)
                 return
             if isinstance(held, Claim):
-                store.fail(held, answer.error)
+                store.fail(held, answer.error, pinned=done.execution.pinned)
     except (IdempotencyError, DatabaseFault):
         # The key is free and the client gets its answer; only the audit misses an attempt.
         logger.warning(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ class Ask:
 
     method: str
     arguments: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -93,8 +94,8 @@ def drive(flow: Flow, store: Store, execute: Callable[[Execution], Answer]) -> O
 
 def _granted(store: Store, wish: Wish, execute: Callable[[Execution], Answer]) -> Any:
     match wish:
-        case Ask(method, arguments):
-            return getattr(store, method)(*arguments)
+        case Ask(method, arguments, options):
+            return getattr(store, method)(*arguments, **options)
         case Execute(execution):
             wish.begun = True
             wish.answer = execute(execution)
@@ -140,8 +141,9 @@ async def _awaited(
     cancelled: list[asyncio.CancelledError],
 ) -> Any:
     match wish:
-        case Ask(method, arguments):
-            return await _finished(getattr(store, f"a{method}")(*arguments), cancelled)
+        case Ask(method, arguments, options):
+            asked = getattr(store, f"a{method}")(*arguments, **options)
+            return await _finished(asked, cancelled)
         case Call(function):
             return await _finished(sync_to_async(function)(), cancelled)
         case Pause(seconds, to_the_end=True):

@@ -57,7 +57,7 @@ class Store(ABC):
         the record's, when it has
 
         - no record, or an expired one;
-        - a FAILED record; with recovery points, only for the same fingerprint;
+        - a FAILED record; where it is pinned or has recovery points, only for the same fingerprint;
         - a record in progress whose lease is over, or that is seen although it has none, for the
           same fingerprint, unless it was claimed with ``hold``. Its owner is late from then on.
 
@@ -65,7 +65,8 @@ class Store(ABC):
         another fingerprint. (The engine never replays a FAILED record: for the same fingerprint it
         counts as in progress.) It never waits for another owner. A claim with ``operation.lease``
         is there for all to see, whatever becomes of its owner, when this returns. Recovery points
-        are kept with the claim, those of an expired record are not.
+        are kept with the claim, and so is the pin; those of an expired record are not. What was
+        interrupted is pinned from then on, as nobody knows what its owner has done.
 
         A store that can do both in one step may count the replay, where the operation asks for it
         and its very request is completed; it returns a record that says so.
@@ -83,8 +84,16 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def fail(self, claim: Claim, error: str) -> bool:
-        """Record why the attempt ended and free the key. ``False``: as for :meth:`complete`."""
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        """Record why the attempt ended and free the key. ``False``: as for :meth:`complete`.
+
+        Args:
+            claim: the attempt's.
+            error: why it ended.
+            pinned: free it for the same fingerprint only: the attempt may have had effects
+                elsewhere, under keys that were derived from this one. A pin that the claim has
+                from an earlier attempt stays in any case.
+        """
 
     @abstractmethod
     def extend(self, claim: Claim, seconds: float) -> bool:
@@ -258,9 +267,9 @@ class Store(ABC):
         """:meth:`complete`"""
         return await sync_to_async(self.complete)(claim, payload)
 
-    async def afail(self, claim: Claim, error: str) -> bool:
+    async def afail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
         """:meth:`fail`"""
-        return await sync_to_async(self.fail)(claim, error)
+        return await sync_to_async(self.fail)(claim, error, pinned=pinned)
 
     async def aextend(self, claim: Claim, seconds: float) -> bool:
         """:meth:`extend`"""

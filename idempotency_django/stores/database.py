@@ -113,7 +113,7 @@ class DatabaseStore(Store):
             self._restore_autocommit(claim, commit=completed)
             return completed
 
-    def fail(self, claim: Claim, error: str) -> bool:
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
         with self._on_its_own():
             self._restore_autocommit(claim, commit=False)
             mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
@@ -122,6 +122,7 @@ class DatabaseStore(Store):
                 error=plain(error, 4096),
                 completed_at=DatabaseNow(),
                 lease_expires_at=None,
+                **({"pinned": True} if pinned else {}),
             )
         return bool(failed)
 
@@ -153,9 +154,9 @@ class DatabaseStore(Store):
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
         with self._on_its_own():
             return [
-                Step(position=position, name=name, attempt=attempt, result=result)
-                for position, name, attempt, result in rows.order_by("position").values_list(
-                    "position", "name", "attempt", "result"
+                Step(**columns)
+                for columns in rows.order_by("position").values(
+                    "position", "name", "attempt", "result", "failure"
                 )
             ]
 

@@ -33,19 +33,22 @@ def take_over(dialect: Dialect, operation: Operation, found: Record, token: str)
     row = _locked(dialect, operation, mine)
     if row is None:
         return in_progress(operation)
-    attempt, status, same, expired, interrupted, hold = row
+    attempt, status, same, expired, interrupted, hold, pinned = row
     if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
         return found if found.status is Status.IN_PROGRESS else in_progress(operation)
     if status == Status.COMPLETED and not expired:
         return in_progress(operation)  # since we looked; the next retry is answered
     steps = IdempotencyStep.objects.using(dialect.using).filter(record=found.record_id)
-    if status != Status.IN_PROGRESS and (expired or status == Status.COMPLETED):
+    if status == Status.IN_PROGRESS:
+        pinned = True  # nobody knows what its owner has done
+    elif expired or status == Status.COMPLETED:
+        pinned = False
         steps.delete()
-    elif status == Status.FAILED and not same and steps.exists():
+    elif not same and (pinned or steps.exists()):
         seen = found.status is Status.FAILED and found.fingerprint != operation.fingerprint
         return found if seen else in_progress(operation)  # since we looked, likewise
     claim = Claim(operation, attempt + 1, token, found.record_id)
-    mine.update(**_fresh(claim))
+    mine.update(**_fresh(claim), pinned=pinned)
     return claim
 
 
@@ -61,7 +64,7 @@ def _locked(
     )
     free: Any = dialect.lockable(told, operation).select_for_update(skip_locked=skip)
     row: tuple[Any, ...] | None = free.values_list(
-        "attempt", "status", "same", "expired", "interrupted", "hold"
+        "attempt", "status", "same", "expired", "interrupted", "hold", "pinned"
     ).first()
     return row
 

@@ -30,6 +30,7 @@ class _Entry:
     replays: int = 0
     started: float = field(default_factory=time.monotonic)
     lease_ends: float | None = None
+    pinned: bool = False
 
     def lived_beyond(self, *durations: timedelta | None) -> bool:
         seconds = [duration.total_seconds() for duration in durations if duration is not None]
@@ -54,7 +55,7 @@ class _Entry:
     def free_for(self, operation: Operation) -> bool:
         same = self.operation.fingerprint == operation.fingerprint
         if self.status is Status.FAILED:
-            return self.expired or same or not self.steps
+            return self.expired or same or not (self.pinned or self.steps)
         return self.expired or (self.interrupted and same and not self.operation.hold)
 
 
@@ -81,8 +82,9 @@ class MemoryStore(Store):
                 return self._record(entry)
             attempt = entry.attempt + 1 if entry else 1
             steps = entry.steps if entry and not entry.expired else []
+            pinned = bool(entry and not entry.expired and (entry.pinned or entry.interrupted))
             token = secrets.token_hex(16)
-            self._entries[name] = _Entry(operation, token, attempt, steps)
+            self._entries[name] = _Entry(operation, token, attempt, steps, pinned=pinned)
             if operation.lease is not None:
                 self._let_lease_end(self._entries[name], operation.lease.total_seconds())
         return Claim(operation, attempt, token)
@@ -90,8 +92,8 @@ class MemoryStore(Store):
     def complete(self, claim: Claim, payload: Payload) -> bool:
         return self._end(claim, Status.COMPLETED, payload=payload)
 
-    def fail(self, claim: Claim, error: str) -> bool:
-        return self._end(claim, Status.FAILED, error=error)
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        return self._end(claim, Status.FAILED, error=error, pinned=pinned)
 
     def extend(self, claim: Claim, seconds: float) -> bool:
         with self._lock:
@@ -161,12 +163,19 @@ class MemoryStore(Store):
         return None
 
     def _end(
-        self, claim: Claim, status: Status, *, payload: Payload | None = None, error: str = ""
+        self,
+        claim: Claim,
+        status: Status,
+        *,
+        payload: Payload | None = None,
+        error: str = "",
+        pinned: bool = False,
     ) -> bool:
         with self._lock:
             entry = self._owned(claim)
             if entry:
                 entry.status, entry.payload, entry.error = status, payload, error
+                entry.pinned |= pinned
                 if status is Status.COMPLETED:
                     entry.started = time.monotonic()
             return entry is not None

@@ -119,7 +119,7 @@ class RedisStore(Store):
             )
         return bool(reply)
 
-    def fail(self, claim: Claim, error: str) -> bool:
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
         return bool(
             self._run(
                 "fail",
@@ -128,6 +128,7 @@ class RedisStore(Store):
                 claim.token,
                 secrets.token_hex(8),
                 text(error[:4096]),
+                flag(pinned),
             )
         )
 

@@ -161,7 +161,7 @@ class RedisServer:
             if isinstance(client, RedisCluster):
                 return [self.run(name, key, *arguments) for key, *arguments in calls]
             wanted = script(name)
-            pipeline = client.pipeline(transaction=False)
+            pipeline: Any = client.pipeline(transaction=False)
             # The first one brings the text, so that the server knows the digest of the others.
             how = ("EVAL", wanted.text)
             for key, *arguments in calls:

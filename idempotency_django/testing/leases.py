@@ -108,6 +108,44 @@ class LeasesContract(ContractSetting):
         assert self.record(claim.operation).status is Status.FAILED
         assert self.taken_over(claim).attempt == 2
 
+    def test_pinned_key_is_kept_for_its_request(self) -> None:
+        """A failed attempt that is pinned frees its key for the same request only, for its life."""
+        first = self.leased()
+        assert self.store.fail(first, "no", pinned=True)
+        found = self.again(first, fingerprint="0" * 64)
+        assert isinstance(found, Record)
+        assert (found.status, found.fingerprint) == (Status.FAILED, "f" * 64)
+        second = self.taken_over(first)
+        assert self.store.fail(second, "before it did anything")  # the first one did
+        assert isinstance(self.again(first, fingerprint="0" * 64), Record)
+        assert self.taken_over(first).attempt == 3
+
+    def test_key_without_a_pin(self) -> None:
+        """A failed attempt that is not pinned frees its key for any request, which starts over."""
+        first = self.leased()
+        assert self.store.fail(first, "no")
+        second = self.again(first, fingerprint="0" * 64)
+        assert isinstance(second, Claim)
+        assert self.store.fail(second, "no", pinned=True)
+        assert isinstance(self.again(first), Record)
+
+    def test_pin_ends_with_its_record(self) -> None:
+        """What comes after the time to live may ask for anything, and is not pinned."""
+        first = self.leased(ttl=MOMENT)
+        assert self.store.fail(first, "no", pinned=True)
+        self.expire(first.operation)
+        second = self.again(first, fingerprint="0" * 64, ttl=SECOND * 99)
+        assert isinstance(second, Claim)
+        assert self.store.fail(second, "no")
+        assert isinstance(self.again(first), Claim)
+
+    def test_interruption_pins(self) -> None:
+        """Nobody knows what an interrupted attempt has done: its key is its request's from then."""
+        claim = self.taken_over(self.interrupted())
+        assert self.store.fail(claim, "before it did anything")
+        assert isinstance(self.again(claim, fingerprint="0" * 64), Record)
+        assert self.taken_over(claim).attempt == 3
+
     def test_another_request_resumes_nothing(self) -> None:
         """An interrupted attempt is not resumed by a request that asks for something else."""
         late = self.interrupted()

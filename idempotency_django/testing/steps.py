@@ -11,9 +11,12 @@ from .support import ANSWER, MOMENT
 class StepsContract(LeasesContract):
     """Steps, of stores that keep them."""
 
-    def step(self, claim: Claim, position: int, name: str) -> bool:
+    def step(self, claim: Claim, position: int, name: str, *, failure: str = "") -> bool:
         """Store a step in a transaction of its own."""
-        step = Step(position=position, name=name, attempt=claim.attempt, result="[1, null]")
+        result = "" if failure else "[1, null]"
+        step = Step(
+            position=position, name=name, attempt=claim.attempt, result=result, failure=failure
+        )
         with self.store.durable("The step"):
             return self.store.save_step(claim, step)
 
@@ -60,6 +63,18 @@ class StepsContract(LeasesContract):
         assert isinstance(found, Record)
         assert (found.status, found.fingerprint) == (Status.FAILED, "f" * 64)
         assert self.taken_over(claim).attempt == 2
+
+    def test_failed_steps_are_kept(self) -> None:
+        """A step that failed is kept with its failure, beside those that came to a result."""
+        if not self.store.supports_steps:
+            return
+        first = self.leased()
+        assert self.step(first, 0, "card", failure='{"text": "no funds"}')
+        assert self.step(first, 1, "transfer")
+        self.store.fail(first, "no", pinned=True)
+        steps = self.store.steps(self.taken_over(first))
+        found = [(step.name, step.result, step.failure) for step in steps]
+        assert found == [("card", "", '{"text": "no funds"}'), ("transfer", "[1, null]", "")]
 
     def test_steps_end_with_their_record(self) -> None:
         """What comes after the time to live is another operation, without the steps of the last."""

@@ -42,8 +42,8 @@ class LateOwnersComplete(_Broken):
 class LateOwnersFail(_Broken):
     """A late owner releases its successor's claim."""
 
-    def fail(self, claim: Claim, error: str) -> bool:
-        return super().fail(self.as_owner(claim), error)
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        return super().fail(self.as_owner(claim), error, pinned=pinned)
 
 
 class LateOwnersExtend(_Broken):
@@ -118,6 +118,13 @@ class StepsForAnother(_Broken):
         return super().acquire(operation)
 
 
+class ForgetsPins(_Broken):
+    """A pinned key is free for any request."""
+
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        return super().fail(claim, error)
+
+
 class Wedged(_Broken):
     """Nobody resumes what was interrupted."""
 
@@ -138,8 +145,8 @@ class CountsAnew(_Broken):
 class ForgetsSteps(_Broken):
     """A failed attempt takes its recovery points with it."""
 
-    def fail(self, claim: Claim, error: str) -> bool:
-        failed = super().fail(claim, error)
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        failed = super().fail(claim, error, pinned=pinned)
         entry = self.entry(claim)
         if failed and entry:
             entry.steps = []
@@ -234,6 +241,7 @@ BROKEN: Final[dict[type[MemoryStore], str]] = {
     ResumesHeld: "Two owners",
     ResumesForAnother: "Two owners",
     StepsForAnother: "Two owners",
+    ForgetsPins: "Two owners",
     Wedged: "wedged",
     CountsAnew: "Attempt 1 comes after 1",
     ForgetsSteps: "The steps are|Two owners",  # what has no steps is free for another request

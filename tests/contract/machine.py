@@ -94,6 +94,7 @@ class Life:
     steps: list[Step] = field(default_factory=list)
     status: Status = Status.IN_PROGRESS
     payload: Payload | None = None
+    pinned: bool = False
 
     def is_over(self, now: float, *more: timedelta) -> bool:
         """Whether its time to live, and what comes on top, has ended."""
@@ -116,7 +117,8 @@ class Life:
         mine = self.claim.operation
         same = mine.fingerprint == operation.fingerprint
         if self.status is Status.FAILED:
-            return same or not self.steps or self.is_expired(now)
+            bound = self.pinned or bool(self.steps)
+            return same or not bound or self.is_expired(now)
         return self.is_expired(now) or (self.is_interrupted(now) and same and not mine.hold)
 
     def may_go(self, now: float, *more: timedelta) -> bool:
@@ -265,11 +267,13 @@ class StoreMachine(RuleBasedStateMachine):
         self._judge(slot, claim, done, "complete", **stored)
 
     @precondition(lambda self: self.slots[0].claims)
-    @rule(age=ages)
-    def fail(self, age: int) -> None:
-        """A claimant gives up."""
+    @rule(age=ages, pinned=st.booleans())
+    def fail(self, age: int, pinned: bool) -> None:
+        """A claimant gives up, after it has had effects elsewhere or not."""
         slot, claim = self._claimant(age)
-        self._judge(slot, claim, self.store.fail(claim, "no"), "fail", status=Status.FAILED)
+        done = self.store.fail(claim, "no", pinned=pinned)
+        pinned = pinned or (slot.life is not None and slot.life.pinned)
+        self._judge(slot, claim, done, "fail", status=Status.FAILED, pinned=pinned)
 
     @precondition(lambda self: self.slots[0].claims)
     @rule(age=ages, seconds=st.sampled_from(LEASES))
@@ -299,7 +303,7 @@ class StoreMachine(RuleBasedStateMachine):
     def fail_behind_step(self, age: int) -> None:
         """A claimant gives up behind a recovery point."""
         self.save_step(age)
-        self.fail(age)
+        self.fail(age, pinned=False)
 
     @precondition(lambda self: self.slots[0].claims and self.store.supports_transactions)
     @rule(age=ages)
@@ -397,10 +401,12 @@ class StoreMachine(RuleBasedStateMachine):
         attempt = old.claim.attempt + 1 if old else 1
         assert found.attempt == attempt, f"Attempt {found.attempt} comes after {attempt - 1}."
         assert found.token not in {claim.token for claim in slot.claims}, "A token came again."
-        kept = [] if old is None or old.is_expired(self.now) else old.steps
+        goes_on = old is not None and not old.is_expired(self.now)
+        kept = old.steps if old and goes_on else []
+        pinned = bool(old and goes_on and (old.pinned or old.is_interrupted(self.now)))
         lease = operation.lease
         ends = None if lease is None else self.now + lease.total_seconds()
-        slot.life = Life(found, self.now, ends, kept)
+        slot.life = Life(found, self.now, ends, kept, pinned=pinned)
         slot.claims.append(found)
         return slot.life
 

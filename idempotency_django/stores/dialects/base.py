@@ -29,7 +29,7 @@ _CONSTANT = {
     "replay_count": "0",
 }
 _SELECTED = ("id status attempt fingerprint response_status response_headers response_body").split()
-_STEP = "record position name attempt result completed_at".split()
+_STEP = "record position name attempt result failure completed_at".split()
 
 
 class Dialect(ABC):
@@ -105,7 +105,7 @@ class Dialect(ABC):
         columns = ", ".join(quote(str(fields[name].column)) for name in _STEP)
         return (
             f"INSERT INTO {quote(meta.db_table)} ({columns}) "
-            f"SELECT {self.names['id']}, %s, %s, %s, %s, {self.now} FROM {self.names['table']} "
+            f"SELECT {self.names['id']}, %s, %s, %s, %s, %s, {self.now} FROM {self.names['table']} "
             f"WHERE {self._owned()}{self.lock}"
         )
 
@@ -168,10 +168,8 @@ class Dialect(ABC):
     def save_step(self, claim: Claim, step: Step) -> bool:
         """Lock the claim's row likewise, and add a step to it."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(
-                self.step_sql,
-                [step.position, step.name, step.attempt, step.result, claim.record_id, claim.token],
-            )
+            values = (step.position, step.name, step.attempt, step.result, step.failure)
+            cursor.execute(self.step_sql, (*values, claim.record_id, claim.token))
             return bool(cursor.rowcount)
 
     def select(self, key: str, scope: str) -> tuple[Any, ...] | None:

@@ -9,8 +9,16 @@ local record, problem = load(key, scope)
 if problem then return broken(problem) end
 
 local function is_free()
-  if record.status == 'failed' or is_expired(record, clock) then return true end
-  return lease_is_over(record, clock) and record.hold ~= '1' and record.fingerprint == fingerprint
+  if is_expired(record, clock) then return true end
+  local same = record.fingerprint == fingerprint
+  if record.status == 'failed' then return same or record.pinned ~= '1' end
+  return same and record.hold ~= '1' and lease_is_over(record, clock)
+end
+
+-- A pin stays with its claim; and nobody knows what an owner has done that was interrupted.
+local function is_pinned()
+  if not record or is_expired(record, clock) then return false end
+  return record.pinned == '1' or (record.status == 'in_progress' and record.token ~= token)
 end
 
 local attempt = 1
@@ -34,7 +42,7 @@ redis.call(
   'HSET', KEYS[1],
   'version', VERSION, 'key', key, 'scope', scope, 'status', 'in_progress',
   'attempt', ms(attempt), 'token', token, 'fingerprint', fingerprint,
-  'lease', lease_ends, 'hold', hold, 'expires', expires, 'settled', '',
+  'lease', lease_ends, 'hold', hold, 'pinned', flag(is_pinned()), 'expires', expires, 'settled', '',
   'code', '', 'headers', '', 'size', '', 'body', '', 'error', '',
   'created', ms(clock), 'completed', '', 'replays', '0', 'last_replayed', '',
   'operation', ARGV[10], 'principal', ARGV[11], 'method', ARGV[12], 'path', ARGV[13]

@@ -1,6 +1,7 @@
 -- Note why the attempt ended and free the key, where the token is the owner's: 1, or 0.
 
-local key, scope, token, call, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local key, scope, token, call = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local reason, pinned = ARGV[5], ARGV[6]
 
 local record, problem = load(key, scope)
 if problem then return broken(problem) end
@@ -10,7 +11,7 @@ if not is_owned(record, token) then return 0 end
 
 redis.call(
   'HSET', KEYS[1], 'status', 'failed', 'lease', '', 'settled', call, 'completed', ms(now()),
-  'error', reason
+  'error', reason, 'pinned', flag(pinned == '1' or record.pinned == '1')
 )
 forget_at(record.expires, record.lease == '' and 0 or tonumber(record.lease))
 return 1

@@ -6,7 +6,7 @@ local VERSION = '1'
 local MINUTE = 60000
 local FIELDS = {
   'version', 'key', 'scope', 'status', 'attempt', 'token', 'fingerprint', 'lease', 'hold',
-  'expires', 'settled', 'code', 'headers', 'size', 'body',
+  'pinned', 'expires', 'settled', 'code', 'headers', 'size', 'body',
 }
 
 local function now()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+class Declined(Exception):
+    """No charge was made."""
+
+
 class Provider:
     """Charges once per key."""
 

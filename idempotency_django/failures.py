@@ -1,0 +1,80 @@
+"""What a step failed with, as it is stored and raised again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from .errors import StepFailed
+from .records import Step
+
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
+def stored_as(error: Exception) -> str:
+    """The error as JSON: its classes, its text, and those of its arguments and attributes that are.
+
+    Arguments belong together: where one of them is not JSON, the text stands for all of them.
+    """
+    text = _text(error)
+    attributes = {n: v for n, v in vars(error).items() if not n.startswith("__") and _is_json(v)}
+    return _encode(
+        {
+            "classes": [_path(cls) for cls in type(error).__mro__ if issubclass(cls, Exception)],
+            "text": text,
+            "args": list(error.args) if _is_json(error.args) else [text],
+            "attributes": attributes,
+        }
+    )
+
+
+def raised_as(step: Step, expected: Iterable[type[Exception]]) -> Exception:
+    """The error that a step failed with, to be raised again.
+
+    Args:
+        step: one that has failed.
+        expected: classes that may be raised; the closest one is, else ``StepFailed``.
+    """
+    stored = json.loads(step.failure)
+    known = {_path(cls): cls for cls in expected}
+    closest = next((known[path] for path in stored["classes"] if path in known), None)
+    error = None if closest is None else _made(closest, stored)
+    if error is None:
+        name = stored["classes"][0].rpartition(".")[2]
+        return StepFailed(step.name, step.attempt, name, stored["text"])
+    error.add_note(
+        f"The step {step.name!r} failed with it in attempt {step.attempt}, and the operation went "
+        "on without that step, so it is not called again."
+    )
+    return error
+
+
+def _made(cls: type[Exception], stored: dict[str, Any]) -> Exception | None:
+    try:
+        # Not by its __init__, whose arguments may be others than the error's.
+        error = cls.__new__(cls, *stored["args"])
+        error.args = tuple(stored["args"])
+        vars(error).update(stored["attributes"])
+    except Exception:  # noqa: BLE001  # a class of its own kind
+        return None
+    return error
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001
+        return type(error).__name__
+
+
+def _is_json(value: object) -> bool:
+    try:
+        _encode(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
