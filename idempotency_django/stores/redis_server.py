@@ -165,9 +165,7 @@ class RedisServer:
             # The first one brings the text, so that the server knows the digest of the others.
             how = ("EVAL", wanted.text)
             for key, *arguments in calls:
-                pipeline.execute_command(  # type: ignore[no-untyped-call]  # of the newest redis
-                    *how, 1, key, *arguments, **{NEVER_DECODE: True}
-                )
+                pipeline.execute_command(*how, 1, key, *arguments, **{NEVER_DECODE: True})
                 how = ("EVALSHA", wanted.sha)
             return list(pipeline.execute())
 

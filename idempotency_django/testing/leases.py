@@ -131,10 +131,10 @@ class LeasesContract(ContractSetting):
 
     def test_pin_ends_with_its_record(self) -> None:
         """What comes after the time to live may ask for anything, and is not pinned."""
-        first = self.leased(ttl=MOMENT)
+        first = self.leased(MOMENT, ttl=MOMENT)
         assert self.store.fail(first, "no", pinned=True)
         self.expire(first.operation)
-        second = self.again(first, fingerprint="0" * 64, ttl=SECOND * 99)
+        second = self.again(first, fingerprint="0" * 64, ttl=SECOND * 99, lease=SECOND * 99)
         assert isinstance(second, Claim)
         assert self.store.fail(second, "no")
         assert isinstance(self.again(first), Claim)
