@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -79,16 +80,13 @@ class TestSearch:
         self, alias: str, auditor: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It looks at the newest records of the list, or of a day; keys are found always."""
+        newest = datetime(2031, 1, 10, 12, tzinfo=UTC)  # the same day in most time zones
         for days in range(4):
-            record(alias, key=f"k{days}", scope="s", path="/api/", created_at=ago(days=days))
+            at = newest - timedelta(days=days)
+            record(alias, key=f"k{days}", scope="s", path="/api/", created_at=at)
         monkeypatch.setattr(changelist, "COUNTED", 2)
         assert found(auditor, "/api/") == {"k0", "k1"}
-        day = ago(days=3)
-        chosen = {
-            "created_at__year": day.year,
-            "created_at__month": day.month,
-            "created_at__day": day.day,
-        }
+        chosen = {"created_at__year": 2031, "created_at__month": 1, "created_at__day": 7}
         assert found(auditor, "/api/", **chosen) == {"k3"}
         assert found(auditor, "k3") == {"k3"}
 
