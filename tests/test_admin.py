@@ -410,7 +410,7 @@ def test_big_table(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
             statements = [
                 q["sql"] for q in asked if "idempotency_django_idempotencykey" in q["sql"]
             ]
-            assert 3 <= len(statements) <= 5
+            assert 3 <= len(statements) <= 5 + ("q" in query)  # one finds paths and principals
             for sql in statements:
                 assert rows_read(using, sql) <= changelist.COUNTED + 1, (query, sql)
 

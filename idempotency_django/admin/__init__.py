@@ -179,7 +179,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         may_view_answer = self.has_view_answer_permission(request)
         rows = self.get_queryset(request).filter(pk=obj.pk)
         if may_view_answer:  # from where the record is; a deferred column comes from a router's
-            obj.fingerprint = rows.values_list("fingerprint", flat=True).get()
+            obj.fingerprint = rows.values_list("fingerprint", flat=True).first() or ""
         interrupted = state_of(obj) in (INTERRUPTED, HELD)
         context |= {
             "subtitle": None,  # the key and the scope, which the page shows

@@ -192,7 +192,9 @@ class DatabaseStore(Store):
         with ExitStack() as stack:
             with self._reachable():
                 stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
-            if not connections[self.using].commit_on_exit:
+            connection = connections[self.using]
+            # Whoever has turned autocommit off by hand commits by hand.
+            if not (connection.commit_on_exit or connection.settings_dict["AUTOCOMMIT"]):
                 what = "What an operation with an idempotency key does"
                 raise ImproperlyConfigured(_NO_AUTOCOMMIT.format(what=what, using=self.using))
             committed: list[bool] = []
