@@ -29,7 +29,7 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
             "and refuse the whole request.",
             hint="from corsheaders.defaults import default_headers; "
             f"CORS_ALLOW_HEADERS = (*default_headers, {header.lower()!r})",
-            id="idempotency_django.W046",
+            id="idempotency_django.W029",
         )
     hidden = _left_out(marks, "CORS_EXPOSE_HEADERS")
     if hidden:
@@ -39,7 +39,7 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
             f"{named} {'are' if len(hidden) > 1 else 'is'} not in CORS_EXPOSE_HEADERS: scripts of "
             "other origins see neither that an answer is a replay nor when to ask again.",
             hint=f"CORS_EXPOSE_HEADERS = {tuple(marks)!r}",
-            id="idempotency_django.W047",
+            id="idempotency_django.W030",
         )
 
 

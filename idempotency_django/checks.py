@@ -27,12 +27,12 @@ id                                     what is wrong
 ``idempotency_django.E022``            a view cannot be protected, and refuses requests with a key
 ``idempotency_django.E023``            a view of a framework that has no adapter, likewise
 ``idempotency_django.E024``            a view is protected and exempt at once
-``idempotency_django.W028``            permissions on objects that no replay can look up
-``idempotency_django.W032``            a store in the memory of one process, and ``DEBUG`` is off
-``idempotency_django.E035``            a store's database has ``AUTOCOMMIT`` off
-``idempotency_django.W036``            a store's tables are missing (``check --database``)
-``idempotency_django.W046``            CORS lets no script of another origin send a key
-``idempotency_django.W047``            CORS hides from such scripts what an answer says of its key
+``idempotency_django.W025``            permissions on objects that no replay can look up
+``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
+``idempotency_django.E027``            a store's database has ``AUTOCOMMIT`` off
+``idempotency_django.W028``            a store's tables are missing (``check --database``)
+``idempotency_django.W029``            CORS lets no script of another origin send a key
+``idempotency_django.W030``            CORS hides from such scripts what an answer says of its key
 =====================================  =========================================================
 """
 

@@ -35,7 +35,7 @@ def check_objects() -> Iterator[CheckMessage]:
                     "IdempotentViewMixin, or give the view's policy check_replay=, and check the "
                     "permission there. Where no object is concerned, let it do nothing."
                 ),
-                id="idempotency_django.W028",
+                id="idempotency_django.W025",
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from django.utils.html import format_html
 from rest_framework import renderers
@@ -12,9 +12,7 @@ from rest_framework.request import Request, is_form_media_type
 
 from .conf import conf
 from .drf_responses import is_page
-
-FIELD: Final = "idempotency_key"
-"""The hidden field in which a form of the browsable API brings its key."""
+from .keys import FORM_FIELD
 
 
 class KeysInForms:
@@ -36,7 +34,7 @@ class KeysInForms:
             context["post_form"] = format_html(
                 # Browsers that restore a form's fields would send the former page's key.
                 '<input type="hidden" name="{}" value="{}" autocomplete="off">{}',
-                FIELD,
+                FORM_FIELD,
                 key,
                 context["post_form"],
             )
@@ -71,4 +69,4 @@ def key_in_form(request: Request) -> str | None:
     if not (is_page(request) and is_form_media_type(request.content_type)):
         return None
     data: Any = request.data
-    return data.get(FIELD) or None
+    return data.get(FORM_FIELD) or None

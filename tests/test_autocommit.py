@@ -79,7 +79,7 @@ class TestSetting:
 
     def test_check(self) -> None:
         """The system check says so before anybody sends one."""
-        [message] = [each for each in run_checks() if each.id == "idempotency_django.E035"]
+        [message] = [each for each in run_checks() if each.id == "idempotency_django.E027"]
         assert "AUTOCOMMIT" in message.msg
 
     def test_without_a_key(self, client: Client) -> None:
@@ -89,7 +89,7 @@ class TestSetting:
 
 def test_check_is_content() -> None:
     """With autocommit, as Django has it, there is nothing to say."""
-    assert [each for each in run_checks() if each.id == "idempotency_django.E035"] == []
+    assert [each for each in run_checks() if each.id == "idempotency_django.E027"] == []
 
 
 class TestLeftOff:

@@ -155,10 +155,10 @@ class TestCors:
     def test_defaults(self) -> None:
         """Without configuration a browser refuses to send the key, and hides the answer's."""
         allowed, exposed = cors()
-        assert allowed.id == "idempotency_django.W046"
+        assert allowed.id == "idempotency_django.W029"
         assert "'Idempotency-Key' is not in CORS_ALLOW_HEADERS" in allowed.msg
         assert "(*default_headers, 'idempotency-key')" in str(allowed.hint)
-        assert exposed.id == "idempotency_django.W047"
+        assert exposed.id == "idempotency_django.W030"
         assert "'Idempotent-Replayed', 'Retry-After' are not in CORS_EXPOSE_HEADERS" in exposed.msg
 
     def test_configured(self) -> None:
@@ -200,4 +200,4 @@ class TestCors:
 
         with override_settings(MIDDLEWARE=[MIDDLEWARE]):
             ids = {message.id for message in run_checks(app_configs=[]) if message.id}
-        assert {"idempotency_django.W046", "idempotency_django.W047"} <= ids
+        assert {"idempotency_django.W029", "idempotency_django.W030"} <= ids

@@ -82,7 +82,17 @@ def runs_as_the_driver_does(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"reference": reference}, status=201)
 
 
+def commits_at_the_end(request: HttpRequest) -> HttpResponse:
+    """The same, with nothing after it."""
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute("COMMIT")
+    return JsonResponse({"reference": reference}, status=201)
+
+
 urlpatterns = [
+    path("at-the-end/", idempotent(commits_at_the_end)),
     path("sql/", idempotent(runs_sql)),
     path("driver/", idempotent(runs_as_the_driver_does)),
     path("held/", idempotent(on_interrupted="hold")(runs_as_the_driver_does)),
@@ -134,8 +144,27 @@ def abandoned(alias: str, operation: Operation) -> Claim:
     return claim
 
 
+@pytest.mark.parametrize("between", ["-- a", "/* a */", " ", ";", "#\n", "--\n"])
+def test_comments_are_read_once(between: str) -> None:
+    """However much stands before a statement, it is looked at in no time; what is below counts."""
+    dialect = DatabaseStore("default", using="default")._dialect
+    assert not dialect.ends_transaction(f"{between * 50_000}\nSELECT 1 -- \nCOMMIT")
+    assert dialect.ends_transaction(f"{between * 50_000}\nCOMMIT")
+    assert not dialect.ends_transaction("-- END\nSELECT 1;\n-- more\n")
+
+
 class TestBehindOurBack:
     """What the driver is given directly, or a script, cannot be refused."""
+
+    def test_noticed(self, client: Client, atomic: bool, caplog: pytest.LogCaptureFixture) -> None:
+        """The completing attempt notices that its transaction is gone, and says so."""
+        key = new_key()
+        with caplog.at_level(logging.ERROR, "idempotency_django"):
+            first = post(client, "/at-the-end/", key)
+        assert first.status_code == 201
+        assert "ended while its view was running" in caplog.text
+        assert_replays(first, post(client, "/at-the-end/", key))
+        assert effects() == 1
 
     def test_completed(
         self, client: Client, atomic: bool, caplog: pytest.LogCaptureFixture

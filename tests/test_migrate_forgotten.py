@@ -94,7 +94,7 @@ def test_check(alias: str, missing: str, settings: Any) -> None:
     """``check --database`` names what is missing, as a warning: ``migrate`` runs it, too."""
     configure(settings, alias)
     [message] = check_live_stores(databases=[alias])
-    assert message.id == "idempotency_django.W036"
+    assert message.id == "idempotency_django.W028"
     assert missing in message.msg
     assert "migrate" in str(message.hint)
 

@@ -689,7 +689,7 @@ def test_existence_that_nobody_can_tell() -> None:
 
 def warned() -> set[str]:
     """The views that the check of objects warns of."""
-    messages = [message for message in run_checks() if message.id == "idempotency_django.W028"]
+    messages = [message for message in run_checks() if message.id == "idempotency_django.W025"]
     return {str(message.msg).split()[0].rpartition(".")[2] for message in messages}
 
 

@@ -142,7 +142,7 @@ class TestOptions:
     def test_a_store_that_takes_anything(self) -> None:
         """A store of somebody else's may take any option."""
         with configured(default={"BACKEND": f"{__name__}.TakesAnything", "OPTIONS": {"x": 1}}):
-            assert [message.id for message in found()] == ["idempotency_django.W032"]
+            assert [message.id for message in found()] == ["idempotency_django.W026"]
 
     def test_a_value_that_the_store_refuses(self) -> None:
         """What a store raises of its own is told with the place."""
@@ -169,7 +169,7 @@ class TestMemoryStoreInProduction:
         with configured(default=DATABASE, quick=MEMORY), override_settings(DEBUG=debug):
             messages = found()
         assert [message.id for message in messages] == (
-            [] if debug else ["idempotency_django.W032"]
+            [] if debug else ["idempotency_django.W026"]
         )
         assert debug or "'quick'" in messages[0].msg
 

@@ -59,7 +59,7 @@ def _autocommit(alias: str, using: str) -> Iterator[CheckMessage]:
                 "Nothing is committed there unless somebody calls commit(), so requests with a key "
                 f"are refused. Take AUTOCOMMIT out of DATABASES[{using!r}]."
             ),
-            id="idempotency_django.E035",
+            id="idempotency_django.E027",
         )
 
 
@@ -146,7 +146,7 @@ def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
         yield Warning(
             f"The store {alias!r} uses the database {using!r}, which lacks {', '.join(missing)}.",
             hint=f"Run: manage.py migrate idempotency_django --database {using}",
-            id="idempotency_django.W036",
+            id="idempotency_django.W028",
         )
 
 

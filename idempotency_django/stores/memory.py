@@ -149,10 +149,10 @@ class MemoryStore(Store):
                 hint=(
                     "Other processes do not see them and a restart forgets them, so retries are "
                     "executed again. Use DatabaseStore, CachedStore or RedisStore in production. "
-                    "If these are the settings of a test suite, add 'idempotency_django.W032' to "
+                    "If these are the settings of a test suite, add 'idempotency_django.W026' to "
                     "SILENCED_SYSTEM_CHECKS."
                 ),
-                id="idempotency_django.W032",
+                id="idempotency_django.W026",
             )
         ]
 

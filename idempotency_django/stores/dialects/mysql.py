@@ -15,6 +15,8 @@ from ...models import IdempotencyKey
 from ...records import Claim, Operation
 from .base import Dialect, lock_digest
 
+_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the protocol
+
 
 class MySQL(Dialect):
     """The lock is a named one of the session, taken before the INSERT and released after COMMIT.
@@ -120,6 +122,11 @@ class MySQL(Dialect):
         with suppress(DatabaseFault), connections[self.using].cursor() as cursor:
             for name in names:
                 cursor.execute("SELECT RELEASE_LOCK(%s)", [name])
+
+    def has_ended(self) -> bool:
+        # The server says so with each of its replies, but not every driver passes it on.
+        status = getattr(connections[self.using].connection, "server_status", None)
+        return status is not None and not status & _IN_TRANSACTION
 
     def code(self, error: BaseException | None) -> object:
         return error.args[0] if error and error.args else None

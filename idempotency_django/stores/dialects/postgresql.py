@@ -12,6 +12,8 @@ from ...models import IdempotencyKey
 from ...records import Claim, Operation, Status
 from .base import Dialect, ids_of, lock_digest, tokens_of
 
+_IDLE = 0  # of libpq's PGTransactionStatusType: connected, and in no transaction
+
 
 class PostgreSQL(Dialect):
     """The lock is a transaction-scoped advisory lock, taken inside the INSERT itself.
@@ -80,6 +82,10 @@ class PostgreSQL(Dialect):
         with connections[self.using].cursor() as cursor:
             cursor.execute(sql, parameters)
             return {row[0] for row in cursor.fetchall()}
+
+    def has_ended(self) -> bool:
+        driver = connections[self.using].connection
+        return driver is not None and driver.info.transaction_status == _IDLE
 
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
