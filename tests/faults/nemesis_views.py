@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
+from django.db import connection
 from django.http import HttpRequest, JsonResponse
 from django.urls import include, path
 
@@ -46,7 +48,20 @@ def looped(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"charge": charge, "entry": entry}, status=201)
 
 
+@idempotent
+def committing(request: HttpRequest) -> JsonResponse:
+    """The driver is given a COMMIT: from there on the claim is in progress for all to see."""
+    with closing(connection.connection.cursor()) as cursor:
+        cursor.execute("COMMIT")
+    reference = reference_of(request)
+    charge = make(reference, "charge")
+    entry = enter(request.idempotency.derive_key("entry"), reference)  # type: ignore[attr-defined]
+    fail_if_asked(request)
+    return JsonResponse({"charge": charge, "entry": entry}, status=201)
+
+
 urlpatterns = [
+    path("committing/", committing),
     path("looped/", looped),
     path("outside/", outside),
     path("", include("tests.faults.bank.views")),

@@ -45,6 +45,8 @@ IN_DATABASE = (
     Work("/looped/", CHARGE),
     Work("/outside/", ()),
 )
+# What its driver commits on SQLite, each later statement commits as well, effects first.
+ON_SERVERS = (*IN_DATABASE, Work("/committing/", CHARGE))
 IN_REDIS = (Work("/outside/", ()),)
 EFFECTS = "SELECT kind FROM bank_effect WHERE reference = "
 
@@ -83,7 +85,7 @@ def postgres(stack: ExitStack, folder: Path) -> Target:
         )
 
     settings = {"database": through(url, wire), "store": {"BACKEND": DATABASE}, "redis": ""}
-    return Target(settings, IN_DATABASE, {"cut": wire.cut, "end sessions": end_sessions}, effects)
+    return Target(settings, ON_SERVERS, {"cut": wire.cut, "end sessions": end_sessions}, effects)
 
 
 def mariadb(stack: ExitStack, folder: Path) -> Target:
@@ -114,7 +116,7 @@ def mariadb(stack: ExitStack, folder: Path) -> Target:
                     raise
 
     settings = {"database": through(url, wire), "store": {"BACKEND": DATABASE}, "redis": ""}
-    return Target(settings, IN_DATABASE, {"cut": wire.cut, "end sessions": end_sessions}, effects)
+    return Target(settings, ON_SERVERS, {"cut": wire.cut, "end sessions": end_sessions}, effects)
 
 
 def sqlite_effects(path: Path) -> Callable[[str], tuple[str, ...]]:
