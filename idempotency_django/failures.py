@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from .errors import StepFailed
 from .records import Step
+
+LONGEST: Final = 4096  # characters of an error's text, and of each of its attributes
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 
@@ -15,15 +17,16 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 def stored_as(error: Exception) -> str:
     """The error as JSON: its classes, its text, and those of its arguments and attributes that are.
 
-    Arguments belong together: where one of them is not JSON, the text stands for all of them.
+    What is longer than ``LONGEST`` is left out. Arguments belong together: where one of them is not
+    JSON, the text stands for all of them.
     """
     text = _text(error)
-    attributes = {n: v for n, v in vars(error).items() if not n.startswith("__") and _is_json(v)}
+    attributes = {n: v for n, v in vars(error).items() if not n.startswith("__") and _is_kept(v)}
     return _encode(
         {
             "classes": [_path(cls) for cls in type(error).__mro__ if issubclass(cls, Exception)],
             "text": text,
-            "args": list(error.args) if _is_json(error.args) else [text],
+            "args": list(error.args) if _is_kept(error.args) else [text],
             "attributes": attributes,
         }
     )
@@ -67,14 +70,14 @@ def _path(cls: type) -> str:
 
 def _text(error: Exception) -> str:
     try:
-        return str(error)
+        return str(error)[:LONGEST]
     except Exception:  # noqa: BLE001
         return type(error).__name__
 
 
-def _is_json(value: object) -> bool:
+def _is_kept(value: object) -> bool:
+    """Whether a value is JSON, and not a whole response, as the errors of SDKs carry it."""
     try:
-        _encode(value)
+        return len(_encode(value)) <= LONGEST
     except (TypeError, ValueError, RecursionError):
         return False
-    return True

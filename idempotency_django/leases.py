@@ -270,8 +270,10 @@ def _heartbeat_of(store: Store) -> _Heartbeat:
     heartbeat = _heartbeats.get(store)
     if heartbeat is None:
         with _making:
-            heartbeat = _heartbeats.setdefault(store, _Heartbeat())
-            heartbeat.ends_with(store)
+            heartbeat = _heartbeats.get(store)
+            if heartbeat is None:
+                heartbeat = _heartbeats[store] = _Heartbeat()
+                heartbeat.ends_with(store)
     return heartbeat
 
 

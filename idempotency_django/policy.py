@@ -219,7 +219,6 @@ class Policy:
         if self.operation:
             call = call.changed(name=self.operation)
         content = content_digest(_returned("fingerprint", self.fingerprint(call), str | bytes))
-        bound = self._bound_to(call)
         if scope is None:
             scope = _returned("scope", self.scope(call), str)
         if not scope:
@@ -229,13 +228,14 @@ class Policy:
             )
         if self.hosts == "separate":
             scope = scopes.join(call.host, scope)
+        bound = (scope, key, *self._bound_to(call))
         return Operation(
             key=key,
             scope=scopes.fit(scope),
             name=call.name,
             fingerprint=sealed(content, *bound),
             content=content,
-            former=sealed_before(content, *bound),
+            aliases=self._aliases(content, bound, call),
             ttl=self.ttl,
             retention=self.retention,
             lease=lease,
@@ -262,6 +262,16 @@ class Policy:
         if not self.bind_principal:
             return ("", host)
         return (call.principal or call.credentials, host)
+
+    def _aliases(self, content: str, bound: tuple[str, ...], call: Call) -> tuple[str, ...]:
+        """Other fingerprints of the same request, under which its record may be."""
+        aliases = sealed_before(content, *bound)
+        if call.credentials in bound[2:]:
+            # What was answered without credentials was for anybody who knows the key. The answer
+            # itself may have brought the session cookie that is presented now.
+            open_to_all = (*bound[:2], "", *bound[3:])
+            aliases += (sealed(content, *open_to_all), *sealed_before(content, *open_to_all))
+        return aliases
 
     # What of its answer is kept.
 

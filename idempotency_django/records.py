@@ -29,7 +29,8 @@ class Operation:
         fingerprint: of what is asked for and by whom, 64 characters; see
             :mod:`idempotency_django.seals`.
         content: digest of what is asked for, without a secret; never stored as it is.
-        former: the fingerprint as it was under each of ``SECRET_KEY_FALLBACKS``.
+        aliases: fingerprints that stand for the same request: under ``SECRET_KEY_FALLBACKS``, and
+            without the credentials that a caller had not got when it was sent first.
         ttl: how long a completed record is replayed; ``None``: for ever.
         retention: how long the expired record is kept for the audit before it may be purged.
         lease: how long a claim on it lives without being renewed; ``None``: the claim lives as
@@ -48,7 +49,7 @@ class Operation:
     fingerprint: str
     ttl: timedelta | None
     content: str = ""
-    former: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     retention: timedelta = timedelta(0)
     lease: timedelta | None = None
     hold: bool = False

@@ -38,7 +38,7 @@ def location(store: Store, operation: Operation) -> str:
         ImproperlyConfigured: the project's URLs have no status view.
     """
     # With the fingerprint, because the key may come to name another operation.
-    fingerprints = [operation.fingerprint, *operation.former]
+    fingerprints = [operation.fingerprint, *operation.aliases]
     named = [store.alias, operation.key, operation.scope, operation.principal, fingerprints]
     return status_url(concealed(json.dumps(named).encode(), salt=SALT))
 

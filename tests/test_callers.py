@@ -65,6 +65,12 @@ def with_session(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"cart": request.session["cart"]}, status=201)
 
 
+def begins_session(request: HttpRequest) -> HttpResponse:
+    request.session["cart"] = 17
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    return JsonResponse({"cart": 17}, status=201)
+
+
 class OwnAuthentication(APIView):
     authentication_classes: list[Any] = []
     permission_classes: list[Any] = []
@@ -102,6 +108,7 @@ urlpatterns = [
     path("async/", idempotent(awith_token)),
     path("api-key/", with_api_key),
     path("session/", with_session),
+    path("begins-session/", begins_session),
     path("drf-middleware/", OwnAuthentication.as_view()),
     path("mixin/", Mixed.as_view()),
     path("below-api-view/", below_api_view),
@@ -230,6 +237,17 @@ def test_anonymous_session() -> None:
     session.save()
     assert_problem(post(theirs, "/session/", key), 422, "mismatch")
     assert_problem(post(Client(), "/session/", key), 422, "mismatch")
+    assert effects() == 1
+
+
+def test_session_of_the_first_answer() -> None:
+    """A caller whose session began with the first answer receives it again, with that session."""
+    key, client = new_key(), Client()
+    first = post(client, "/begins-session/", key)
+    assert (first.status_code, is_replay(first)) == (201, False)
+    assert "sessionid" in client.cookies
+    again = post(client, "/begins-session/", key)
+    assert (again.content, is_replay(again)) == (first.content, True)
     assert effects() == 1
 
 

@@ -432,7 +432,9 @@ def test_operation() -> None:
     assert operation.scope == "user:42|POST /orders/"
     assert operation.name == "POST /orders/"
     assert operation.content == content_digest(whole_request(call))
-    assert operation.fingerprint == sealed(operation.content, "user:42", "")
+    assert operation.fingerprint == sealed(
+        operation.content, "user:42|POST /orders/", "k", "user:42", ""
+    )
     assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))
     assert operation.extend_on_replay is False
     assert (operation.principal, operation.method, operation.path) == (

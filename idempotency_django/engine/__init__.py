@@ -109,9 +109,9 @@ def run(
         return drive(wanted.flow(), store, execute)
 
     outcome = attempt(operation)
-    sealed_before = _sealed_before(outcome, operation)
-    if sealed_before:
-        outcome = attempt(sealed_before)
+    aliased = _under_alias(outcome, operation)
+    if aliased:
+        outcome = attempt(aliased)
     told = announcement(outcome)
     if told:
         send(told[0], operation, **told[1])
@@ -142,17 +142,17 @@ async def arun(
         return await adrive(wanted.flow(), store, execute)
 
     outcome = await attempt(operation)
-    sealed_before = _sealed_before(outcome, operation)
-    if sealed_before:
-        outcome = await attempt(sealed_before)
+    aliased = _under_alias(outcome, operation)
+    if aliased:
+        outcome = await attempt(aliased)
     told = announcement(outcome)
     if told:  # in a thread: a receiver may ask the database
         await sync_to_async(send)(told[0], operation, **told[1])
     return outcome
 
 
-def _sealed_before(outcome: Outcome, operation: Operation) -> Operation | None:
-    """The operation as its record knows it, where that was sealed before a secret was rotated."""
-    if isinstance(outcome, Mismatched) and outcome.record.fingerprint in operation.former:
-        return replace(operation, fingerprint=outcome.record.fingerprint, former=())
+def _under_alias(outcome: Outcome, operation: Operation) -> Operation | None:
+    """The operation as its record knows it, where that has another fingerprint of the request."""
+    if isinstance(outcome, Mismatched) and outcome.record.fingerprint in operation.aliases:
+        return replace(operation, fingerprint=outcome.record.fingerprint, aliases=())
     return None
