@@ -59,7 +59,7 @@ from .middleware import skipped_middleware
 from .opening import PROTECTED, innermost, name_of
 from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
-from .protection import BY_DECORATOR, EXEMPT, is_marked
+from .protection import BY_DECORATOR, is_exempt
 from .status import status_url
 from .stores import stores
 
@@ -252,7 +252,7 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from _check_policy(endpoint.policy, where)
-    if endpoint.how in ("decorator", "mixin") and is_marked(endpoint.view, EXEMPT):
+    if endpoint.how in ("decorator", "mixin") and is_exempt(endpoint.view):
         yield Error(
             f"{name_of(innermost(endpoint.view))} is protected and exempt at once.",
             hint="Remove @idempotency_exempt from it, or what protects it.",

@@ -7,9 +7,9 @@ from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .opening import PROTECTED, name_of, vars_of
+from .opening import PROTECTED, name_of
 from .policy import Policy
-from .protection import EXEMPT, is_marked, protect, view_class_of
+from .protection import EXEMPT, is_exempt, is_marked, protect
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 
@@ -67,7 +67,7 @@ def idempotency_exempt(view: ViewT) -> ViewT:
 
 
 def _protected(view: Any, policy: Policy) -> Any:
-    if EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view)):
+    if is_exempt(view):
         raise _contradicted(view)
     return protect(view, policy)
 

@@ -234,11 +234,11 @@ class _DRFExchange(Exchange):
     def request(self) -> Request:
         return self._request
 
-    def call(self) -> Call:
+    def call(self, policy: Policy) -> Call:
         request = self.http_request
         return LazyCall(
             name=operation_name(request),
-            **caller_of(request, principal_of(self.request.user, self.request.auth)),
+            **caller_of(request, policy, self.request.user, self.request.auth),
             method=request.method or "",
             path=request.path,
             query=request.META.get("QUERY_STRING", ""),

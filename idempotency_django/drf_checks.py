@@ -15,7 +15,7 @@ from .drf_objects import checks_objects
 from .middleware import IdempotencyMiddleware
 from .policy import Policy
 from .policy_fields import UNSAFE_METHODS
-from .protection import EXEMPT, is_marked
+from .protection import is_exempt
 
 _OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
 
@@ -52,7 +52,7 @@ def _with_arguments(patterns: Any, inherited: bool = False) -> Iterator[Any]:
 def _takes_part(view: Any) -> bool:
     """Whether a view is one of REST framework's, and protected."""
     view_class = getattr(view, "cls", None)
-    if view_class is None or not issubclass(view_class, APIView) or is_marked(view, EXEMPT):
+    if view_class is None or not issubclass(view_class, APIView) or is_exempt(view):
         return False
     return issubclass(view_class, IdempotentViewMixin) or _OURS in settings.MIDDLEWARE
 

@@ -39,18 +39,26 @@ def place(view: Any, request: HttpRequest, serve: Serve) -> None:
     """
     view._idempotency_serve = serve
     name = (request.method or "").lower()
-    handler = getattr(view, name, None)
+    handler = _handler_of(view, name)
     if request.method not in UNSAFE_METHODS or handler is None:
         return
     function = getattr(handler, "__func__", None)
     if function is not None and handler.__self__ is view:
         once = kept(function, "_idempotency_once", lambda: opened(function, _once))
-        setattr(view, name, MethodType(once, view))
+        stand_in: Any = MethodType(once, view)
     else:
-        once = opened(handler, partial(_once, view=view))
-        setattr(view, name, once)
+        stand_in = once = opened(handler, partial(_once, view=view))
+    setattr(view, name, stand_in)
+    view._idempotency_placed = (stand_in, handler)
     # One that is protected inside sees to its claim itself.
     view._idempotency_reached = hasattr(once, PROTECTED)
+
+
+def _handler_of(view: Any, name: str) -> Any:
+    """The view's handler; its own again, where a loop around ``dispatch()`` runs the view anew."""
+    handler = getattr(view, name, None)
+    stand_in, own = getattr(view, "_idempotency_placed", (None, None))
+    return own if handler is not None and handler is stand_in else handler
 
 
 def _once(function: Any, view: Any = None) -> Any:

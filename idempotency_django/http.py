@@ -37,11 +37,11 @@ NEVER_KEPT: Final = frozenset(
 # From a request to a call.
 
 
-def call_of(request: HttpRequest) -> Call:
+def call_of(request: HttpRequest, policy: Policy | None = None) -> Call:
     """What the policy needs to know of a Django request."""
     return LazyCall(
         name=operation_name(request),
-        **caller_of(request, principal_of(getattr(request, "user", None))),
+        **caller_of(request, policy, getattr(request, "user", None)),
         method=request.method or "",
         path=request.path,
         query=request.META.get("QUERY_STRING", ""),
@@ -52,8 +52,16 @@ def call_of(request: HttpRequest) -> Call:
     )
 
 
-def caller_of(request: HttpRequest, principal: str) -> dict[str, str]:
+def caller_of(
+    request: HttpRequest, policy: Policy | None, user: Any, auth: Any = None
+) -> dict[str, str]:
     """Who is calling, as a call has it: the principal or, where none is known, the credentials."""
+    try:
+        principal = principal_of(user, auth)
+    except ImproperlyConfigured:
+        if policy is None or policy.principal is None:
+            raise
+        principal = ""  # the policy knows better
     credentials = "" if principal else credentials_of(request)
     return {"principal": principal, "credentials": credentials, "host": host_of(request)}
 
@@ -104,16 +112,19 @@ def principal_of(user: Any, auth: Any = None) -> str:
 
     Args:
         user: the request's user.
-        auth: what authenticated the request where there is no user: an API key, say. Of it only a
-            digest is used, because it may be a secret.
+        auth: what authenticated the request where there is no user, for example an API key. Only a
+            digest of it is used, because it may be a secret. What has no primary key, the claims
+            of a token for example, names nobody.
+
+    Raises:
+        ImproperlyConfigured: the user has no primary key.
     """
     if user is not None and getattr(user, "is_authenticated", False):
-        return f"{_kind(user)}:{_primary_key('user', user)}"
-    if auth is None:
-        return ""
+        return f"{_kind(user)}:{_primary_key(user)}"
     if isinstance(auth, str | bytes):
         return f"auth:{digest(auth)}"
-    return f"auth:{_kind(auth)}:{digest(str(_primary_key('auth', auth)))}"
+    key = getattr(auth, "pk", None)
+    return "" if key is None else f"auth:{_kind(auth)}:{digest(str(key))}"
 
 
 def _kind(caller: Any) -> str:
@@ -125,12 +136,12 @@ def _kind(caller: Any) -> str:
     return "user" if label == settings.AUTH_USER_MODEL.lower() else label
 
 
-def _primary_key(role: str, caller: Any) -> Any:
-    key = getattr(caller, "pk", None)
+def _primary_key(user: Any) -> Any:
+    key = getattr(user, "pk", None)
     if key is None:
         raise ImproperlyConfigured(
-            f"The {role} of this request, {type(caller).__name__}, has no primary key to tell it "
-            "from others. Give the idempotency policy a scope= of your own."
+            f"The user of this request, {type(user).__name__}, has no primary key to tell it "
+            "from others. Give the idempotency policy a principal= that names it."
         )
     return key
 
@@ -155,10 +166,17 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
 def shows_refused_form(response: HttpResponseBase) -> bool:
     """Whether it is a page whose context holds a form, or a formset, with errors."""
     context = getattr(response, "context_data", None)
-    return isinstance(context, Mapping) and any(
-        isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid()
-        for form in context.values()
-    )
+    return isinstance(context, Mapping) and any(map(_is_refused_form, context.values()))
+
+
+def _is_refused_form(value: Any) -> bool:
+    # The admin wraps its forms, and has a list of its formsets.
+    if isinstance(value, list):
+        return any(map(_is_refused_form, value))
+    for form in (value, getattr(value, "form", None), getattr(value, "formset", None)):
+        if isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid():
+            return True
+    return False
 
 
 def rendered(response: HttpResponseBase) -> HttpResponseBase:

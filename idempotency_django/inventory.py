@@ -22,7 +22,7 @@ from .middleware import IdempotencyMiddleware, policy_of
 from .opening import POLICIES, POLICY, PROTECTED, closure_of, held_as, opened, protected_part
 from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
-from .protection import EXEMPT, answers_itself, is_marked, protect, view_class_of
+from .protection import answers_itself, is_exempt, protect, view_class_of
 from .routes import readable
 
 OURS: Final = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
@@ -106,7 +106,7 @@ def _policy_and_how(
         if isinstance(policies, dict) and name in policies:
             policy = policies[name]
         return policy, marked if policy else ""
-    if is_marked(view, EXEMPT) or is_exempt_by_module(view):
+    if is_exempt(view) or is_exempt_by_module(view):
         return None, "exempt"
     if OURS not in settings.MIDDLEWARE:
         return None, ""

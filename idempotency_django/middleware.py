@@ -27,9 +27,9 @@ from .opening import POLICIES, POLICY, PROTECTED, kept
 from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
 from .protection import (
-    EXEMPT,
     ViewFunction,
     is_async,
+    is_exempt,
     is_marked,
     protect,
     view_class_of,
@@ -104,7 +104,7 @@ class IdempotencyMiddleware:
         method = request.method or ""
         if method not in UNSAFE_METHODS:
             return None
-        if is_marked(view, PROTECTED) or is_marked(view, EXEMPT):
+        if is_marked(view, PROTECTED) or is_exempt(view):
             return None
         if is_async(view) and asks_for_transaction(view):
             return None  # Django refuses to run it, and says why

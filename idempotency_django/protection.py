@@ -32,6 +32,7 @@ from .opening import (
     module_of,
     name_of,
     opened,
+    vars_of,
     with_variable,
 )
 from .policy import Policy
@@ -55,6 +56,11 @@ ViewFunction = Callable[..., Any]
 def is_marked(view: Any, mark: str) -> bool:
     """Whether a view, or the class it was made of, carries a mark."""
     return bool(getattr(view, mark, False) or getattr(view_class_of(view), mark, False))
+
+
+def is_exempt(view: Any) -> bool:
+    """Whether ``@idempotency_exempt`` is on a view or its class; a base's is on that base alone."""
+    return EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view))
 
 
 def view_class_of(view: Any) -> type | None:

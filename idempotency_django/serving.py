@@ -71,9 +71,9 @@ class Exchange(ABC):
         """The key as the client sent it; ``None`` when it sent none."""
         return key_header(self.http_request)
 
-    def call(self) -> Call:
+    def call(self, policy: Policy) -> Call:
         """What the policy needs to know of the request."""
-        return call_of(self.http_request)
+        return call_of(self.http_request, policy)
 
     def scope(self) -> str | None:
         """What the key is unique in, where that is not for the policy to say."""
@@ -250,7 +250,7 @@ def _asked_for(exchange: Exchange, policy: Policy, *, asynchronous: bool) -> _As
     if key is None and policy.key is None:
         policy.refuse_missing(method)
         return None
-    call = policy.identified(exchange.call())
+    call = policy.identified(exchange.call(policy))
     derived = key is None
     if key is None:
         key = policy.derived_key_of(call)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
@@ -96,6 +96,24 @@ def completed(store: CachedStore, **changes: Any) -> Operation:
         assert isinstance(claim, Claim)
         assert store.complete(claim, ANSWER)
     return operation
+
+
+def test_two_schemas(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant with a schema of its own, as django-tenants has them, has answers of its own."""
+    wrapper = connections["default"]
+    monkeypatch.setattr(wrapper, "schema_name", "acme", raising=False)
+    operation = completed(store)
+    assert store.recall(operation) is not None
+    monkeypatch.setattr(wrapper, "schema_name", "globex")
+    assert store.recall(operation) is None
+
+
+def test_two_databases(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So has each database, where several projects share one cache."""
+    operation = completed(store)
+    assert store.recall(operation) is not None
+    monkeypatch.setitem(connections["default"].settings_dict, "NAME", "another")
+    assert store.recall(operation) is None
 
 
 @pytest.mark.parametrize("url", ["/order/", "/leased/"])

@@ -45,6 +45,10 @@ class CachedStore(DatabaseStore):
     timelines; MariaDB and MySQL do not, so there an answer is bound to the server itself. Whoever
     restores a backup in place, which no database can tell, clears the cache.
 
+    One cache may serve several databases, and the schemas of django-tenants. If your project
+    switches ``search_path`` in another way, give the cache a ``KEY_FUNCTION`` that names the
+    schema.
+
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
         using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
@@ -202,8 +206,11 @@ class CachedStore(DatabaseStore):
         return None if found[1] is None else found[0]
 
     def _name(self, key: str, scope: str) -> str:
-        digest = hashlib.sha256(f"{len(key)}:{key}{scope}".encode()).hexdigest()
-        return f"{self.prefix}:{self.alias}:{digest}"
+        connection = connections[self.using]
+        # One cache may serve several databases, and django-tenants' schemas of one.
+        where = f"{connection.settings_dict['NAME']}:{getattr(connection, 'schema_name', '')}"
+        parts = f"{len(where)}:{where}{len(key)}:{key}{scope}"
+        return f"{self.prefix}:{self.alias}:{hashlib.sha256(parts.encode()).hexdigest()}"
 
 
 def _encoded(record: Record, timeline: str) -> bytes:
