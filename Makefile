@@ -32,10 +32,18 @@ test: $(VENV)/.installed-test  ## Run all tests on all databases, then on psycop
 # Most of what these do is done by other processes, or thousands of times: nothing to be covered.
 MACHINE := tests/contract/test_machine.py
 
+# What these test is above the database: the first run is enough, whatever the driver.
+ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, answer_forms browsable_api browsers callers \
+    calls check_hints checks conf conformance derived_keys drf_responses errors fingerprints \
+    frameworks hosts http inventory keys metadata opening plain_data policy probe public_names \
+    redis_store replay_authorization retry_loops scopes seals seams shared_redis status \
+    status_address step_threads steps_changed stored_answers stores template_responses \
+    unprotected uploads))
+
 test-inside:
 	$(PY) -m coverage run -m pytest -m "not e2e" --ignore $(MACHINE)
 	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m coverage run -m pytest -m "not e2e" \
-	    --ignore $(MACHINE)
+	    --ignore $(MACHINE) $(ANY_DRIVER:%=--ignore tests/%)
 
 test-outside:
 	$(PY) -m pytest -m e2e
