@@ -144,8 +144,8 @@ def _refuse_half(request: HttpRequest, received: int) -> None:
     if received < _announced(request):
         raise UnreadablePostError(
             f"Only {received} of the {_announced(request)} bytes that {request.method} "
-            f"{request.path} announced have arrived, so nothing was executed: its client has "
-            "broken off."
+            f"{request.path} announced have arrived, so nothing was executed. The client has "
+            "closed the connection."
         )
 
 
@@ -260,6 +260,6 @@ def unreadable(what: str) -> ImproperlyConfigured:
     """The error of a body that nobody can compare with a retry's."""
     return ImproperlyConfigured(
         f"{what} before the idempotency key was looked up, so the request cannot be compared with "
-        "a retry. Protect the view outside of what reads it, or give the view's policy "
+        "a retry. Protect the view outside the code that reads the body, or give its policy "
         "fingerprint=fingerprints.without_body."
     )

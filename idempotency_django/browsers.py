@@ -15,18 +15,18 @@ CORS = "corsheaders.middleware.CorsMiddleware"
 
 
 def check_cors(**_: Any) -> Iterator[CheckMessage]:
-    """Whether a script of another origin may send a key, and read what the answer says of it."""
+    """Whether a script of another origin may send a key and read the headers of a replay."""
     if CORS not in settings.MIDDLEWARE:
         return
     try:
         header, marks = conf.header, [conf.replayed_header, "Retry-After"]
     except ImproperlyConfigured:
-        return  # said by check_settings
+        return  # check_settings reports it
     if _left_out([header], "CORS_ALLOW_HEADERS"):
         yield CheckMessage(
             WARNING,
-            f"{header!r} is not in CORS_ALLOW_HEADERS: browsers send no key from other origins, "
-            "and refuse the whole request.",
+            f"{header!r} is not in CORS_ALLOW_HEADERS. Browsers block every request from another "
+            "origin that has a key.",
             hint="from corsheaders.defaults import default_headers; "
             f"CORS_ALLOW_HEADERS = (*default_headers, {header.lower()!r})",
             id="idempotency_django.W029",
@@ -36,8 +36,8 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
         named = ", ".join(map(repr, hidden))
         yield CheckMessage(
             WARNING,
-            f"{named} {'are' if len(hidden) > 1 else 'is'} not in CORS_EXPOSE_HEADERS: scripts of "
-            "other origins see neither that an answer is a replay nor when to ask again.",
+            f"{named} {'are' if len(hidden) > 1 else 'is'} not in CORS_EXPOSE_HEADERS. Scripts of "
+            "other origins cannot see that an answer is a replay, or when to retry.",
             hint=f"CORS_EXPOSE_HEADERS = {tuple(marks)!r}",
             id="idempotency_django.W030",
         )

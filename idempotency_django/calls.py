@@ -44,7 +44,7 @@ def idempotent_call(
     name: str = "",
     policy: Policy | None = None,
 ) -> Any:
-    """Call the function once per key, and return what it returned to whoever calls again.
+    """Call the function once per key; later calls with the key return the same result.
 
     ::
 
@@ -56,26 +56,26 @@ def idempotent_call(
 
     Args:
         key: names the operation; 1-255 visible ASCII characters.
-        scope: what the key is unique in.
-        fn: what to do; it is given its :class:`~idempotency_django.executions.Execution`.
-        fingerprint: what is asked for, as plain data: JSON's types, dates, dataclasses, saved
-            models; see :func:`~idempotency_django.fingerprints.canonical`. Another one under the
-            same key is refused.
-        name: what the operation is called; the function's own name when left out. Another name
-            under the same key is refused, so give one that stays when the function is renamed.
-        policy: how it is kept; the project's when left out.
+        scope: the namespace that the key is unique in.
+        fn: what to do; it gets its :class:`~idempotency_django.executions.Execution`.
+        fingerprint: what the call asks for, as plain data: JSON's types, dates, dataclasses, saved
+            models; see :func:`~idempotency_django.fingerprints.canonical`. Another fingerprint
+            under the same key is refused.
+        name: the operation's name; by default the function's own. Another name under the same key
+            is refused, so give one that stays when the function is renamed.
+        policy: the policy; by default the project's.
 
     Returns:
-        The result as it reads back from JSON, the first time too: a tuple is a list.
+        The result as it reads back from JSON, also the first time: a tuple is a list.
 
     Raises:
         KeyMalformed: the key is not 1-255 visible ASCII characters.
         ValueError: the scope is empty.
-        OperationInProgress: somebody else is executing it, and the policy does not wait so long.
+        OperationInProgress: somebody else is executing it, and the policy's wait is over.
         OperationHeld: it was interrupted, and an operator must settle it.
         FingerprintMismatch: the key was used for something else.
-        ResponseNotStored: it was executed, but its result was too large to keep, or the policy
-            says ``store_body=False``.
+        ResponseNotStored: it was executed, but its result was too large to keep, or the policy has
+            ``store_body=False``.
         StoreUnavailable: nothing was executed.
         TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
             JSON; the call counts as failed.
@@ -117,7 +117,7 @@ async def aidempotent_call(
 
 @contextmanager
 def _foreign_errors() -> Iterator[None]:
-    """A request that makes the call is another operation: its answer is not what this ends in."""
+    """A request that makes the call is another operation, which does not end in this error."""
     try:
         yield
     except IdempotencyError as error:
@@ -129,7 +129,8 @@ def _resolved(policy: Policy | None) -> tuple[Store, Policy]:
     if policy is not None and policy.check_replay not in (UNSET, None):
         raise ImproperlyConfigured(
             "The policy of an idempotent_call has check_replay=, which checks the caller of an "
-            "HTTP request. Here there is none: check who may have the result before the call."
+            "HTTP request. An idempotent_call has no request: check before the call who may have "
+            "the result."
         )
     resolved = (policy or _PROJECTS).resolved()
     return stores[resolved.store], resolved
@@ -144,8 +145,8 @@ def _operation(
 ) -> Operation:
     if not scope:
         raise ValueError(
-            "The scope is empty. Give what the key is unique in: the name of the operation or "
-            "the tenant's."
+            "The scope is empty. Pass the namespace that the key is unique in, for example the "
+            "name of the operation or of the tenant."
         )
     name, fn, fingerprint = wanted
     # With the name, so that another function under the key is not given this one's result.

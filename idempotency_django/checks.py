@@ -5,34 +5,34 @@ id                                     what is wrong
 =====================================  =========================================================
 ``idempotency_django.E001``            ``IDEMPOTENCY`` holds a name that is not a setting
 ``idempotency_django.E002``            a setting holds a value that it cannot hold
-``idempotency_django.E003``            a store cannot be made, or a policy names one that is not
+``idempotency_django.E003``            a store cannot be made, or a policy names an unknown store
 ``idempotency_django.E004``            a store uses a database that is not in ``DATABASES``
 ``idempotency_django.E005``            a store uses what looks like a replica
 ``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
 ``idempotency_django.W007``            effects and answers are in two databases
 ``idempotency_django.E008``            a store's database is read-only (``check --database``)
-``idempotency_django.E009``            middleware behind ours whose ``process_view`` is skipped
-``idempotency_django.E010``            our middleware stands before the authentication's
-``idempotency_django.E011``            ``IdempotentViewMixin`` behind ``APIView``: no protection
-``idempotency_django.E012``            ``idempotency_policies`` names an action that is not
-``idempotency_django.E013``            a store cannot work with the cache that it is to use
+``idempotency_django.E009``            middleware after ours, whose ``process_view`` is skipped
+``idempotency_django.E010``            our middleware comes before the authentication's
+``idempotency_django.E011``            ``IdempotentViewMixin`` after ``APIView``: no protection
+``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
+``idempotency_django.E013``            a store cannot work with its cache
 ``idempotency_django.E014``            the Redis server is older than 6.2
-``idempotency_django.W015``            the Redis server may evict keys, which retries then execute
+``idempotency_django.W015``            the Redis server may evict keys: retries execute again
 ``idempotency_django.W016``            the Redis server cannot be reached
 ``idempotency_django.W017``            fewer replicas than ``wait_replicas``: nothing is executed
-``idempotency_django.W018``            each process has the cache of answers for itself
-``idempotency_django.E019``            a policy asks for what its store or its mode cannot promise
+``idempotency_django.W018``            each process has its own cache of answers
+``idempotency_django.E019``            a policy needs what its store or mode cannot promise
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
-``idempotency_django.E022``            a view cannot be protected, and refuses requests with a key
-``idempotency_django.E023``            a view of a framework that has no adapter, likewise
-``idempotency_django.E024``            a view is protected and exempt at once
-``idempotency_django.W025``            permissions on objects that no replay can look up
+``idempotency_django.E022``            a view cannot be protected and refuses requests with a key
+``idempotency_django.E023``            the same for a view of a framework without an adapter
+``idempotency_django.E024``            a view is protected and exempt at the same time
+``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
 ``idempotency_django.E027``            a store's database has ``AUTOCOMMIT`` off
 ``idempotency_django.W028``            a store's tables are missing (``check --database``)
-``idempotency_django.W029``            CORS lets no script of another origin send a key
-``idempotency_django.W030``            CORS hides from such scripts what an answer says of its key
+``idempotency_django.W029``            CORS stops scripts of other origins from sending a key
+``idempotency_django.W030``            CORS hides the headers of a replay from these scripts
 =====================================  =========================================================
 """
 
@@ -65,7 +65,7 @@ from .stores import stores
 
 PROJECT = "IDEMPOTENCY['POLICY']"
 NAMED = 3
-"""Policies or routes that one message names; the others are counted."""
+"""How many policies or routes one message names; the others are counted."""
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 _PROMISES = ("idempotency_django.E019", "idempotency_django.E020")
@@ -112,7 +112,7 @@ def _wrong_values() -> Iterator[CheckMessage]:
 
 
 def check_stores(**_: Any) -> Sequence[CheckMessage]:
-    """Whether every store can be made, and what each says of its own configuration."""
+    """Whether every store can be made, and what each reports about its configuration."""
     messages: list[CheckMessage] = []
     for alias in _aliases():
         try:
@@ -122,12 +122,12 @@ def check_stores(**_: Any) -> Sequence[CheckMessage]:
     try:
         policy = Policy().resolved()
     except ImproperlyConfigured:
-        return messages  # said by check_settings
+        return messages  # check_settings reports it
     return [*messages, *_unknown_store(policy.store, PROJECT)]
 
 
 def _aliases() -> list[str]:
-    """The aliases of the stores; none where ``check_settings`` says what is wrong with them."""
+    """The aliases of the stores; none if ``check_settings`` reports what is wrong with them."""
     try:
         return list(stores)
     except ImproperlyConfigured:
@@ -141,10 +141,10 @@ def _unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
     if alias == default_store():
         yield Error(
             f"IDEMPOTENCY['STORES'] has {', '.join(map(repr, aliases))}, but no {alias!r}, so "
-            f"{where} means no store.",
+            f"{where} has no store.",
             hint=(
-                f"Say which one is meant, with 'POLICY': {{'store': {aliases[0]!r}}} in "
-                "IDEMPOTENCY, or call one of them 'default'."
+                f"Choose one with 'POLICY': {{'store': {aliases[0]!r}}} in IDEMPOTENCY, or name "
+                "one of them 'default'."
             ),
             id="idempotency_django.E003",
         )
@@ -165,7 +165,7 @@ def check_live_stores(
         try:
             store = stores[alias]
         except ImproperlyConfigured:
-            continue  # said by check_stores
+            continue  # check_stores reports it
         if store.using in (databases or ()):
             messages += store.check_live()
     return messages
@@ -178,22 +178,22 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
         return
     for path in skipped_middleware():
         yield Error(
-            f"{path} stands behind {OURS}, which runs views itself and skips its process_view.",
+            f"{path} comes after {OURS}, which runs views itself and skips its process_view.",
             hint="Move IdempotencyMiddleware behind it in MIDDLEWARE.",
             id="idempotency_django.E009",
         )
     if AUTHENTICATION in paths[paths.index(OURS) :]:
         yield Error(
-            f"{OURS} stands before {AUTHENTICATION}: every caller would count as anonymous.",
+            f"{OURS} comes before {AUTHENTICATION}, so every caller counts as anonymous.",
             hint="Move IdempotencyMiddleware behind it in MIDDLEWARE.",
             id="idempotency_django.E010",
         )
 
 
 def check_views(**_: Any) -> Sequence[CheckMessage]:
-    """What the URLs lead to, the views that have the mixin, and the promises of all policies."""
+    """The views of the URLs, the views with the mixin, and the promises of all policies."""
     project = list(_promise(Policy(), PROJECT))
-    # A view inherits what is wrong with the project's policy; that is reported of the project.
+    # A view inherits what is wrong with the project's policy, which is reported only once.
     known = {message.msg for message in project}
     found = chain(_of_views(), _of_endpoints())
     views = [message for message in found if message.msg not in known]
@@ -219,7 +219,7 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     try:
         _settings = conf.middleware_exempt, conf.middleware_protects
     except ImproperlyConfigured:
-        return  # said by check_settings
+        return  # check_settings reports it
     everything = list(endpoints())
     yield from _frameworks(everything)
     told: set[tuple[Any, str]] = set()  # a view may have many routes
@@ -241,21 +241,21 @@ def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
     for framework, problem in problems.items():
         named = ", ".join(routes[framework][:NAMED])
         more = len(routes[framework]) - NAMED
-        hint = f"It answers {named}{f' and {more} more routes' if more > 0 else ''}."
+        hint = f"It serves {named}{f' and {more} more routes' if more > 0 else ''}."
         yield Error(problem, hint=hint, id="idempotency_django.E023")
 
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     if endpoint.problem and endpoint.framework is None:
-        hint = f"It answers {endpoint.route}."
+        hint = f"It serves {endpoint.route}."
         yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from _check_policy(endpoint.policy, where)
     if endpoint.how in ("decorator", "mixin") and is_exempt(endpoint.view):
         yield Error(
-            f"{name_of(innermost(endpoint.view))} is protected and exempt at once.",
-            hint="Remove @idempotency_exempt from it, or what protects it.",
+            f"{name_of(innermost(endpoint.view))} is protected and exempt at the same time.",
+            hint="Remove @idempotency_exempt, or remove what protects the view.",
             id="idempotency_django.E024",
         )
 
@@ -267,8 +267,8 @@ def _check_view(view: Any, mixin: type) -> Iterator[CheckMessage]:
         return  # a mixin of the project's own, for views that have what it names
     if view.__mro__.index(mixin) > view.__mro__.index(drf_bases[0]):
         yield Error(
-            f"{name} has IdempotentViewMixin behind APIView and is not protected.",
-            hint=f"Write class {view.__name__}(IdempotentViewMixin, …).",
+            f"{name} has IdempotentViewMixin after APIView in its bases, so it is not protected.",
+            hint=f"Put the mixin first: class {view.__name__}(IdempotentViewMixin, …).",
             id="idempotency_django.E011",
         )
     yield from _check_policy(view.idempotency_policy, f"{name}.idempotency_policy")
@@ -337,12 +337,12 @@ def _check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
 
 
 def _promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
-    """What the policy asks for and nobody can promise; the hint is where it does."""
+    """What the policy needs and nothing can promise; the hint names the policy."""
     try:
         resolved = policy.resolved()
         store = stores[resolved.store]
     except ImproperlyConfigured:
-        return  # said elsewhere
+        return  # another check reports it
     try:
         lease_of(resolved, store)
     except ImproperlyConfigured as error:
@@ -355,7 +355,7 @@ def _promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
 
 
 def _each_once(messages: Iterable[CheckMessage]) -> Sequence[CheckMessage]:
-    """The messages, with one for all the policies that a promise of theirs is wrong in."""
+    """The messages, with one for all policies that share a promise that cannot be kept."""
     places: dict[str, list[str]] = {}
     merged: list[CheckMessage] = []
     for message in messages:
@@ -365,7 +365,7 @@ def _each_once(messages: Iterable[CheckMessage]) -> Sequence[CheckMessage]:
             merged.append(message)
     for message in merged:
         if message.id in _PROMISES:
-            message.hint = f"It concerns {_listed(places[message.msg])}."
+            message.hint = f"Found in {_listed(places[message.msg])}."
     return merged
 
 

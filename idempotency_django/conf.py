@@ -1,7 +1,7 @@
 """The ``IDEMPOTENCY`` setting: one live property for each of its names.
 
-Nothing is read at import and nothing is kept, so ``override_settings`` just works. A wrong value
-is reported by the system checks (``manage.py check``) and, where it is used, as
+Nothing is read at import and nothing is kept, so ``override_settings`` just works. The system
+checks (``manage.py check``) report a wrong value. Code that uses it raises
 :exc:`~django.core.exceptions.ImproperlyConfigured`.
 """
 
@@ -50,12 +50,12 @@ _FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known names") -> str:
-    """A sentence that helps somebody who wrote a name that does not exist.
+    """A hint for somebody who wrote a name that does not exist.
 
     Args:
         name: what was written.
         known: the names that exist.
-        otherwise: what introduces all of them, where none is close.
+        otherwise: what introduces the list of all of them if none is similar.
     """
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1)
@@ -65,8 +65,7 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known nam
 class Settings:
     """Reads ``settings.IDEMPOTENCY`` anew at each access.
 
-    Each property raises :exc:`~django.core.exceptions.ImproperlyConfigured` where the setting
-    holds what it cannot hold.
+    Each property raises :exc:`~django.core.exceptions.ImproperlyConfigured` if its value is wrong.
     """
 
     @property
@@ -81,7 +80,7 @@ class Settings:
 
     @property
     def credential_cookies(self) -> Sequence[str]:
-        """The cookies that may tell callers apart where no principal is known."""
+        """The cookies that may tell callers apart if no principal is known."""
         value = self.raw.get("CREDENTIAL_COOKIES")
         if value is None:
             return [django_settings.SESSION_COOKIE_NAME]
@@ -89,13 +88,13 @@ class Settings:
 
     @property
     def credential_headers(self) -> Sequence[str]:
-        """The headers that may tell callers apart where no principal is known."""
+        """The headers that may tell callers apart if no principal is known."""
         value = self.raw.get("CREDENTIAL_HEADERS", DEFAULT_CREDENTIAL_HEADERS)
         return self._names("CREDENTIAL_HEADERS", value, "headers")
 
     @property
     def docs_url(self) -> str:
-        """Where problem types link to; the slug of the problem is appended."""
+        """The URL that problem types link to; the slug of the problem is appended."""
         value = self.raw.get("DOCS_URL", "https://idempotency-django.readthedocs.io/problems/")
         return value if isinstance(value, str) else self._refuse("DOCS_URL", value, "a URL")
 
@@ -106,7 +105,7 @@ class Settings:
 
     @property
     def middleware_exempt(self) -> Sequence[str]:
-        """The modules whose views the middleware leaves alone, with all that is below them."""
+        """The modules whose views the middleware leaves alone, including their submodules."""
         value = self.raw.get("MIDDLEWARE_EXEMPT", ())
         if isinstance(value, list | tuple) and all(
             isinstance(name, str) and name for name in value
@@ -139,7 +138,7 @@ class Settings:
 
     @property
     def status_codes(self) -> Mapping[str, int]:
-        """HTTP status by the slug of an error, where it differs from the error's own."""
+        """HTTP statuses by the slug of the error, if they differ from the error's own."""
         value = self.raw.get("STATUS_CODES", _NOTHING)
         if not isinstance(value, Mapping):
             self._refuse("STATUS_CODES", value, "a dict of status codes by slug")
@@ -158,7 +157,7 @@ class Settings:
 
     @property
     def status_view(self) -> str:
-        """The name of the URL where the status of an operation is told."""
+        """The name of the URL of the status view."""
         value = self.raw.get("STATUS_VIEW", "idempotency-status")
         if isinstance(value, str) and value:
             return value
@@ -197,9 +196,9 @@ conf = Settings()
 
 
 def default_store() -> str:
-    """The alias of the store that is meant where none is named: the only one, if there is only one.
+    """The alias of the store if no policy names one: the only one, else ``"default"``.
 
-    Otherwise it is ``"default"``, which need not be among them.
+    There may be several stores and no ``"default"`` among them.
     """
     declared = conf.raw.get("STORES", DEFAULT_STORES)
     if isinstance(declared, Mapping) and len(declared) == 1:

@@ -25,10 +25,10 @@ def idempotent(*, policy: Policy = ..., **fields: Any) -> Callable[[ViewT], View
 def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: Any) -> Any:
     """Make a view safe to retry.
 
-    It goes on function views, on ``@api_view`` functions (above or below ``@api_view``), on
-    class-based views, on their handler methods or ``dispatch()``, and on what ``as_view()``
-    returns, sync or async. Decorators run for every request, before a replay, on either side of it.
-    Below it only those of Django and REST framework may stand: others are refused.
+    Put it on function views, on ``@api_view`` functions (above or below ``@api_view``), on
+    class-based views, on their handler methods or ``dispatch()``, or on what ``as_view()`` returns,
+    sync or async. All other decorators of the view run for every request, before a replay. Below
+    ``@idempotent``, only decorators of Django and REST framework are allowed.
 
     ::
 
@@ -39,12 +39,12 @@ def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: A
     Args:
         view: the view, when the decorator is used without parentheses.
         policy: the view's policy.
-        fields: fields of :class:`~idempotency_django.policy.Policy`, instead of or on top of
-            ``policy``.
+        fields: fields of :class:`~idempotency_django.policy.Policy`, instead of ``policy`` or in
+            addition to it.
 
     Raises:
-        ImproperlyConfigured: what it is on is no view, is exempt, or is of a framework that has no
-            adapter; or a decorator below it is not known. The error says what to do.
+        ImproperlyConfigured: it is not on a view; the view is exempt or belongs to a framework
+            without an adapter; or a decorator below it is not known. The error says what to do.
     """
     chosen = (policy or Policy()).replace(**fields) if fields else policy or Policy()
     if view is None:
@@ -74,6 +74,7 @@ def _protected(view: Any, policy: Policy) -> Any:
 
 def _contradicted(view: Any) -> ImproperlyConfigured:
     return ImproperlyConfigured(
-        f"{name_of(view)} is protected and exempt at once. Remove @idempotency_exempt from it, or "
-        "what protects it; a class with the mixin takes no part with idempotency_policy = None."
+        f"{name_of(view)} is protected and exempt at the same time. Remove @idempotency_exempt, "
+        "or remove what protects the view. To leave out a class with the mixin, set "
+        "idempotency_policy = None."
     )

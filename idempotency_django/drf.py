@@ -1,9 +1,9 @@
 """Django REST framework: ``IdempotentViewMixin`` makes a view safe to retry.
 
-It stands before ``APIView`` in the class's bases, and works on ``APIView``, generic views, viewsets
+It comes before ``APIView`` in the class's bases, and works on ``APIView``, generic views, viewsets
 and their ``@action`` methods. Authentication, permissions and throttles run first, for every
-request; then the handler runs once per operation, and its answer is finalised and rendered in the
-transaction that stores it. A replay is given to nobody who may not have the object in the URL now.
+request. Then the handler runs once per operation, and its answer is finalised and rendered in the
+transaction that stores it. A caller without permission for the object in the URL gets no replay.
 
 ::
 
@@ -72,7 +72,7 @@ from .transactions import OwnedTransactions, RequestTransactions, request_transa
 class IdempotencyAPIException(APIException):
     """What a custom ``EXCEPTION_HANDLER`` sees of an :exc:`~.errors.IdempotencyError`.
 
-    ``detail`` holds the members of the problem, ``error`` the error itself; DRF's own handler
+    ``detail`` holds the members of the problem, and ``error`` the error itself. DRF's own handler
     turns ``wait`` into ``Retry-After``.
     """
 
@@ -105,17 +105,17 @@ class IdempotentRequest(OptionallyIdempotentRequest):
 
 
 class IdempotentViewMixin:  # see below
-    # Described above: generators of OpenAPI take the docstring of a base for what a view without
-    # one does, and tell the project's clients of it.
+    # Described above: for a view without a docstring, OpenAPI generators would publish the
+    # docstring of this base.
 
     idempotency_policy: ClassVar[Policy | None] = Policy()
-    """The view's policy; ``None``: the view takes no part."""
+    """The view's policy; ``None``: the view is not protected."""
 
     idempotency_policies: ClassVar[Mapping[str, Policy | None]] = {}
-    """Policies by action (viewsets) or by lower-case method (other views), which come first."""
+    """Policies by action (viewsets) or lower-case method (other views); they come first."""
 
     idempotency_protected = "mixin"
-    # Given by as_view(), which is where Django's ATOMIC_REQUESTS is taken over.
+    # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
     idempotency_left_out: OwnedTransactions | None = None
     _idempotency_transactions: RequestTransactions | None = None
 
@@ -144,7 +144,7 @@ class IdempotentViewMixin:  # see below
         unclaimed(request._request)
         policy = self.get_idempotency_policy() if request.method in UNSAFE_METHODS else None
         if policy is None:
-            self._idempotency_reached = True  # it takes no part
+            self._idempotency_reached = True  # it is not protected
             return
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
@@ -162,7 +162,7 @@ class IdempotentViewMixin:  # see below
     # For subclasses to override.
 
     def get_idempotency_policy(self) -> Policy | None:
-        """The policy of this request; ``None``: it takes no part."""
+        """The policy of this request; ``None``: the request is not protected."""
         view: Any = self
         name = getattr(view, "action", None) or view.request.method.lower()
         return self.idempotency_policies.get(name, self.idempotency_policy)
@@ -170,28 +170,27 @@ class IdempotentViewMixin:  # see below
     def get_idempotency_key(self) -> str | None:
         """The key as the client sent it; ``None``: it sent none.
 
-        By default it is in the key header, or in the hidden field that the forms of the browsable
-        API have.
+        The default reads the key header, or the hidden field in the forms of the browsable API.
         """
         view: Any = self
         header = key_header(view.request._request)
         return key_in_form(view.request) if header is None else header
 
     def get_idempotency_scope(self) -> str | None:
-        """What the key is unique in; ``None``: what the policy says."""
+        """The scope that the key is unique in; ``None``: the policy's."""
         return None
 
     def check_idempotent_replay(self, request: Request, record: Record) -> None:
-        """Refuse a replay to a caller whom the handler would refuse now, by raising.
+        """Raise to refuse a replay to a caller whom the handler would refuse now.
 
-        It is called before every replay, after everything that ``initial()`` checks. The default
-        calls ``get_object()`` where the URL names an object, so that the object must be in the
-        view's queryset, and its permissions are checked. An object that does not exist any more is
-        no reason to refuse.
+        It is called before every replay, after everything that ``initial()`` checks. If the URL
+        names an object, the default calls ``get_object()``: the object must be in the view's
+        queryset, and its permissions are checked. An object that no longer exists is not a reason
+        to refuse.
 
         Raises:
-            PermissionDenied: or ``Http404``, or any other exception: the caller gets what the
-                project's exception handler makes of it.
+            PermissionDenied: or ``Http404``, or any other exception. The caller gets the answer
+                that the project's exception handler makes of it.
         """
         check_object(self)
 
@@ -199,7 +198,7 @@ class IdempotentViewMixin:  # see below
         """The answer of a record whose body was not kept, for example from the model's rows.
 
         Raises:
-            ResponseNotStored: the default; the client is told that the operation was executed.
+            ResponseNotStored: the default. The 409 says that the operation was executed.
         """
         raise ResponseNotStored
 
@@ -207,12 +206,12 @@ class IdempotentViewMixin:  # see below
 class IdempotencyStatusView(APIView):
     """The same as :class:`idempotency_django.views.IdempotencyStatusView`, for REST framework.
 
-    It authenticates callers as the project's other views do; override ``authentication_classes``
-    where those that answer 202 have others.
+    It authenticates callers as the project's other views do. If the views that answer 202 have
+    other ``authentication_classes``, override them here.
     """
 
     def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
-        """The status of an operation, and its answer when it has one."""
+        """The status of an operation, and its answer if there is one."""
         record = record_of(token, principal_of(request.user, request.auth))
         if record is None:
             raise Http404
@@ -255,7 +254,7 @@ class _DRFExchange(Exchange):
         return rendered(self._finalized(self._handler()))
 
     def checks_replays(self) -> bool:
-        """Whether a replay is refused to callers who have lost their right to an object."""
+        """Whether a replay is refused to callers who lost their permission for an object."""
         return has_object(self.view) or self.policy.check_replay is not None
 
     def authorize(self, record: Record, policy: Policy) -> None:
@@ -286,7 +285,7 @@ class _DRFExchange(Exchange):
         return StoredResponse(response)
 
     def _shows_as_page(self, payload: Payload) -> bool:
-        """Whether a replay is made into a page for this request, with its user and its token."""
+        """Whether a replay is rendered as a page for this request, with its user and its token."""
         return is_page(self.request) and bool(payload.body) and is_json(payload.headers)
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
@@ -299,7 +298,7 @@ class _DRFExchange(Exchange):
         return self.transactions.apart() if self.transactions else nullcontext()
 
     def _finalized(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Finalise now, and keep DRF from finalising the same response again."""
+        """Finalise now, and prevent DRF from finalising the same response again."""
         finalize = self.view.finalize_response
 
         def once(request: Request, given: HttpResponseBase, *args: Any, **kwargs: Any) -> Any:
@@ -341,7 +340,7 @@ class _DRFExchange(Exchange):
 
 
 class _MixinExchange(_DRFExchange):
-    """One request within a view that has the mixin and so its hooks."""
+    """One request within a view that has the mixin, and therefore its hooks."""
 
     def header(self) -> str | None:
         key: str | None = self.view.get_idempotency_key()
@@ -367,7 +366,7 @@ class _MixinExchange(_DRFExchange):
 
 
 def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -> HttpResponseBase:
-    """Serve a request whose DRF view is running already: for ``@idempotent`` on its handlers."""
+    """Serve a request whose DRF view already runs: for ``@idempotent`` on its handlers."""
     view: APIView = request.parser_context["view"]
     transactions = getattr(view, "_idempotency_transactions", None)
     exchange = _MixinExchange if isinstance(view, IdempotentViewMixin) else _DRFExchange
@@ -389,7 +388,7 @@ def _answer(
 
 
 def _problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
-    """The problem as the project's exception handler has it, or in its own media type."""
+    """The problem as the project's exception handler renders it, or in its own media type."""
     response: HttpResponseBase = view.handle_exception(IdempotencyAPIException(error))
     if getattr(response, "data", None) != problem_of(error):
         return response

@@ -28,12 +28,12 @@ def check_objects() -> Iterator[CheckMessage]:
     for view_class in sorted(views, key=lambda view: (view.__module__, view.__qualname__)):
         if _is_unchecked(view_class):
             yield Warning(
-                f"{view_class.__module__}.{view_class.__qualname__} has permissions on objects, "
-                "and an argument in its URL, but no get_object() that a replay could ask.",
+                f"{view_class.__module__}.{view_class.__qualname__} has object permissions and an "
+                "argument in its URL, but no get_object() with which a replay could check them.",
                 hint=(
                     "Override check_idempotent_replay(self, request, record) of "
                     "IdempotentViewMixin, or give the view's policy check_replay=, and check the "
-                    "permission there. Where no object is concerned, let it do nothing."
+                    "permission there. If the view checks no object, let it do nothing."
                 ),
                 id="idempotency_django.W025",
             )

@@ -16,10 +16,10 @@ from .keys import FORM_FIELD
 
 
 class KeysInForms:
-    """Makes the forms of a browsable API send a key; it stands before the renderer in the bases.
+    """Makes the forms of a browsable API send a key. Put it before the renderer in the bases.
 
-    Each page has one key. It is sent with whatever form of the page is submitted, so that a form
-    that is submitted twice has one effect.
+    Each page has one key, which every form of the page sends. A form that is submitted twice
+    therefore has one effect.
     """
 
     template = "idempotency_django/browsable_api.html"
@@ -44,12 +44,13 @@ class KeysInForms:
 class BrowsableAPIRenderer(KeysInForms, renderers.BrowsableAPIRenderer):
     """REST framework's renderer, for views that are protected by the middleware or ``@idempotent``.
 
-    Views with ``IdempotentViewMixin`` need no renderer of ours: theirs is made to send keys.
+    Views with ``IdempotentViewMixin`` do not need it: the mixin makes their own renderers send
+    keys.
     """
 
 
 def with_keys(renderer: renderers.BaseRenderer) -> renderers.BaseRenderer:
-    """The renderer, made to send keys where it renders a browsable API."""
+    """The renderer, made to send keys if it renders a browsable API."""
     if isinstance(renderer, renderers.BrowsableAPIRenderer):
         renderer_class: Any = type(renderer)
         renderer.__class__ = _with_keys(renderer_class)
@@ -65,7 +66,7 @@ def _with_keys(renderer_class: type[Any]) -> type[Any]:
 
 
 def key_in_form(request: Request) -> str | None:
-    """The key in the hidden field of a form of the browsable API; ``None``: it is not one."""
+    """The key in the hidden field of a form of the browsable API; ``None``: it has none."""
     if not (is_page(request) and is_form_media_type(request.content_type)):
         return None
     data: Any = request.data

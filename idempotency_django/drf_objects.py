@@ -18,9 +18,9 @@ def refuse_checks_of_objects(view: Any) -> None:
             name = f"{type(view).__module__}.{type(view).__qualname__}"
             raise ImproperlyConfigured(
                 f"{name} checks the caller's permission on an object ({type(obj).__qualname__}) "
-                "that a replay cannot look up: its URL does not name it to get_object(). Override "
-                "check_idempotent_replay(self, request, record) in the view, or give its policy "
-                "check_replay=, and check the permission there."
+                "that a replay cannot look up: get_object() does not find it by the URL. "
+                "Override check_idempotent_replay(self, request, record) in the view, or give "
+                "its policy check_replay=, and check the permission there."
             )
         check(request, obj)
 

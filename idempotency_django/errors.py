@@ -4,19 +4,19 @@
 
     IdempotencyError
     ├── KeyRefused                 400  the key itself is the problem
-    │   ├── KeyMissing             400  the operation requires a key and none came
+    │   ├── KeyMissing             400  the operation requires a key, but none was sent
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
-    │   └── KeyGuessable           400  an anonymous caller's key that somebody could guess
+    │   └── KeyGuessable           400  an anonymous caller's key that could be guessed
     ├── OperationInProgress        409  somebody else is executing this operation now
     ├── OperationHeld              409  an attempt was interrupted; an operator must settle it
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its answer was not kept
     ├── AnswerNotAcceptable        406  executed before, but its answer is in another form
     ├── StoreUnavailable           503  the store cannot be reached; nothing was executed
-    ├── StepsChanged               500  the stored steps are not those that the code has now
+    ├── StepsChanged               500  the stored steps are not the steps of the code
     └── ClaimLost                  500  the claim was lost during execution
 
-:exc:`StepFailed` is none of them: it is raised *to* a handler, as an error of one of its steps.
+:exc:`StepFailed` is not one of them: it is raised *to* a handler, as an error of one of its steps.
 
 The slug names the page of the documentation that explains the problem; the status is the
 default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
@@ -35,13 +35,13 @@ class IdempotencyError(Exception):
     ``str(error)`` is written for the person who reads it: what was wrong and what to do.
 
     Args:
-        detail: what was wrong with this request; the class's own text when left out.
-        retry_after: seconds after which a retry makes sense; ``None`` when it makes none.
+        detail: what was wrong with this request; by default the class's own text.
+        retry_after: seconds after which a retry makes sense; ``None``: a retry makes no sense.
 
     Attributes:
-        foreign: whether it tells of another operation than the request's: of an
-            ``idempotent_call``, or of what a hook did after the commit. An adapter treats it like
-            any other exception of the view.
+        foreign: whether it is about another operation than the request's: an ``idempotent_call``,
+            or what a hook did after the commit. An adapter treats it like any other exception of
+            the view.
     """
 
     status: ClassVar[int] = 500
@@ -77,7 +77,7 @@ class KeyMissing(KeyRefused):
 
 
 class KeyMalformed(KeyRefused):
-    """The key is not 1-255 visible ASCII characters, or not in the format that is asked for."""
+    """The key is not 1-255 visible ASCII characters, or not in the policy's format."""
 
     slug = "key-malformed"
     title = "The idempotency key is malformed"
@@ -90,13 +90,13 @@ class KeyGuessable(KeyRefused):
     slug = "key-guessable"
     title = "The idempotency key could be guessed"
     default_detail = (
-        "Without authentication the idempotency key is all that protects the answer, so it "
-        "must be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
+        "Without authentication, only the idempotency key protects the answer, so the key must "
+        "be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
     )
 
 
 class OperationInProgress(IdempotencyError):
-    """Somebody else is executing the operation at this moment."""
+    """Somebody else is executing the operation now."""
 
     status = 409
     slug = "in-progress"
@@ -114,8 +114,8 @@ class OperationHeld(IdempotencyError):
     slug = "held"
     title = "The operation was interrupted and is held"
     default_detail = (
-        "An earlier attempt at this operation was interrupted, and it is not known how far it "
-        "came. It is not repeated until an operator has settled it."
+        "An earlier attempt at this operation was interrupted, and how much of it was done is "
+        "unknown. It is not repeated until an operator settles it."
     )
 
 
@@ -134,7 +134,7 @@ class FingerprintMismatch(IdempotencyError):
 class ResponseNotStored(IdempotencyError):
     """The operation was executed before, but its answer was not kept.
 
-    It was streamed, too large, or a page that holds the CSRF token of the one who asked for it.
+    It was streamed, too large, or a page that contains the CSRF token of its visitor.
     """
 
     status = 409
@@ -142,8 +142,8 @@ class ResponseNotStored(IdempotencyError):
     title = "The operation was executed, but its answer was not kept"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
-        "answer was not kept, because it was streamed, too large, or a page made for one visitor: "
-        "look the result up instead of retrying."
+        "answer was not kept, because it was streamed, too large, or a page made for one "
+        "visitor. Look the result up instead of retrying."
     )
 
 
@@ -178,23 +178,23 @@ class StepsChanged(IdempotencyError):
     slug = "steps-changed"
     title = "The steps of the operation have changed"
     default_detail = (
-        "An earlier attempt at this operation has stored steps that the program no longer has in "
-        "this order, so it cannot be resumed. What has been done so far stays done, by the earlier "
-        "attempt and by this one. An operator must settle the operation."
+        "An earlier attempt at this operation stored steps that the program no longer has in "
+        "this order, so the operation cannot be resumed. What the earlier attempt and this one "
+        "have done so far stays done. An operator must settle the operation."
     )
 
 
 class StepFailed(Exception):
     """A step failed in an earlier attempt, whose handler caught the error and went on.
 
-    It is raised where the error's class is not among those that
-    :meth:`~idempotency_django.executions.Execution.expect` was told of.
+    It is raised if the error's class was not passed to
+    :meth:`~idempotency_django.executions.Execution.expect`.
 
     Args:
         step: the step's name.
         attempt: the attempt that called it.
-        error: the name of the class of what it raised.
-        text: what that said.
+        error: the name of the error's class.
+        text: the error's text.
     """
 
     def __init__(self, step: str, attempt: int, error: str, text: str) -> None:
@@ -203,7 +203,7 @@ class StepFailed(Exception):
         super().__init__(
             f"The step {step!r} failed in attempt {attempt} with {error}: {text}. That attempt "
             "went on without it, so the step is not called again. Catch StepFailed, or call "
-            f"expect({error}) before the steps, and the error is raised as what it was."
+            f"expect({error}) before the steps to get the original error."
         )
 
 

@@ -1,4 +1,4 @@
-"""An HTTP request and what a Django view makes of it: a function, or a class's handler."""
+"""An HTTP request to a Django view: to a function, or to the handler of a class."""
 
 from __future__ import annotations
 

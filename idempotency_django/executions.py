@@ -1,6 +1,6 @@
-"""What a handler may ask of the operation that it executes: ``request.idempotency``.
+"""What a handler can use of the operation that it executes: ``request.idempotency``.
 
-Nothing here knows HTTP: views, tasks and plain functions are given the same object.
+Nothing here knows HTTP: views, tasks and plain functions get the same object.
 """
 
 from __future__ import annotations
@@ -68,26 +68,26 @@ class Execution:
 
     @property
     def attempt(self) -> int:
-        """1 for the first execution of this key, one more for each that follows."""
+        """1 for the first execution of this key, and one more for each later one."""
         return self._claim.attempt
 
     @property
     def pinned(self) -> bool:
-        """Whether no other request may have the key, should this attempt fail.
+        """Whether the key stays with this request if the attempt fails.
 
-        That is so once a key was derived or a step stored: what was done with it stays done.
+        It does once a key was derived or a step was stored: what was done with these stays done.
         """
         return self._has_derived or self._steps.are_stored
 
     def derive_key(self, name: str) -> str:
-        """A key for somebody else's service: a UUID (RFC 9562, version 5).
+        """A key for another service: a UUID (RFC 9562, version 5).
 
-        It is the same on every attempt and on every machine, whatever becomes of ``SECRET_KEY``,
-        and another one for each name, each operation and each request that asks for something
-        else. Give it to a payment provider as *its* idempotency key.
+        It is the same on every attempt and on every machine, even after ``SECRET_KEY`` changes. It
+        differs for each name, for each operation, and for each request that asks for something
+        else. Send it to a payment provider as *its* idempotency key.
 
         Args:
-            name: what the key is for, ``"charge"``.
+            name: what the key is for, such as ``"charge"``.
         """
         self._has_derived = True
         return _derived(self.scope, self.key, self.operation.content, name)
@@ -96,8 +96,8 @@ class Execution:
         """A transaction on the store's database that a late owner cannot commit.
 
         Raises:
-            ClaimLost: the lease was over and the operation was taken over; at its end, after the
-                rollback, or before it is begun.
+            ClaimLost: another attempt took over after the lease expired. It is raised at the end of
+                the block, after the rollback, or before the block begins.
             ImproperlyConfigured: the store has no transactions.
         """
         if self._lease is None:
@@ -107,50 +107,51 @@ class Execution:
         return self._store.fenced(self._claim)
 
     def expect(self, *errors: type[Exception]) -> None:
-        """Say which errors of steps the handler catches to go on without the step.
+        """Name the errors of steps that the handler catches to go on without the step.
 
-        When a handler has caught an error of a step and begins another step, the error is kept:
-        each later attempt raises it again, so that it takes the same branch. It is raised as the
-        closest of these classes, with its arguments and attributes as far as they are JSON, and
-        as :exc:`~idempotency_django.errors.StepFailed` where there is none.
+        When a handler has caught an error of a step and begins another step, the error is stored.
+        Each later attempt raises it again, so that the handler takes the same branch. It is raised
+        as the closest of these classes, with its arguments and attributes as far as they are JSON,
+        or as :exc:`~idempotency_django.errors.StepFailed` if none of them fits.
 
         Args:
-            errors: classes of exceptions, in addition to those of earlier calls.
+            errors: exception classes, in addition to those of earlier calls.
         """
         self._steps.expected += errors
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, once to a stored result per key, and return what it returned.
+        """Call the function, store its result once per key, and return the result.
 
-        What it writes to the store's database, in the transaction that is opened around it,
-        commits together with the result. Where it was interrupted before that commit, the next
-        attempt calls it again: hand ``derive_key(name)`` to a service that is called in it.
+        It runs in a transaction on the store's database, so what it writes there commits together
+        with the result. If it was interrupted before that commit, the next attempt calls it again:
+        pass ``derive_key(name)`` to each service that it calls.
 
         Args:
-            name: what the step is called; each step of an operation has its own.
+            name: the step's name; each step of an operation has its own.
             function: what to do.
             args: positional arguments for it.
             kwargs: keyword arguments for it.
 
         Returns:
-            The result as it reads back from JSON, on every attempt alike: a tuple is a list.
+            The result as it reads back from JSON, on every attempt: a tuple is a list.
 
         Raises:
             TypeError: the result is not JSON; the step was rolled back.
             ClaimLost: the operation was taken over; the step was not begun, or was rolled back.
-            StepsChanged: an earlier attempt stored other steps than the code has now.
-            StepFailed: the step failed in an earlier attempt, which went on without it; likewise
-                any error that :meth:`expect` was told of.
-            ImproperlyConfigured: the policy is not ``leased``, the store keeps no steps, a
-                transaction surrounds the step, which could not commit then, or another thread
-                than the handler's calls it, so that the order of steps may change.
+            StepsChanged: an earlier attempt stored other steps than the code now has.
+            StepFailed: the step failed in an earlier attempt, which went on without it. An error
+                that was passed to :meth:`expect` is raised as itself instead.
+            ImproperlyConfigured: the policy is not ``leased``; the store keeps no steps; a
+                transaction around the step would keep it from committing; or another thread than
+                the handler's calls it, so that the order of steps could change.
         """
         lease = self._leased(name)
         if self._thread not in (None, threading.get_ident()):
             raise ImproperlyConfigured(
-                f"The step {name!r} was begun in another thread than its handler. Which of several "
-                "threads comes first may be different in the next attempt, so that it would find "
-                "other steps. Begin steps in the handler's own thread, and use threads within one."
+                f"The step {name!r} was begun in another thread than its handler's. Threads may "
+                "run in another order in the next attempt, which would then find its steps in "
+                "another order. Begin steps in the handler's own thread, and use threads within "
+                "a step."
             )
         self._steps.load()
         position, stored = self._steps.reach(name)
@@ -171,8 +172,8 @@ class Execution:
     ) -> Coroutine[Any, Any, Any]:
         """:meth:`step` for an async handler.
 
-        A coroutine function is awaited outside of any transaction, and its result stored
-        afterwards; a plain function runs in a thread, within the transaction, as in :meth:`step`.
+        A coroutine function is awaited outside any transaction, and its result is stored
+        afterwards. A plain function runs in a thread, within the transaction, as in :meth:`step`.
         """
         # Of now: what fails later, beside it in one gather(), is nothing that it follows.
         return self._astep(self._steps.failed, name, partial(function, *args, **kwargs))
@@ -199,7 +200,7 @@ class Execution:
             return await sync_to_async(self._commit)(position, name, lambda: result)
 
     def _commit(self, position: int, name: str, make: Callable[[], Any]) -> Any:
-        """Store what is made in the transaction it is made in; return it as it reads back."""
+        """Store the result in the transaction that produces it; return it as it reads back."""
         saved: list[Step] = []
 
         def note() -> None:
@@ -207,7 +208,8 @@ class Execution:
                 self._steps.note(step)
 
         with self._store.durable(f"The step {name!r}"):
-            # Before the function's own hooks: one may raise behind the commit and end them all.
+            # Before the function's own hooks: one of them may raise after the commit and end them
+            # all.
             self._store.on_commit(note)
             with _within(name):
                 result = make()
@@ -216,22 +218,24 @@ class Execution:
         return json.loads(saved[0].result)
 
     def refuse_unreached_steps(self) -> None:
-        """Raise ``StepsChanged`` where an earlier attempt stored steps that this one never reached.
+        """Raise ``StepsChanged`` if an earlier attempt stored steps that this one never reached.
 
-        Asked before the operation is completed: what those steps did would be forgotten.
+        It is called before the operation is completed: what those steps did would be forgotten.
         """
         if self._lease is None or not self._store.supports_steps:
             return
         self._steps.refuse_unreached()
 
     def _leased(self, name: str) -> Lease:
-        """The lease, where a step can keep its promise."""
+        """The lease, if the policy and the store can keep a step."""
         if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
-            raise ValueError(f"A step's name has 1-{LONGEST_NAME} characters: {name!r} has not.")
+            raise ValueError(
+                f"A step's name has 1-{LONGEST_NAME} characters. {name!r} is not a valid name."
+            )
         if self._lease is None:
             raise ImproperlyConfigured(
-                f"The step {name!r} cannot be kept: in the transactional mode all of an attempt is "
-                "rolled back when it fails. Give the policy mode='leased'."
+                f"The step {name!r} cannot be kept: in the transactional mode, a failed attempt "
+                "is rolled back as a whole. Give the policy mode='leased'."
             )
         if not self._store.supports_steps:
             raise ImproperlyConfigured(
@@ -242,17 +246,17 @@ class Execution:
         outer = _running.get("")
         if outer:
             raise ImproperlyConfigured(
-                f"The step {name!r} was begun within the step {outer!r}, with which it would "
-                "commit. Begin it after that one."
+                f"The step {name!r} was begun within the step {outer!r} and would commit with it. "
+                "Begin it after that step."
             )
         return self._lease
 
 
 class Unprotected(Execution):
-    """What a handler is given where its store cannot be reached, and it is to run nevertheless.
+    """What a handler gets if its store cannot be reached and it runs nevertheless.
 
-    Nothing is claimed and nothing is kept: steps are just called. ``derive_key()`` gives the keys
-    that it always gives, so a service that honours them is called safely even now.
+    Nothing is claimed and nothing is kept: steps are just called. ``derive_key()`` returns the same
+    keys as always, so calls of a service that honours them stay safe.
     """
 
     def __init__(self, store: Store, operation: Operation) -> None:
@@ -278,16 +282,16 @@ class Unprotected(Execution):
 
 
 def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]) -> dict[str, str]:
-    """What :meth:`Execution.derive_key` gave the handler of a stored operation, by name.
+    """The keys that :meth:`Execution.derive_key` gave the handler of a stored operation, by name.
 
     Args:
         scope: the record's scope.
         key: the record's key.
         fingerprint: the record's fingerprint.
-        names: what the keys are for, ``"charge"``.
+        names: what the keys are for, such as ``"charge"``.
 
     Raises:
-        ValueError: no secret key that is known has sealed the fingerprint.
+        ValueError: no known secret key has sealed the fingerprint.
     """
     content = content_of(fingerprint)
     if content is None:
@@ -304,7 +308,7 @@ def _derived(*parts: str) -> str:
 
 
 def _thread() -> int | None:
-    """The thread that runs the handler; ``None``: an event loop does, which orders its steps."""
+    """The thread that runs the handler; ``None``: an event loop runs it, which orders its steps."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -47,8 +47,8 @@ def raised_as(step: Step, expected: Iterable[type[Exception]]) -> Exception:
         name = stored["classes"][0].rpartition(".")[2]
         return StepFailed(step.name, step.attempt, name, stored["text"])
     error.add_note(
-        f"The step {step.name!r} failed with it in attempt {step.attempt}, and the operation went "
-        "on without that step, so it is not called again."
+        f"The step {step.name!r} failed with this error in attempt {step.attempt}, which went on "
+        "without the step, so the step is not called again."
     )
     return error
 

@@ -1,8 +1,9 @@
-"""What a request asks for, as bytes that are equal for a retry and differ for anything else.
+"""Fingerprints: what a request asks for, as bytes that are equal only for a retry.
 
-A fingerprint callable takes a :class:`~idempotency_django.records.Call` and returns bytes or text;
-the policy hashes it together with the caller's principal. :func:`whole_request` is the default;
-:func:`fields` looks at some fields of the body only, :func:`without_body` at none.
+A fingerprint callable takes a :class:`~idempotency_django.records.Call` and returns bytes or text.
+The policy hashes the result together with the caller's principal. The default is
+:func:`whole_request`. :func:`fields` uses only some fields of the body, and :func:`without_body`
+uses none.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ FingerprintFunction = Callable[[Call], bytes | str]
 
 
 def whole_request(call: Call) -> bytes:
-    """Everything that is asked for: method, full path, query, media type and body.
+    """The whole request: method, full path, query, media type and body.
 
     The order of query parameters and of JSON keys, JSON spacing and a form's boundary make no
-    difference; anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
+    difference. Anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
     body = call.body
     if isinstance(body, Parsed) and isinstance(body.raw, bytes) and _is_json(call.media_type):
-        body = body.raw  # which shows more: 1.0 and 1.00, a name that is there twice
+        body = body.raw  # which shows more: 1.0 and 1.00, a name that appears twice
     return _request(call, _canonical(_decoded(body, call.media_type), call.media_type))
 
 
 def without_body(call: Call) -> bytes:
-    """Everything but the body, which is not read: for uploads that only the view is to read.
+    """Everything except the body, which is not read: for uploads that only the view should read.
 
-    The key alone tells two bodies apart then, unless the client sends their digest in
-    ``Content-Digest`` (RFC 9530), which counts. Verify it in the view.
+    Then only the key tells two bodies apart, unless the client sends their digest in
+    ``Content-Digest`` (RFC 9530), which is part of the fingerprint. Verify the digest in the view.
     """
     headers = getattr(call.request, "headers", {})
     return _request(call, b"unread" + headers.get("Content-Digest", "").encode())
 
 
 def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> FingerprintFunction:
-    """Make a fingerprint of the request that looks at some fields of its body only.
+    """Make a fingerprint of the request that uses only some fields of its body.
 
     Args:
-        include: the fields that matter; all when empty. ``"card.number"`` is a nested JSON field.
-        exclude: the fields that do not matter, a client's timestamp for example.
+        include: the fields that matter; empty: all. ``"card.number"`` is a nested JSON field.
+        exclude: the fields that do not matter, for example a client's timestamp.
 
     A body without fields (not an object and not a form) counts as a whole.
     """
@@ -76,7 +77,7 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
 
 
 def field_value(call: Call, path: str) -> Any:
-    """The value of one field of the body (``"card.number"``), or ``None`` where it is absent."""
+    """The value of one field of the body (``"card.number"``), or ``None`` if it is absent."""
     body = call.body
     if isinstance(body, Form):
         values = body.fields.get(path)
@@ -117,7 +118,7 @@ def framed(*parts: bytes | str) -> bytes:
 def canonical(value: Any) -> bytes:
     """Plain data as bytes that are equal for equal values and differ for all others.
 
-    Every value is after its type and its length or count, so that nothing runs into another: 1,
+    Each value follows its type and its length or count, so that no two values can be confused: 1,
     1.0, "1" and true are four values. The order of a mapping's keys and of a set does not matter.
 
     Args:
@@ -126,7 +127,7 @@ def canonical(value: Any) -> bytes:
             mappings, lists and tuples of these.
 
     Raises:
-        TypeError: it holds something else, whose text may not be the same in another process.
+        TypeError: it contains something else, whose text may differ in another process.
     """
     # A stack of its own, because what a client sends may be nested deeper than Python's calls; and
     # a second sight of the same object is its number, because YAML's may hold themselves.
@@ -181,7 +182,7 @@ def _scalar(item: Any) -> tuple[bytes, str] | None:
 
 
 def _parts(item: Any) -> tuple[str, Any]:
-    """What names the type of an object, and the plain data that it is made of."""
+    """The name of an object's type, and the plain data that it is made of."""
     kind = type(item)
     label = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(item, set | frozenset):
@@ -201,11 +202,14 @@ def _parts(item: Any) -> tuple[str, Any]:
 def _no_plain_data(item: Any, *, is_model: bool) -> str:
     named = f"{type(item).__module__}.{type(item).__qualname__}"
     if is_model:
-        return f"{named} cannot be compared with a retry's: it is not saved and has no primary key."
+        return (
+            f"{named} cannot be compared with a retry's: it is not saved and has no primary key. "
+            "Save it first."
+        )
     return (
-        f"{named} cannot be compared with a retry's: its text may be another one in the next "
-        "process. Give plain data instead: texts, numbers, dates, lists, dicts, dataclasses, or "
-        "saved models."
+        f"{named} cannot be compared with a retry's: its text may differ in the next process. "
+        "Pass plain data instead: texts, numbers, dates, lists, dicts, dataclasses, or saved "
+        "models."
     )
 
 
@@ -242,8 +246,8 @@ _NAN: Final = float("nan")
 def _number(text: str) -> tuple[float, str]:
     """A JSON number with a fraction, letter by letter: 1.0 is not 1.00, and nothing is rounded.
 
-    No list of the client's can be equal to it, because a NaN of the client's comes by here too. An
-    object would be many times slower to write down.
+    No list that a client sends can be equal to it, because a client's NaN is converted here too. An
+    object would be many times slower to encode.
     """
     return _NAN, text
 
@@ -251,7 +255,7 @@ def _number(text: str) -> tuple[float, str]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("A name is there twice, and parsers differ in which of the two they take.")
+        raise ValueError("A name appears twice, and parsers differ in which of the two they take.")
     return made
 
 
@@ -288,7 +292,7 @@ def _canonical(body: Body, media_type: str) -> bytes:
 
 
 def _plain_json(value: Any) -> bytes:
-    """What a JSON parser made, as JSON again: several times faster than :func:`canonical`."""
+    """The result of a JSON parser as JSON again: several times faster than :func:`canonical`."""
     return _encode(value).encode()
 
 

@@ -40,9 +40,9 @@ def refuse_framework(view: Any) -> None:
         package = next(name for name in _packages(view) if name in FRAMEWORKS)
         raise ImproperlyConfigured(
             f"{name_of(innermost(view))} is a view of {framework}, for which idempotency_django "
-            f"has no adapter: it cannot tell who is calling. Put {package!r} into "
-            "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave its views unprotected, and make the work "
-            "itself safe with idempotent_call()."
+            f"has no adapter, so it does not know who is calling. Put {package!r} into "
+            "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave its views unprotected, and protect the "
+            "work itself with idempotent_call()."
         )
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger("idempotency_django")
 
 
 def place(view: Any, request: HttpRequest, serve: Serve) -> None:
-    """Put into the place of the request's handler what lets ``serve`` run it.
+    """Replace the request's handler with one that lets ``serve`` run it.
 
     Decorators on the handler run for every request. A handler that is protected already stays.
 
@@ -35,7 +35,7 @@ def place(view: Any, request: HttpRequest, serve: Serve) -> None:
         serve: called with the request, as the handler gets it, and what runs the handler.
 
     Raises:
-        ImproperlyConfigured: on the handler is a decorator that nobody knows.
+        ImproperlyConfigured: the handler has a decorator that is not known.
     """
     view._idempotency_serve = serve
     name = (request.method or "").lower()
@@ -93,18 +93,18 @@ def _view_and_request(args: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def ensure_reached(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
-    """Say so where a request with a key had a success and its handler was never called."""
+    """Log an error if a request with a key succeeded and its handler was never called."""
     if not getattr(view, "_idempotency_reached", False):
         ensure_claimed(type(view), request, response)
 
 
 def ensure_claimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
-    """Log that a protected view has answered without a claim, where that is a success."""
+    """Log an error if a protected view answered without a claim, and successfully."""
     keyed = request.method in UNSAFE_METHODS and key_header(request) is not None
     if keyed and 200 <= response.status_code < 300:
         logger.error(
-            "%s is not protected: it answered %s %s with %s, but what runs once was not called. "
-            "Put @idempotent on the function that does the work.",
+            "%s is not protected: it answered %s %s with %s without calling the handler that "
+            "runs once. Put @idempotent on the function that does the work.",
             name_of(view),
             request.method,
             request.path,

@@ -140,8 +140,8 @@ def _primary_key(user: Any) -> Any:
     key = getattr(user, "pk", None)
     if key is None:
         raise ImproperlyConfigured(
-            f"The user of this request, {type(user).__name__}, has no primary key to tell it "
-            "from others. Give the idempotency policy a principal= that names it."
+            f"The user of this request, {type(user).__name__}, has no primary key that tells it "
+            "from other callers. Give the idempotency policy a principal= that names it."
         )
     return key
 

@@ -1,4 +1,4 @@
-"""What the project serves, and how it is protected: checks and reports read it here.
+"""What the project serves, and how it is protected: for checks and reports.
 
 ::
 
@@ -35,13 +35,14 @@ class Endpoint:
     """One unsafe method of one route.
 
     Attributes:
-        route: the route as people read it, ``/api/charges/{id}/``.
-        method: the method; ``"*"`` where the view does not say which it has.
+        route: the route in readable form, such as ``/api/charges/{id}/``.
+        method: the method; ``"*"`` if the view does not declare its methods.
         view: what the route leads to.
-        policy: the policy as it was declared; ``None``: the endpoint takes no part.
-        how: what protects it; ``"exempt"``: it was left out on purpose; ``""``: nothing does.
-        problem: why it cannot be protected, and what to do; empty where there is none.
-        framework: the name of the framework whose view it is, where that has no adapter here.
+        policy: the policy as it was declared; ``None``: the endpoint has none.
+        how: what protects it; ``"exempt"``: it was left out on purpose; ``""``: nothing protects
+            it.
+        problem: why it cannot be protected, and what to do; empty if there is no problem.
+        framework: the name of the view's framework, if there is no adapter for it; else ``None``.
     """
 
     route: str
@@ -54,7 +55,7 @@ class Endpoint:
 
 
 def endpoints() -> Iterator[Endpoint]:
-    """Every unsafe method of every route of the project's ``ROOT_URLCONF``, in their order."""
+    """Every unsafe method of every route of the project's ``ROOT_URLCONF``, in order."""
     for route, view in _routes(get_resolver().url_patterns, ""):
         for method, handler in _handlers(view):
             yield _endpoint(readable(route), method, view, handler)
@@ -70,7 +71,7 @@ def _routes(patterns: Iterable[Any], before: str) -> Iterator[tuple[str, Any]]:
 
 
 def _handlers(view: Any) -> Iterator[tuple[str, Any]]:
-    """The unsafe methods of a view, each with the name of its handler where it is a class's."""
+    """The unsafe methods of a view, each with the name of its handler if the view is a class."""
     view_class = view_class_of(view)
     if view_class is None or answers_itself(view_class):
         yield "*", None
@@ -127,7 +128,7 @@ def _problem(view: Any, handler: Any) -> str:
 
 
 def _open(handler: Any) -> None:
-    """Open a handler; below ``method_decorator``, where its decorators are put on at each call."""
+    """Open a handler, also below ``method_decorator``, which decorates it at each call."""
     name = held_as(handler)
     if name is not None and hasattr(handler, PROTECTED):
         _open(closure_of(handler)[name])

@@ -1,10 +1,10 @@
-"""What names an operation: the client's key header, or a key that is derived.
+"""Keys, which name operations: the client's key header, or a derived key.
 
-The header's value is a String of RFC 9651 (``"8e03978e"``, quoted) or the same key bare, as
-Stripe's clients send it; both forms name one record.
+The header's value is a String of RFC 9651 (``"8e03978e"``, quoted) or the same key without quotes,
+as Stripe's clients send it. Both forms name the same record.
 
 A key callable takes a :class:`~idempotency_django.records.Call` and returns the key of a request
-whose client sent none, or ``None`` where it cannot say.
+whose client sent none, or ``None`` if it cannot derive one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def parse_header(value: str) -> str:
     """The key in the value of the key header.
 
     Raises:
-        KeyMalformed: it is not one String of RFC 9651 and not one bare key, or not 1-255 visible
-            ASCII characters. A header that was sent twice arrives joined by a comma, and the
-            two halves may look like one quoted string: so no key in a header holds a comma.
+        KeyMalformed: it is neither one String of RFC 9651 nor one bare key, or it is not 1-255
+            visible ASCII characters. A header that was sent twice arrives joined by a comma, and
+            the two halves may look like one quoted string. Therefore no key in a header contains a
+            comma.
     """
     value = value.strip(" \t")
     usual = _USUAL.fullmatch(value)
@@ -69,18 +70,18 @@ def _bare(value: str) -> str:
 
 
 def _one_line(key: str, forbidden: str) -> str:
-    """The key, unless servers may have made it of two header lines: ``"abc`` and ``def"``."""
+    """The key, unless a server may have joined it from two header lines: ``"abc`` and ``def"``."""
     if any(character in key for character in forbidden):
         raise KeyMalformed(
-            "The idempotency key holds a comma or a quotation mark. Was the header sent twice? "
-            "Servers join its lines by a comma. Send one header line, quoted: "
+            "The idempotency key contains a comma or a quotation mark. Was the header sent twice? "
+            "Servers join repeated headers with a comma. Send one header line, quoted: "
             '"8e03978e-40d5-43dd-bc93-6894a57f9324".'
         )
     return key
 
 
 def checked(key: str) -> str:
-    """The same key, when it is one.
+    """The same key, if it is valid.
 
     Raises:
         KeyMalformed: it is not 1-255 visible ASCII characters.
@@ -93,8 +94,8 @@ def checked(key: str) -> str:
         )
     if not _VISIBLE_ASCII.fullmatch(key):
         raise KeyMalformed(
-            "The idempotency key holds a character that is not visible ASCII (a space, a control "
-            "character, an accent). Send 1-255 characters from ! to ~."
+            "The idempotency key contains a character that is not visible ASCII (a space, a "
+            "control character, an accent). Send 1-255 characters from ! to ~."
         )
     return key
 
@@ -116,7 +117,7 @@ def is_unguessable(key: str) -> bool:
 
 
 def natural(path: str) -> KeyFunction:
-    """The key is the value of a field of the body, an order number for example.
+    """The key is the value of a field of the body, for example an order number.
 
     Args:
         path: the field; ``"order.number"`` is a nested JSON field.
@@ -131,16 +132,16 @@ def natural(path: str) -> KeyFunction:
 
 
 def form_field(name: str = FORM_FIELD) -> KeyFunction:
-    """The key is in a field of the HTML form, where ``{% idempotency_key %}`` has put it.
+    """The key is in a field of the HTML form, where ``{% idempotency_key %}`` put it.
 
-    It is the client's as a key in the header is: callers who are not told apart must send one that
-    nobody can guess, as the tag makes it.
+    It is a client's key, as a key in the header is: callers who are not told apart must send one
+    that nobody can guess. The keys of the tag are unguessable.
 
     Args:
         name: the field.
 
     Raises:
-        KeyGuessable: by the callable that is returned.
+        KeyGuessable: raised by the returned callable.
     """
 
     def form_field_key(call: Call) -> str | None:
@@ -173,5 +174,5 @@ def deterministic(*paths: str) -> KeyFunction:
 
 
 def generated(call: Call) -> str:  # noqa: ARG001  # a key callable takes the call
-    """A new key for each request that brings none; the answer tells the client which it was."""
+    """A new key for each request without one; the answer tells the client the key."""
     return str(uuid.uuid4())

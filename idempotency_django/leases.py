@@ -247,8 +247,8 @@ def _renewed(leases: Sequence[Lease]) -> Iterator[tuple[Lease, int]]:
 def _log_loss(lease: Lease) -> None:
     if not lease.ended:
         logger.warning(
-            "Attempt %d of %s came too late to renew its lease: it has been taken over and "
-            "cannot complete any more.",
+            "Attempt %d of %s renewed its lease too late: another attempt took over, and this "
+            "one can no longer complete.",
             lease.claim.attempt,
             lease.claim.operation.name,
         )

@@ -42,12 +42,12 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseB
 class IdempotencyMiddleware:
     """Protects every view that is called with an unsafe method, or those that have a policy.
 
-    Which of the two, ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` says. A view's policy is its
-    ``idempotency_policy`` attribute (on the function or on the class), else the project's. Views
-    that are protected already, and those marked ``@idempotency_exempt``, are left alone.
+    ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` chooses between the two. A view's policy is its
+    ``idempotency_policy`` attribute (on the function or on the class), else the project's. The
+    middleware leaves alone views that are already protected or are marked ``@idempotency_exempt``.
 
-    It must stand behind every middleware that has a ``process_view``, so that their checks (CSRF,
-    a required login) come first; it refuses to start elsewhere.
+    It must come after every middleware that has a ``process_view``, so that their checks (CSRF, a
+    required login) run first. It refuses to start in any other position.
     """
 
     sync_capable = True
@@ -59,8 +59,8 @@ class IdempotencyMiddleware:
         self._handler = _handler_in_the_making()
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
-            # Django calls this one directly, where it would send the sync one to a thread even
-            # for requests that it has nothing to do with.
+            # Django calls this one directly. It would run the sync one in a thread, even for
+            # requests that the middleware leaves alone.
             self.process_view = self._aprocess_view  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
@@ -73,7 +73,7 @@ class IdempotencyMiddleware:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the view protected, when it takes part; Django runs it as ever otherwise."""
+        """Run the view with protection, if it has a policy; otherwise Django runs it as usual."""
         policy = self._policy_for(request, view)
         return self._run(request, view, args, kwargs) if policy else None
 
@@ -100,7 +100,7 @@ class IdempotencyMiddleware:
             return response
 
     def _policy_for(self, request: HttpRequest, view: ViewFunction) -> Policy | None:
-        """The policy to run the view under; ``None``: it takes no part."""
+        """The policy to run the view with; ``None``: the view is not protected."""
         method = request.method or ""
         if method not in UNSAFE_METHODS:
             return None
@@ -136,9 +136,9 @@ class IdempotencyMiddleware:
             return response
 
     def _offered(self, error: Exception, request: HttpRequest) -> HttpResponseBase | None:
-        """What the ``process_exception`` of all middleware makes of what the view raised.
+        """The response of a ``process_exception`` of any middleware to what the view raised.
 
-        Django asks them about what a view raises, but not about what a ``process_view`` does.
+        Django calls them for what a view raises, but not for what a ``process_view`` raises.
         """
         if self._handler is None:
             return None
@@ -153,9 +153,9 @@ class IdempotencyMiddleware:
 
 
 def _handler_in_the_making() -> Any:
-    """Django's handler that is loading its middleware now; ``None``: ours is made by hand.
+    """Django's handler that is loading its middleware now; ``None``: ours was made by hand.
 
-    It knows the other middleware, which are given no way to it.
+    It knows the other middleware, and Django passes it to none of them.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -171,10 +171,10 @@ def policy_of(view: ViewFunction, method: str = "") -> Any:
 
     Args:
         view: what the URL leads to.
-        method: of the request; policies by action are left out without.
+        method: of the request; without it, policies by action are not considered.
 
     Returns:
-        The policy; ``None``: the view takes no part; ``UNSET``: it declares nothing.
+        The policy; ``None``: the view is not protected; ``UNSET``: it declares no policy.
     """
     view_class = view_class_of(view)
     declared = getattr(view, POLICY, UNSET)
@@ -193,22 +193,22 @@ def policy_of(view: ViewFunction, method: str = "") -> Any:
 
 
 def refuse_wrong_order() -> None:
-    """Refuse to stand before a middleware whose ``process_view`` would be skipped.
+    """Refuse a position before a middleware whose ``process_view`` would be skipped.
 
     Raises:
-        ImproperlyConfigured: with the names of those middleware.
+        ImproperlyConfigured: there are such middleware; the error names them.
     """
     skipped = skipped_middleware()
     if skipped:
         raise ImproperlyConfigured(
-            "IdempotencyMiddleware runs views itself, so the process_view of middleware behind it "
-            f"would be skipped: {', '.join(skipped)}. Move IdempotencyMiddleware behind it in "
+            "IdempotencyMiddleware runs views itself and would skip the process_view of the "
+            f"middleware after it: {', '.join(skipped)}. Move IdempotencyMiddleware after it in "
             "MIDDLEWARE."
         )
 
 
 def skipped_middleware() -> list[str]:
-    """The middleware behind this one in ``MIDDLEWARE`` that has a ``process_view``."""
+    """The middleware after this one in ``MIDDLEWARE`` that have a ``process_view``."""
     ours = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
     paths = list(settings.MIDDLEWARE)
     behind = paths[paths.index(ours) + 1 :] if ours in paths else []

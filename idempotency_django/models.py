@@ -1,4 +1,4 @@
-"""The table behind the database store, its queryset, and the clock it goes by."""
+"""The table of the database store, its queryset, and its clock."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
 
 
 class IdempotencyKey(models.Model):
-    """What is known of one operation: the row behind ``(key, scope)``.
+    """The record of one operation: the row of ``(key, scope)``.
 
     Completing a row changes no indexed column, so that PostgreSQL can update it in place.
     """

@@ -168,9 +168,9 @@ def _unknown(decorator: Any, inner: Any) -> ImproperlyConfigured:
     place = f"on {name_of(inner)} itself" if inner else "on a function that calls it"
     return ImproperlyConfigured(
         f"{name_of(decorator)} is or has a decorator that idempotency_django does not know, so it "
-        f"cannot tell whether that would run before a replay. Put @idempotent {place}, below all "
-        "decorators. Or put the decorator of a method on with method_decorator(). Or leave the "
-        "view unprotected: with @idempotency_exempt, or without the mixin."
+        f"cannot tell whether the decorator would run before a replay. Put @idempotent {place}, "
+        "below all decorators. Or apply the decorator of a method with method_decorator(). Or "
+        "leave the view unprotected: use @idempotency_exempt, or remove the mixin."
     )
 
 

@@ -1,4 +1,4 @@
-"""What identifies an operation, and what of its answer is kept: one frozen value per view."""
+"""Policies: what identifies an operation, and what is kept of its answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .scopes import ScopeFunction
 from .seals import content_digest, sealed, sealed_before
 
 NEVER_STORED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
-"""Answers about the moment, not about the operation: a retry must be free to get another."""
+"""Statuses that depend on the time of the request: a retry may get another one."""
 
 RebuildFunction = Callable[[Record, Any], Any]
 CheckFunction = Callable[[Any, Record], None]
@@ -43,67 +43,71 @@ UNSET: Final[Any] = _Unset()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Policy:
-    """How the operations of a view are identified and what of their answers is kept.
+    """How the operations of a view are identified, and what is kept of their answers.
 
-    A field that is left out takes its value from the project's policy, ``IDEMPOTENCY["POLICY"]``,
-    and there from :data:`DEFAULTS`. A policy is immutable and may be shared.
+    A field that is not given takes its value from the project's policy, ``IDEMPOTENCY["POLICY"]``.
+    A field that this does not set either takes its value from :data:`DEFAULTS`. A policy is
+    immutable and may be shared.
 
     Attributes:
-        store: the alias of the store in ``IDEMPOTENCY["STORES"]``. Where no policy names one, it is
-            the only store that there is, or the one called ``"default"``.
-        required: refuse a POST or PATCH that brings no key (400). A set of methods names others.
-        methods: the methods that take part; safe methods never do.
-        client_key: whether the client's key header counts. Switch it off for derived keys only.
+        store: the alias of the store in ``IDEMPOTENCY["STORES"]``. If no policy names a store, it
+            is the only one in the setting, or else the one called ``"default"``.
+        required: ``True`` refuses a POST or PATCH without a key (400). A set of methods, such as
+            ``{"DELETE"}``, refuses these instead.
+        methods: the methods that are protected; safe methods never are.
+        client_key: whether the client's key header counts. ``False``: only derived keys do.
         key: derives a key when the client sends none; see :mod:`idempotency_django.keys`.
         key_format: ``"any"``, ``"uuid"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or
             more) or a regular expression that the whole key must match.
-        scope: what a key is unique in; see :mod:`idempotency_django.scopes`.
-        principal: who is calling, for a view that authenticates its callers itself: a callable
-            that takes a :class:`~idempotency_django.records.Call` and returns, for example,
-            ``"key:17"``, or ``None`` for a caller it does not know.
-        bind_principal: whether a key only ever answers the principal who used it first or, where
-            no principal is known, the credentials that were presented first. Others get 422.
-        hosts: ``"refuse"`` a key that was used on another host (422), ``"separate"`` the hosts, so
-            that each has keys of its own, or treat them as the ``"same"``: names of one API.
-        operation: a name of your own for the operation, instead of its method and route; keeps
-            keys alive when the URL changes.
+        scope: the namespace that a key is unique in; see :mod:`idempotency_django.scopes`.
+        principal: who is calling, for a view that authenticates its callers itself. A callable that
+            takes a :class:`~idempotency_django.records.Call` and returns a text, such as
+            ``"key:17"``, or ``None`` for a caller that it does not know.
+        bind_principal: whether a key belongs to the principal who used it first or, if no principal
+            is known, to the credentials of the first request. Other callers get 422.
+        hosts: ``"refuse"``: a key that was used on another host gets 422. ``"separate"``: each host
+            has keys of its own. ``"same"``: all hosts are names of one API.
+        operation: a name of your own for the operation, instead of its method and route. Keys then
+            stay valid when the URL changes.
         fingerprint: what tells a retry from another request; see
             :mod:`idempotency_django.fingerprints`.
-        ttl: how long an answer is replayed; ``None``: for ever.
-        ttl_from: ``"creation"`` or ``"last_use"``.
+        ttl: how long an answer is replayed; ``None``: forever.
+        ttl_from: what ``ttl`` counts from: ``"creation"`` or ``"last_use"``.
         retention: how long an expired record is kept for the audit before it may be purged.
         mode: ``"transactional"``: claim, effect and answer are one transaction. ``"leased"``: the
             claim is committed first and kept alive, for effects outside the database. ``"auto"``:
-            transactional where it is possible (a store with transactions, a view that is sync).
+            transactional where possible (a store with transactions and a sync view), else leased.
         lease: how long a leased claim outlives its owner. It is renewed while the view runs, so it
-            may be shorter than that takes.
-        on_interrupted: what follows when an attempt was interrupted, so that nobody knows what it
-            did: ``"resume"`` with a retry, or ``"hold"`` the key until an operator has settled it
-            in the admin (409). A leased attempt is interrupted by a crash, a transactional one only
-            where something ended its transaction.
-        on_conflict: ``"reject"`` a request whose operation is in progress at once (409),
-            ``"wait"`` for the first to finish, or ``"accepted"``: answer 202 and where to look for
-            its status.
-        wait_timeout: the longest such wait; after it the request is rejected.
-        retry_after: what the 409 tells the client in ``Retry-After``.
-        on_store_error: what to do while the store of a leased operation cannot be reached:
-            ``"refuse"`` (503), or ``"execute"`` without protection, which is logged as an error.
-        store_errors: keep the answers of raised 4xx errors too, after their rollback.
-        never_store: statuses that roll back and leave the key free, like a 5xx.
+            may be shorter than the view takes.
+        on_interrupted: what happens after an attempt was interrupted, when nobody knows what it
+            did. ``"resume"``: a retry resumes the operation. ``"hold"``: retries get 409 until an
+            operator settles the operation in the admin. A leased attempt is interrupted by a crash,
+            a transactional one only if something ended its transaction.
+        on_conflict: what a request gets while its operation is in progress. ``"reject"``: 409 at
+            once. ``"wait"``: it waits for the first request to finish. ``"accepted"``: 202 and the
+            URL of the operation's status.
+        wait_timeout: the longest such wait; after it, the request gets 409.
+        retry_after: the ``Retry-After`` of the 409.
+        on_store_error: what happens while the store of a leased operation cannot be reached.
+            ``"refuse"``: requests get 503. ``"execute"``: the view runs without protection, and an
+            error is logged.
+        store_errors: whether the answers of raised 4xx errors are stored too, after their rollback.
+        never_store: statuses that roll back and free the key, as a 5xx does.
         stores: called with Django's request and the response; returns whether to store the answer.
-            Where it says no, the attempt rolls back and leaves the key free. ``None``: everything
-            but a page whose context holds a form with errors.
-        max_response_bytes: a longer body is not kept; a retry is told so and is not executed.
-        store_body: whether bodies are kept at all; without, give ``rebuild``.
-        exclude_headers: response headers not to keep, besides those that never are.
-        replay_status: the status of a replay by the status of the first answer, ``{201: 200}``.
-        rebuild: called with the record and the request when the body was not kept; returns the
-            response to give.
-        check_replay: called with the request and the record before each replay; refuses it by
-            raising ``PermissionDenied``, ``Http404`` or an exception of REST framework. For what
-            only the view itself knows, such as an API key that it reads from the body. It must be
-            a plain function; for an async view it runs in a thread.
-        record_replays: whether replays are counted in the record (one more statement each).
+            If not, the attempt rolls back and frees the key. ``None``: store every answer except a
+            page whose context contains a form with errors.
+        max_response_bytes: a longer body is not kept. A retry is then not executed and gets 409.
+        store_body: whether bodies are kept at all. If not, give ``rebuild``.
+        exclude_headers: response headers that are not kept, in addition to those that never are.
+        replay_status: the status of a replay by the status of the first answer, for example
+            ``{201: 200}``.
+        rebuild: called with the record and the request if the body was not kept; returns the
+            response.
+        check_replay: called with the request and the record before each replay. It refuses the
+            replay by raising ``PermissionDenied``, ``Http404`` or an exception of REST framework.
+            Use it for what only the view knows, such as an API key in the body. It must be a plain
+            function; for an async view, it runs in a thread.
+        record_replays: whether replays are counted in the record, with one more statement each.
     """
 
     store: str = UNSET
@@ -150,12 +154,12 @@ class Policy:
         return dataclasses.replace(self, **changes)
 
     def over(self, base: Policy) -> Policy:
-        """This policy, with what it leaves out taken from ``base``."""
+        """This policy, with unset fields taken from ``base``."""
         given = {name: getattr(self, name) for name in _FIELDS}
         return dataclasses.replace(base, **{k: v for k, v in given.items() if v is not UNSET})
 
     def resolved(self) -> Policy:
-        """This policy, with what it leaves out taken from the project's and the defaults."""
+        """This policy, with unset fields taken from the project's policy and the defaults."""
         return _resolved(self, _project.policy(), default_store())
 
     # What identifies an operation.
@@ -167,7 +171,7 @@ class Policy:
         return method in self.required
 
     def client_key_of(self, header: str | None) -> str | None:
-        """The key in the value of the key header; ``None`` where it does not count.
+        """The key in the value of the key header; ``None`` if the header does not count.
 
         Raises:
             KeyMalformed: it is not a key, or not in this policy's format.
@@ -193,9 +197,9 @@ class Policy:
             raise KeyMissing(self._how_to_send_a_key())
 
     def refuse_guessable(self, call: Call, key: str) -> None:
-        """Raise ``KeyGuessable`` where the key that a client chose is all that protects its answer.
+        """Raise ``KeyGuessable`` if only a guessable key of the client protects the answer.
 
-        That is so for callers who are not told apart from one another.
+        That is the case for callers who are not told apart: they share a scope.
         """
         if not call.principal and not keys.is_unguessable(key):
             raise KeyGuessable
@@ -257,7 +261,7 @@ class Policy:
         return call.changed(principal=_returned("principal", principal, str))
 
     def _bound_to(self, call: Call) -> tuple[str, ...]:
-        """What must be equal for a retry, besides what is asked for."""
+        """What must be equal in a retry, besides the request itself."""
         host = call.host if self.hosts == "refuse" else ""
         if not self.bind_principal:
             return ("", host)
@@ -273,7 +277,7 @@ class Policy:
             aliases += (sealed(content, *open_to_all), *sealed_before(content, *open_to_all))
         return aliases
 
-    # What of its answer is kept.
+    # What is kept of its answer.
 
     def keeps(self, status: int) -> bool:
         """Whether an answer with this status that the handler returned is stored and committed."""
@@ -287,15 +291,15 @@ class Policy:
         if self.key_format == "any" or keys.has_format(key, self.key_format):
             return key
         raise KeyMalformed(
-            f"The idempotency key is not in the format that this operation asks for: "
+            "The idempotency key is not in the format that this operation requires: "
             f"{self.key_format}."
         )
 
     def _how_to_send_a_key(self) -> str:
         if not self.client_key:
             return (
-                "This operation takes its idempotency key from the request's own fields, and one "
-                "of them is missing."
+                "This operation takes its idempotency key from fields of the request, and one of "
+                "them is missing. Send all of them."
             )
         return (
             f"This operation requires the header {conf.header}. Send a new, unique key with each "
@@ -340,7 +344,7 @@ DEFAULTS: Final = Policy(
     check_replay=None,
     record_replays=True,
 )
-"""What holds where neither the view's policy nor the project's says otherwise."""
+"""The values of fields that neither the view's policy nor the project's policy sets."""
 
 API: Final = Policy(ttl=timedelta(hours=24))
 """For an API: clients retry within a day."""
@@ -349,11 +353,11 @@ WEBHOOK: Final = Policy(ttl=timedelta(days=7))
 """For receiving webhooks: senders deliver again for some days."""
 
 PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
-"""For payments: the key is required and lives as long as settlement takes."""
+"""For payments: the key is required, and lives as long as a settlement takes."""
 
 
 def _returned(name: str, value: Any, kind: Any) -> Any:
-    """What a callable of the project's returned, when it is of the right kind."""
+    """What a callable of the project returned, if it has the right type."""
     if isinstance(value, kind):
         return value
     raise ImproperlyConfigured(
@@ -381,7 +385,7 @@ def _project_policy(setting: Any) -> Policy:
 
 
 class _Project:
-    """The project's policy, made anew when the setting is another object than before."""
+    """The project's policy, made again when the setting is another object than before."""
 
     def __init__(self) -> None:
         self._made: tuple[Any, Policy] | None = None

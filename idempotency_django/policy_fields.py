@@ -1,4 +1,4 @@
-"""What the fields of a policy can hold, and what is said of anything else."""
+"""What the fields of a policy can hold, and the errors for anything else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _whole(name: str, value: Any) -> Any:
     raise _wrong(name, value, "a number of bytes, 0 or more")
 
 
-# The sum of two of them must still be a date that every database can hold.
+# Now plus two of them must still be a date that every database can hold.
 _LONGEST: Final = timedelta(days=365 * 1000)
 
 
@@ -35,7 +35,7 @@ def _duration(name: str, value: Any) -> Any:
 def _ttl(name: str, value: Any) -> Any:
     if value is None or (isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST):
         return value
-    raise _wrong(name, value, "a timedelta above 0 up to 1000 years, or None to replay for ever")
+    raise _wrong(name, value, "a timedelta above 0 up to 1000 years, or None to replay forever")
 
 
 def _lease(name: str, value: Any) -> Any:
@@ -88,7 +88,7 @@ def _format(name: str, value: Any) -> Any:
     except (re.error, OverflowError, RecursionError) as error:
         raise _wrong(name, value, expected) from error
     if value not in names and value.lower() in names:
-        raise _wrong(name, value, expected)  # as an expression it would match nothing but itself
+        raise _wrong(name, value, expected)  # as an expression, it would match only itself
     return value
 
 

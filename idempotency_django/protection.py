@@ -130,13 +130,16 @@ def _protected_class(
     elif issubclass(view_class, View):
         mixin = _ProtectedView
     else:
-        raise ImproperlyConfigured(f"@idempotent is on {name_of(view_class)}, which is no view.")
+        raise ImproperlyConfigured(
+            f"@idempotent is on {name_of(view_class)}, which is not a view. Put it on a function, "
+            "or on a class that is a View."
+        )
     if answers_itself(view_class):
         raise ImproperlyConfigured(
             f"{name_of(view_class)} overrides dispatch() and has no post(), put(), patch() or "
-            "delete() that could run once. Put @idempotent on dispatch() itself, if nothing in it "
-            "must be checked before a replay, or @idempotency_exempt on the class to leave it "
-            "unprotected."
+            "delete() that could run once. If dispatch() checks nothing that a replay must "
+            "check, put @idempotent on dispatch(). Otherwise leave the class unprotected with "
+            "@idempotency_exempt."
         )
     body = {
         "__module__": view_class.__module__,

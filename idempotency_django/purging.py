@@ -1,4 +1,4 @@
-"""Purging batch by batch, whoever asks for it: the command, the Celery task, a loop of yours."""
+"""Purging, batch by batch: for the command, the Celery task, or a loop of your own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def purge(
 ) -> Iterator[int]:
     """Purge the stores, one after the other, and yield the size of each batch that was deleted.
 
-    Each batch is atomic, so the purge can be left at any time. What becomes purgeable while it
-    runs is left for the next one: it ends, however much traffic there is.
+    Each batch is atomic, so the purge can be stopped at any time. What becomes purgeable while it
+    runs is left for the next purge, so it ends, however much traffic there is.
 
     Args:
         stores: what to purge.
         older_than: only what became purgeable longer ago than this.
         batch_size: the most records to delete in one batch; at least 1.
-        max_seconds: begin no batch after this many; ``None``: go on to the end.
+        max_seconds: begin no batch after this many seconds; ``None``: no limit.
 
     Raises:
         ValueError: the batch size is less than 1.

@@ -26,16 +26,16 @@ class Operation:
         key: the string that names the operation; 1-255 visible ASCII characters.
         scope: the namespace the key is unique in; at most 255 printable ASCII characters.
         name: which operation this is, for people (``"POST /api/charges/"``).
-        fingerprint: of what is asked for and by whom, 64 characters; see
+        fingerprint: of what the request asks for and who asks, 64 characters; see
             :mod:`idempotency_django.seals`.
-        content: digest of what is asked for, without a secret; never stored as it is.
-        aliases: fingerprints that stand for the same request: under ``SECRET_KEY_FALLBACKS``, and
-            without the credentials that a caller had not got when it was sent first.
-        ttl: how long a completed record is replayed; ``None``: for ever.
+        content: digest of what the request asks for, without a secret; never stored as it is.
+        aliases: other fingerprints of the same request: under ``SECRET_KEY_FALLBACKS``, and
+            without the credentials that a caller did not have yet when it sent the first request.
+        ttl: how long a completed record is replayed; ``None``: forever.
         retention: how long the expired record is kept for the audit before it may be purged.
-        lease: how long a claim on it lives without being renewed; ``None``: the claim lives as
-            long as the transaction that made it.
-        hold: keep an attempt whose lease ended from being resumed, until an operator settles it.
+        lease: how long a claim on it lives without renewal; ``None``: the claim lives as long as
+            the transaction that made it.
+        hold: do not resume an attempt whose lease expired until an operator settles it.
         count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
         principal: who is calling, for the audit (``"user:42"``).
@@ -66,10 +66,10 @@ class Claim:
 
     Attributes:
         operation: what may be executed.
-        attempt: 1 for the first execution of this key, one more for each that follows.
-        token: the owner's secret; what a store writes for a claim, it writes for its token only.
+        attempt: 1 for the first execution of this key, and one more for each later one.
+        token: the owner's secret; a store writes for a claim only if the token is the record's.
         record_id: the store's own number of the record; 0 where it has none.
-        asked: ``time.monotonic()`` no later than the claim was made.
+        asked: a value of ``time.monotonic()`` from before the claim was made.
     """
 
     operation: Operation
@@ -90,7 +90,7 @@ class Claim:
 
 
 REASON: Final = ":reason"
-"""The name of a reason phrase among the headers of a payload; no header can have it."""
+"""The name of the reason phrase among the headers of a payload; no real header can have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,10 @@ class Payload:
 
     Attributes:
         status: the answer's status code.
-        headers: its headers as ``(name, value)`` pairs, in order. A name that begins with a colon
-            is a note of the adapter's, and is never sent as a header: :data:`REASON` for example.
-        body: its exact bytes; ``None`` is a tombstone: executed, but the answer was not kept.
+        headers: its headers as ``(name, value)`` pairs, in order. A name that begins with a colon,
+            such as :data:`REASON`, is a note of the adapter and is never sent as a header.
+        body: its exact bytes; ``None``: a tombstone, that is, executed, but the answer was not
+            kept.
     """
 
     status: int
@@ -121,7 +122,7 @@ class Record:
     Attributes:
         status: see :class:`Status`; an expired record is reported as it was stored.
         attempt: which attempt wrote it.
-        fingerprint: what its request asked for; empty while that is not yet visible.
+        fingerprint: of its request; empty while it is not yet visible.
         payload: the stored answer; ``None`` unless completed.
         expired: whether its time to live is over, by the store's clock.
         interrupted: whether it is in progress and its owner's lease is over, by the store's clock:
@@ -146,14 +147,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A recovery point: a named step of an operation, and what it came to.
+    """A recovery point: a named step of an operation, and its result or failure.
 
     Attributes:
         position: its place among the operation's steps, from 0.
-        name: what it is called.
+        name: the step's name.
         attempt: which attempt ran it.
-        result: what it returned, as JSON; empty where it failed.
-        failure: what it failed with, as JSON, where its handler went on without it; else empty.
+        result: what it returned, as JSON; empty if it failed.
+        failure: its error, as JSON, if its handler went on without it; else empty.
     """
 
     position: int
@@ -184,7 +185,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hashed:
-    """A body that is too large to be held in memory: its size in bytes and its SHA-256 (hex)."""
+    """A body that is too large for memory: its size in bytes and its SHA-256 (hex)."""
 
     size: int
     sha256: str
@@ -196,7 +197,7 @@ class Parsed:
 
     Attributes:
         value: what the parser made.
-        raw: what it made it of; ``None`` where that is gone.
+        raw: the body that it parsed; ``None`` if that is gone.
     """
 
     value: Any
@@ -204,27 +205,27 @@ class Parsed:
 
 
 Body = bytes | Form | Hashed | Parsed
-"""What was sent, in the form in which the adapter knows it."""
+"""What the client sent, in the form that the adapter knows it in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What an adapter tells the policy of one request, before anything is decided.
+    """What an adapter tells the policy about one request, before anything is decided.
 
     Attributes:
-        name: which operation is asked for: the method and the route, which stay the same when
-            code moves (``"POST /api/charges/"``).
+        name: the operation (``"POST /api/charges/"``): the method and the route, which stay the
+            same when code moves.
         principal: who is calling (``"user:42"``); empty for callers who are not told apart.
-        credentials: digest of the credentials that were presented, where the principal is not
-            known; empty where there were none.
-        host: the host that was asked, in lower case and without its port; empty outside of HTTP.
+        credentials: digest of the credentials of the request, if the principal is not known; empty
+            if there were none.
+        host: the request's host, in lower case and without its port; empty outside HTTP.
         method: the HTTP method in capitals.
         path: the whole path, without the query.
         query: the query string as it was sent.
         media_type: of the body, lower case, without parameters.
-        body: what was sent.
+        body: what the client sent.
         header: the key header's value; ``None`` when there is none.
-        request: the framework's own object, for callables of yours that need more.
+        request: the framework's own object, for your callables that need more.
     """
 
     name: str
@@ -245,9 +246,9 @@ class Call:
 
 
 class LazyCall(Call):
-    """A call whose body is read when somebody asks for it, by the function given as ``body``.
+    """A call whose body is read at its first use, by the function given as ``body``.
 
-    A fingerprint or a key that looks at other things leaves the body alone.
+    A fingerprint or a key that does not use the body does not read it.
     """
 
     __slots__ = ()

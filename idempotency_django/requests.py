@@ -1,7 +1,8 @@
 """The types of the requests that protected views get, for annotations.
 
-They exist for type checkers: Django and REST framework make requests of their own classes, to which
-``request.idempotency`` is added. :mod:`idempotency_django.drf` has the same two for REST framework.
+They exist for type checkers: at run time, requests have Django's or REST framework's own classes,
+and ``request.idempotency`` is added to them. :mod:`idempotency_django.drf` has the same two for
+REST framework.
 """
 
 from __future__ import annotations

@@ -29,11 +29,11 @@ def per_user(call: Call) -> str:
 def per_tenant(tenant: Callable[[Any], object]) -> ScopeFunction:
     """The tenant and the operation: a key belongs to a whole tenant.
 
-    Unless the policy says ``bind_principal=False``, a colleague who sends the key of another is
-    told that it was used for a different request.
+    Unless the policy has ``bind_principal=False``, a colleague who sends another's key gets 422:
+    the key was used for a different request.
 
     Args:
-        tenant: called with the request; returns what names the tenant, its primary key say.
+        tenant: called with the request; returns what names the tenant, for example its primary key.
     """
 
     def tenant_scope(call: Call) -> str:
@@ -43,20 +43,20 @@ def per_tenant(tenant: Callable[[Any], object]) -> ScopeFunction:
 
 
 def shared(call: Call) -> str:  # noqa: ARG001  # a scope callable takes the call
-    """One namespace for everybody and every operation; answers stay with who received them."""
+    """One namespace for everybody and every operation; an answer is replayed to its caller only."""
     return "global"
 
 
 def join(*parts: str) -> str:
-    """A scope made of parts, such that different parts never make the same scope."""
+    """A scope made of parts; different parts never make the same scope."""
     return "|".join(part.replace("%", "%25").replace("|", "%7C") for part in parts)
 
 
 def fit(scope: str) -> str:
     """The scope as at most 255 ASCII characters, different for different scopes.
 
-    Databases differ in which other texts they take for equal: by case, by Unicode form, by
-    trailing spaces. What is too long ends in its SHA-256 instead.
+    Databases differ in which other texts they treat as equal: by case, by Unicode form, by trailing
+    spaces. A scope that is too long is cut and ends in its SHA-256.
     """
     exact = quote(scope, safe=_KEPT, errors="surrogatepass")
     if exact.endswith(" "):

@@ -1,11 +1,12 @@
 """Fingerprints as they are stored: sealed under ``SECRET_KEY``.
 
-A plain digest of a request gives whoever steals the table something to guess by: the number of a
-card and its CVC are found within days. So a fingerprint is built as a synthetic-IV cipher is (RFC
-5297): a tag, HMAC-SHA-256 of what was asked for and of whom it is bound to, and then the digest of
-what was asked for, encrypted under a key stream that depends on the tag. Equal requests have equal
-fingerprints; without the secret nobody can make one, or test a guess. With it, the digest can be
-recovered, from which :meth:`~idempotency_django.executions.Execution.derive_key` derives its keys.
+A plain digest of a request would let whoever steals the table test guesses: the number of a card
+and its CVC are found within days. So a fingerprint is built as a synthetic-IV cipher is (RFC 5297):
+a tag, HMAC-SHA-256 of what the request asks for and of who asks, and then the digest of what the
+request asks for, encrypted under a key stream that depends on the tag. Equal requests have equal
+fingerprints. Without the secret, nobody can make a fingerprint or test a guess. With it, the digest
+can be recovered, from which :meth:`~idempotency_django.executions.Execution.derive_key` derives its
+keys.
 
 ``SECRET_KEY_FALLBACKS`` are honoured: a retry that crosses a rotation is still recognised.
 """
@@ -24,7 +25,7 @@ from django.utils.encoding import force_bytes
 from .fingerprints import framed
 
 LENGTH: Final = 12
-"""Bytes of a content digest: 96 bits tell apart all that is ever asked for under one key."""
+"""Bytes of a content digest: 96 bits tell apart all requests that ever use one key."""
 
 _SALT: Final = "idempotency_django.fingerprint"
 _TAG: Final = 16
@@ -32,7 +33,7 @@ _CHECK: Final = bytes(4)  # says after decryption whether the secret was the rig
 
 
 def content_digest(*parts: bytes | str) -> str:
-    """What is asked for, as 24 hexadecimal characters; no secret, and never stored as it is."""
+    """The digest of what a request asks for: 24 hexadecimal characters, without a secret."""
     return sha256(framed(*parts)).digest()[:LENGTH].hex()
 
 
@@ -41,7 +42,7 @@ def sealed(content: str, *bound: str) -> str:
 
     Args:
         content: from :func:`content_digest`.
-        bound: what else must be equal for a retry: the principal, the host.
+        bound: what else must be equal in a retry: the principal, the host.
     """
     return _sealed(_secret(), content, bound)
 
@@ -52,7 +53,7 @@ def sealed_before(content: str, *bound: str) -> tuple[str, ...]:
 
 
 def content_of(fingerprint: str) -> str | None:
-    """The content digest in a fingerprint; ``None``: no secret of now or before has sealed it."""
+    """The content digest in a fingerprint; ``None``: no known secret has sealed it."""
     try:
         stored = bytes.fromhex(fingerprint)
     except ValueError:

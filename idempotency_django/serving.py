@@ -136,8 +136,8 @@ def refuse_result(result: object, name: str) -> None:
     """
     if result is not None:
         raise TypeError(
-            f"The {name} returned {result!r}. It must return nothing, and raise PermissionDenied "
-            "to refuse a replay."
+            f"The {name} returned {result!r}. It must return None, or raise PermissionDenied to "
+            "refuse a replay."
         )
 
 

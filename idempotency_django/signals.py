@@ -1,9 +1,9 @@
-"""The signals of idempotency_django. Each is sent once for what it names.
+"""The signals of idempotency_django. Each is sent once per event.
 
 Every signal has the class :class:`~idempotency_django.records.Operation` as its sender and passes
-the ``operation``; receivers are called with ``send_robust``, so that a receiver's error is logged
-by Django and spoils no answer. Where a transaction is open, they are called within a savepoint:
-after a database error of one of them, what they have written is rolled back, and nothing else.
+the ``operation``. Receivers are called with ``send_robust``: Django logs a receiver's error, and
+the answer does not change. If a transaction is open, they are called within a savepoint: after a
+database error in one of them, only what they have written is rolled back.
 
 =================  ==========================================  ============================
 signal             sent when                                   further arguments
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-# The sender is always the same, and every operation asks whether anybody listens.
+# The sender is always the same, and every operation asks whether there are receivers.
 claimed = Signal(use_caching=True)
 completed = Signal(use_caching=True)
 replayed = Signal(use_caching=True)

@@ -1,7 +1,7 @@
-"""The status of an operation: where a duplicate is told to look, and what it finds there.
+"""The status of an operation: the address that a duplicate gets, and what it finds there.
 
 The address names the operation in an opaque token: nobody can read it, change it or ask for another
-operation, and the caller must be the one who started it.
+operation. The caller must be the one who started the operation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SALT: Final = "idempotency_django.status"
 
 
 def accepted(store: Store, operation: Operation, retry_after: int) -> HttpResponse:
-    """The answer to a duplicate of an operation in progress: 202, and where to look."""
+    """The answer to a duplicate of an operation in progress: 202, and the address of its status."""
     response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
     response["Location"] = location(store, operation)
     response["Retry-After"] = str(retry_after)
@@ -37,7 +37,7 @@ def location(store: Store, operation: Operation) -> str:
     Raises:
         ImproperlyConfigured: the project's URLs have no status view.
     """
-    # With the fingerprint, because the key may come to name another operation.
+    # With the fingerprint, because the key may later name another operation.
     fingerprints = [operation.fingerprint, *operation.aliases]
     named = [store.alias, operation.key, operation.scope, operation.principal, fingerprints]
     return status_url(concealed(json.dumps(named).encode(), salt=SALT))
@@ -60,7 +60,7 @@ def status_url(token: str) -> str:
 
 
 def record_of(token: str, principal: str) -> Record | None:
-    """The record that a token names; ``None``: there is none, or it is not for this caller.
+    """The record that a token names; ``None``: there is no record, or it is another caller's.
 
     Args:
         token: from the address that :func:`location` made.
@@ -79,7 +79,7 @@ def record_of(token: str, principal: str) -> Record | None:
 
 
 def described(record: Record) -> dict[str, Any]:
-    """What is told of a record: its status, its attempt, and its answer when it has one.
+    """What the view shows of a record: its status, its attempt, and its answer if it has one.
 
     The status is ``in_progress``, ``interrupted`` (a retry resumes it), ``held`` (an operator must
     settle it), ``completed`` or ``failed`` (a retry is a new attempt).
@@ -94,7 +94,7 @@ def described(record: Record) -> dict[str, Any]:
 
 
 def _answer(payload: Payload) -> dict[str, Any]:
-    """The answer: its body as text where it is one, else in base64; ``None``: it was not kept."""
+    """The answer: its body as text if it is text, else in base64; ``None``: it was not kept."""
     told: dict[str, Any] = {
         "status": payload.status,
         "headers": [list(pair) for pair in payload.sent_headers],

@@ -1,4 +1,4 @@
-"""Recovery points: which steps an attempt has reached, and what is stored of them."""
+"""Recovery points: which steps an attempt has reached, and what is stored about them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .stores import Store
 LONGEST_NAME: Final = 100  # characters of a step's name
 
 _DONE: Final = (
-    "What has been done so far stays done, by the earlier attempt and by this one. An operator "
-    "must settle the operation."
+    "What the earlier attempt and this one have done so far stays done. An operator must settle "
+    "the operation."
 )
 
 
@@ -55,7 +55,7 @@ class Steps:
         return bool(self._stored)
 
     def reach(self, name: str) -> tuple[int, Step | None]:
-        """The position of a step that is called now, and what an earlier attempt stored of it.
+        """The position of the step that is called now, and what an earlier attempt stored for it.
 
         Raises:
             StepsChanged: another step is stored there, or this one elsewhere.
@@ -67,7 +67,7 @@ class Steps:
             return again, done
         if name in self._begun or done:
             raise ValueError(
-                f"This operation has two steps that are called {name!r}. Give each its own name."
+                f"This operation has two steps with the name {name!r}. Give each its own name."
             )
         position = len(self._reached) if again is None else again
         stored = self._stored.get(position)
@@ -79,15 +79,16 @@ class Steps:
             )
         if stored is None and any(step.name == name for step in self._stored.values()):
             raise StepsChanged(
-                f"Step {position + 1} of this operation is {name!r} now, which an earlier attempt "
-                f"stored at another place. Were steps moved, or one before it removed? {_DONE}"
+                f"Step {position + 1} of this operation is {name!r} now, but an earlier attempt "
+                "stored that step at another position. Were steps moved, or was one before it "
+                f"removed? {_DONE}"
             )
         self._reached[name] = position
         return position, stored
 
     @contextmanager
     def beginning(self, name: str) -> Iterator[None]:
-        """Keep another step of that name from being begun at the same time; note if it fails."""
+        """Prevent another step of that name from beginning at the same time; note if it fails."""
         self._begun.add(name)
         self._failed.pop(name, None)
         try:
@@ -102,7 +103,7 @@ class Steps:
             self._begun.discard(name)
 
     def outcome(self, stored: Step) -> Any:
-        """What a stored step came to: its result, or the error that is raised again."""
+        """The result of a stored step; if it failed, its error is raised again."""
         if stored.failure:
             raise raised_as(stored, self.expected)
         return json.loads(stored.result)
@@ -115,8 +116,8 @@ class Steps:
     def keep(self, failed: frozenset[str]) -> None:
         """Store the failures that the handler has caught, before anything follows them.
 
-        What follows depends on them: were such a step to succeed in a later attempt, the handler
-        would take the other branch there, after both had had effects.
+        What follows depends on them. If such a step succeeded in a later attempt, the handler would
+        take the other branch there, and both branches would have effects.
 
         Args:
             failed: the steps that had failed when what is to follow was called for. Those of them
@@ -154,7 +155,7 @@ class Steps:
         )
 
     def save(self, position: int, name: str, result: Any) -> Step:
-        """Store what a step came to, in the running transaction.
+        """Store the result of a step, in the running transaction.
 
         Raises:
             TypeError: it is not JSON.
@@ -167,19 +168,19 @@ class Steps:
         return step
 
     def note(self, step: Step) -> None:
-        """Take a step for done, once that is committed."""
+        """Treat a step as done, once it is committed."""
         # A new dict, because another thread may be looking through this one.
         self._stored = {**self._stored, step.position: step}
 
     def refuse_unreached(self) -> None:
-        """Raise ``StepsChanged`` where a stored step was never called by this attempt."""
+        """Raise ``StepsChanged`` if this attempt never called a stored step."""
         self.load()
         left = [step.name for step in self._stored.values() if step.name not in self._reached]
         if left:
             raise StepsChanged(
                 f"Attempt {self._claim.attempt} of this operation ended without {_named(left)}, "
-                "which an earlier attempt had done. Was a step removed, or is it skipped by a "
-                f"condition? {_DONE}"
+                "which an earlier attempt had done. Was a step removed, or did a condition skip "
+                f"it? {_DONE}"
             )
 
 
@@ -187,7 +188,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def as_json(name: str, result: Any) -> str:
-    """The result of what is called ``name``, to be stored.
+    """The result of the function or step ``name`` as JSON, to be stored.
 
     Raises:
         TypeError: it is not JSON.
@@ -196,8 +197,9 @@ def as_json(name: str, result: Any) -> str:
         return _encode(result)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"{name!r} returned what is not JSON, so it cannot be stored: {error}. Return what is "
-            "needed as dicts, lists, texts, numbers, booleans and None: an id, not an object."
+            f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
+            "only dicts, lists, texts, numbers, booleans and None: for example an id instead of "
+            "an object."
         ) from error
 
 

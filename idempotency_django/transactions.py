@@ -1,8 +1,8 @@
 """``ATOMIC_REQUESTS``: the request's transaction, opened by the adapter instead of by Django.
 
-Django opens it around the view, where nobody learns that it has rolled back. An adapter needs to:
-what became of an attempt is written down after the rollback. So it tells Django to leave the view
-alone and opens the same transactions itself, around the same code.
+Django opens it around the view, where an adapter cannot see that it has rolled back. An adapter
+must see it, because it records the end of an attempt after the rollback. So it makes Django leave
+the view alone and opens the same transactions itself, around the same code.
 """
 
 from __future__ import annotations

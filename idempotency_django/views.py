@@ -16,13 +16,13 @@ from .status import described, record_of
 
 @method_decorator(never_cache, name="dispatch")
 class IdempotencyStatusView(View):
-    """Tells the caller of an operation what has become of it, as JSON.
+    """Tells the caller of an operation its status, as JSON.
 
-    It is where the ``Location`` of a 202 leads, under ``on_conflict="accepted"``::
+    The ``Location`` of a 202 leads here, with ``on_conflict="accepted"``::
 
         path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status")
 
-    Nobody else is told anything: 404. See :func:`idempotency_django.status.described`.
+    Anybody else gets 404. See :func:`idempotency_django.status.described`.
     """
 
     http_method_names = ["get", "head", "options"]

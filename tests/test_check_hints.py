@@ -131,7 +131,7 @@ class TestOnce:
         ]
         (message,) = found("E020")
         assert message.hint == (
-            f"It concerns {__name__}.View0.idempotency_policy, "
+            f"Found in {__name__}.View0.idempotency_policy, "
             f"{__name__}.View1.idempotency_policy, {__name__}.View2.idempotency_policy "
             "and 2 more policies."
         )
@@ -152,7 +152,7 @@ class TestOnce:
             "E019": {"POLICY": {"mode": "transactional"}, "STORES": MEMORY},
         }.items():
             (message,) = found(number, **idempotency)
-            assert message.hint == "It concerns IDEMPOTENCY['POLICY']."
+            assert message.hint == "Found in IDEMPOTENCY['POLICY']."
         del made
 
     def test_different_mistakes(self) -> None:

@@ -331,7 +331,7 @@ class TestMisuse:
 
     def test_no_view(self) -> None:
         """A class that is no view."""
-        with pytest.raises(ImproperlyConfigured, match="which is no view"):
+        with pytest.raises(ImproperlyConfigured, match="which is not a view"):
             idempotent(dict)
 
     def test_positional_policy(self) -> None:

@@ -169,7 +169,7 @@ class TestCommand:
         """Where no step is stored, a name is asked for."""
         key = new_key()
         post(Client(), "/scoped/", key)
-        with pytest.raises(CommandError, match="Name what the derived keys are for"):
+        with pytest.raises(CommandError, match="Give the names of the derived keys"):
             command(key)
         assert command(key, "charge").startswith("charge: ")
 
@@ -182,7 +182,7 @@ class TestCommand:
             scope = "anonymous|POST /pay/"
             given = ["--scope", scope]
             assert command(key, "charge", *given) == f"charge: {handed_out['charge']}\n"
-            with pytest.raises(CommandError, match="Name what the derived keys are for"):
+            with pytest.raises(CommandError, match="Give the names of the derived keys"):
                 command(key, *given)
 
     def test_unknown_secret(self) -> None:

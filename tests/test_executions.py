@@ -371,7 +371,7 @@ class TestSteps:
                 effect(store.using)
                 return result  # noqa: B023
 
-            with pytest.raises(TypeError, match="'a' returned what is not JSON"):
+            with pytest.raises(TypeError, match="'a' returned a value that is not JSON"):
                 attempt(store, operation, lambda e: e.step("a", work))
             if store.supports_transactions:
                 assert effects(store.using) == 0
@@ -497,7 +497,7 @@ class TestSteps:
         def handler(execution: Execution) -> None:
             with pytest.raises(ConnectionError):
                 execution.step("a", work)
-            with pytest.raises(ValueError, match="two steps that are called 'a'"):
+            with pytest.raises(ValueError, match="two steps with the name 'a'"):
                 execution.step("a", work)
 
         failed_after(database, operation, handler)
@@ -658,7 +658,9 @@ class TestChangedSteps:
                 await aattempt(store, operation, before)
 
         run_in_loop(work)
-        with pytest.raises(StepsChanged, match="which an earlier attempt stored at another place"):
+        with pytest.raises(
+            StepsChanged, match="an earlier attempt stored that step at another position"
+        ):
             attempt(store, operation, lambda e: e.step("second", calls.append, "again"))
         assert calls == ["second"]
 
@@ -687,7 +689,7 @@ class TestChangedSteps:
             execution.step("a", calls.append, 2)
 
         for _ in range(2):
-            with pytest.raises(ValueError, match="two steps that are called 'a'"):
+            with pytest.raises(ValueError, match="two steps with the name 'a'"):
                 attempt(store, operation, handler)
         assert calls == [1]
 
@@ -1158,7 +1160,7 @@ class TestAsync:
             return object()
 
         for function in (remote, local):
-            with pytest.raises(TypeError, match="'a' returned what is not JSON"):
+            with pytest.raises(TypeError, match="'a' returned a value that is not JSON"):
                 run_in_loop(partial(aattempt, store, leased(), partial(_astep, "a", function)))
         if store.supports_transactions:
             assert effects(store.using) == 0
@@ -1232,7 +1234,7 @@ class TestAsync:
             assert results[0] is None
             raise results[1]  # type: ignore[misc]
 
-        with pytest.raises(ValueError, match="two steps that are called 'a'"):
+        with pytest.raises(ValueError, match="two steps with the name 'a'"):
             run_in_loop(lambda: aattempt(store, leased(), handler))
         assert calls == ["remote"]
 

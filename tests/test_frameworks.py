@@ -115,7 +115,7 @@ def test_refused_by_a_check(package: str) -> None:
     [found] = [m for m in run_checks() if str(m.id).startswith("idempotency_django.")]
     assert found.id == "idempotency_django.E023"
     assert VIEWS[package][0] in found.msg
-    assert found.hint == "It answers /api/{version}/."
+    assert found.hint == "It serves /api/{version}/."
     assert next(endpoint.framework for endpoint in endpoints()) == VIEWS[package][0]
 
 

@@ -225,7 +225,7 @@ class TestChecks:
         [message] = said("E022")
         assert "tests.ways." in message.msg
         assert refusal.says in message.msg
-        assert message.hint == "It answers /x/{pk}/."
+        assert message.hint == "It serves /x/{pk}/."
 
     def test_below_method_decorator(self, found: Any) -> None:
         """E022: an unknown decorator below ``method_decorator(idempotent)``."""
@@ -269,7 +269,7 @@ class TestContradictions:
     )
     def test_refused(self, made: Any) -> None:
         """One of them is refused, in either order."""
-        with pytest.raises(ImproperlyConfigured, match="protected and exempt at once"):
+        with pytest.raises(ImproperlyConfigured, match="protected and exempt at the same time"):
             made()
 
 

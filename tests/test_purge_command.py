@@ -99,7 +99,7 @@ class TestSummary:
         records(4, purgeable=True)
         said = purge("--batch-size", "1", "--max-seconds", "60")
         assert "Purged 3 idempotency keys" in said
-        assert "The time was up, so some may be left: run the command again." in said
+        assert "The time is up, and some keys may be left. Run the command again." in said
         assert count() == 1
 
 

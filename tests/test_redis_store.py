@@ -774,7 +774,7 @@ class TestReplicas:
         store.fail = fail  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable):
             store.acquire(leased())
-        assert "until its lease is over" in caplog.text
+        assert "until its lease expires" in caplog.text
 
     def test_not_on_a_broken_connection(self) -> None:
         """A claim sent again on a new connection is waited for like the first."""
@@ -830,7 +830,7 @@ class TestChecks:
         ("cache", "said"),
         [
             ("nowhere", "no cache 'nowhere'"),
-            ("memory", "not one of django-redis"),
+            ("memory", "not a django-redis cache"),
             ("sharded", "ShardClient"),
             ("scheme", "no usable LOCATION"),
             ("empty", "Missing connections string"),

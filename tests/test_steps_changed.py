@@ -46,4 +46,4 @@ def test_says_what_was_executed(client: Client, now: str) -> None:
     Deployed.steps = [now] if now else []
     problem = assert_problem(post(client, "/transfers/", key), 500, "steps-changed")
     assert effects() == 2
-    assert "stays done, by the earlier attempt and by this one" in problem["detail"]
+    assert "What the earlier attempt and this one have done so far stays done" in problem["detail"]

@@ -1,4 +1,4 @@
-"""The state machine behind every adapter: claim, execute, complete, or say why not.
+"""The state machine of every adapter: claim, execute, complete, or say why not.
 
 :func:`run` and :func:`arun` know nothing of HTTP and no concrete store. An adapter gives them an
 operation and a function that executes it, and matches the :data:`Outcome` they return.

@@ -22,20 +22,20 @@ from .wishes import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
 logger = logging.getLogger("idempotency_django")
 
 PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between attempts to store the answer of what has been done already."""
+"""Seconds between attempts to store the answer of what is already done."""
 
 INTERRUPTED: Final = (
     "The idempotency store cannot be reached, so the operation was interrupted. Retry later with "
-    "the same key: it goes on where it was."
+    "the same key: the operation resumes."
 )
 
 HELD: Final = (
-    "The idempotency store cannot be reached, so the operation was interrupted, and nobody knows "
-    "how far it came. It is not repeated until an operator has settled it."
+    "The idempotency store cannot be reached, so the operation was interrupted. How much of it "
+    "was done is unknown. It is not repeated until an operator settles it."
 )
 
 UNCONFIRMED: Final = (StoreUnavailable, OperationalError, InterfaceError)
-"""What is raised behind the handler where nobody can say whether its transactions committed."""
+"""What is raised after the handler if nobody knows whether its transactions committed."""
 
 Recover = Callable[[Exception], Answer]
 
@@ -166,8 +166,8 @@ class Attempt:
                     raise  # all of it rolls back
                 if pause is None or self.lease.is_over:
                     logger.exception(
-                        "%s was executed, but its answer could not be stored: a retry of %s is "
-                        "%s when its lease has ended.",
+                        "%s was executed, but its answer could not be stored. A retry of %s is "
+                        "%s after the lease expires.",
                         self._operation.name,
                         self._operation.key,
                         "held" if self._operation.hold else "executed again",
@@ -177,13 +177,13 @@ class Attempt:
         raise AssertionError
 
     def _superseded(self) -> Flow:
-        """The outcome of an owner that came too late: what its successor made of it.
+        """The outcome of a late owner: the outcome of its successor.
 
-        It may wait for that, as any other; but it does not execute a second time.
+        It may wait for that, as any other request. But it does not execute a second time.
         """
         yield from tell(self._claim, signals.lost)
         logger.warning(
-            "Attempt %d of %s came too late: its lease had ended and it was taken over.",
+            "Attempt %d of %s ended too late: its lease had expired and another attempt took over.",
             self._claim.attempt,
             self._operation.name,
         )

@@ -30,9 +30,9 @@ def explained(error: Exception, operation: str, using: str | None) -> Exception:
         return error
     better = ImproperlyConfigured(
         f"{what} within a transaction, and {operation} runs in one: its idempotency policy is "
-        "transactional, so that its effects and its answer commit together. Do that outside of "
-        "the view, or give its policy mode='leased' (and, under ATOMIC_REQUESTS, mark the view "
-        "with transaction.non_atomic_requests)."
+        "transactional, so that its effects and its answer commit together. Do that outside the "
+        "view, or give its policy mode='leased'. Under ATOMIC_REQUESTS, also mark the view with "
+        "transaction.non_atomic_requests."
     )
     better.__cause__ = error
     return better
@@ -47,5 +47,5 @@ def _reason(error: Exception, using: str | None) -> str:
     if isinstance(error, transaction.TransactionManagementError) and _IN_A_BLOCK in str(error):
         return "commit(), rollback() and set_autocommit() cannot be called"
     if isinstance(error, DatabaseFault) and any(each in str(error) for each in _FIRST):
-        return f"A statement was refused ({error}) that cannot be executed"
+        return f"A statement was refused ({error}), because it cannot be executed"
     return ""

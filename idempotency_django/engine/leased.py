@@ -103,7 +103,7 @@ class Run:
             with self.outer, self.inner:
                 logger.error(
                     "%s is executed WITHOUT protection, because its store cannot be reached and "
-                    "its policy says on_store_error='execute': a retry of %s executes it again.",
+                    "its policy has on_store_error='execute'. A retry of %s executes it again.",
                     self.operation.name,
                     self.operation.key,
                     exc_info=error,

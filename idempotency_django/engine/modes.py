@@ -25,8 +25,8 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
     if transactional:
         if policy.on_conflict == "accepted":
             raise ImproperlyConfigured(
-                "An idempotency policy has on_conflict='accepted' in the transactional mode, where "
-                "nobody sees an operation before it is completed. Give it mode='leased'."
+                "An idempotency policy has on_conflict='accepted' in the transactional mode, "
+                "where an operation is not visible before it is completed. Give it mode='leased'."
             )
         return None
     if policy.mode == "transactional":
@@ -36,12 +36,13 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
             else f"the store {store.alias!r} ({type(store).__name__}), which has no transactions"
         )
         raise ImproperlyConfigured(
-            f"An idempotency policy has mode='transactional' with {reason}. Leave the mode out, or "
-            "make it 'leased' and read what that promises."
+            f"An idempotency policy has mode='transactional' with {reason}. Remove mode=, or set "
+            "mode='leased' and read what that mode promises."
         )
     if policy.ttl is not None and policy.ttl <= policy.lease:
         raise ImproperlyConfigured(
             f"An idempotency policy has a ttl of {policy.ttl}, which is not longer than its lease "
-            f"of {policy.lease}: its answers could expire before they are given."
+            f"of {policy.lease}: its answers could expire before they are sent. Make the ttl "
+            "longer than the lease."
         )
     return policy.lease

@@ -27,7 +27,7 @@ LONGEST_PAUSE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an execution came to.
+    """The result of an execution.
 
     Attributes:
         response: the answer in the adapter's own terms; the engine only passes it on.
@@ -159,8 +159,8 @@ def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
                     raise result
     except DatabaseFault:
         logger.warning(
-            "A receiver of a signal of %s met a database error, so what receivers wrote in the "
-            "open transaction was rolled back.",
+            "A receiver of a signal of %s caused a database error, so what the receivers wrote "
+            "in the open transaction was rolled back.",
             operation.name,
             exc_info=True,
         )

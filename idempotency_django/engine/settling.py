@@ -32,9 +32,9 @@ def settle(claim: Claim, answer: Answer, work: Execute) -> Generator[Wish, Any, 
 
     Args:
         claim: the attempt's.
-        answer: what it came to.
+        answer: the result of the execution.
         work: its handler. What that had come to before, where it was to be stored, stays so when a
-            hook fails behind the commit.
+            hook fails after the commit.
     """
     done = work.payload
     payload, unmade = None, None
@@ -57,8 +57,8 @@ def settle(claim: Claim, answer: Answer, work: Execute) -> Generator[Wish, Any, 
             return
     except (IdempotencyError, DatabaseFault):
         logger.warning(
-            "How attempt %d of %s ended could not be recorded (%s): its key is %s when its lease "
-            "has ended.",
+            "The end of attempt %d of %s could not be recorded (%s). Its key is %s after the "
+            "lease expires.",
             claim.attempt,
             claim.operation.name,
             answer.error,

@@ -262,7 +262,7 @@ def _settle(done: _Done, answer: Answer) -> None:
     except (IdempotencyError, DatabaseFault):
         # The key is free and the client gets its answer; only the audit misses an attempt.
         logger.warning(
-            "How attempt %d of %s ended could not be recorded: %s",
+            "The end of attempt %d of %s could not be recorded: %s",
             claim.attempt,
             claim.operation.name,
             answer.error,

@@ -37,7 +37,7 @@ class Execute:
     Attributes:
         execution: what it is given.
         begun: whether it was begun; noted by whoever runs it.
-        answer: what it came to, likewise; ``None``: nothing so far.
+        answer: its result, likewise; ``None``: none so far.
     """
 
     execution: Execution

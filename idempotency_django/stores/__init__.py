@@ -21,7 +21,7 @@ __all__ = ["Store", "stores"]
 class Stores:
     """Makes each store once, at its first use, from ``IDEMPOTENCY["STORES"]``.
 
-    A store is shared by all threads.
+    All threads share a store.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Stores:
         return [self[alias] for alias in self]
 
     def forget(self) -> None:
-        """Make the stores anew at their next use."""
+        """Make the stores again at their next use."""
         self._made.clear()
 
     def _make(self, alias: str) -> Store:
@@ -60,7 +60,7 @@ class Stores:
         if not isinstance(options, Mapping):
             raise ImproperlyConfigured(
                 f"{where} is {declared!r}; it must be a dict with the path of a store class as "
-                "'BACKEND' and, if need be, a dict of its arguments as 'OPTIONS'."
+                "'BACKEND' and, optionally, a dict of its arguments as 'OPTIONS'."
             )
         _refuse_unknown(declared, ("BACKEND", "OPTIONS"), where)
         backend = self._imported(alias, declared.get("BACKEND"))
@@ -82,7 +82,8 @@ class Stores:
             ) from error
         if not (isinstance(backend, type) and issubclass(backend, Store)):
             raise ImproperlyConfigured(
-                f"IDEMPOTENCY['STORES'][{alias!r}]['BACKEND'] is {path!r}, which is no Store."
+                f"IDEMPOTENCY['STORES'][{alias!r}]['BACKEND'] is {path!r}, which is not a "
+                "subclass of idempotency_django.stores.Store."
             )
         return backend
 

@@ -20,7 +20,7 @@ from ..records import Claim, Operation, Payload, Record, Step
 class Store(ABC):
     """Where records live. One instance per alias, shared by all threads.
 
-    Write a store of your own by subclassing this and running the contract suite over it, as the
+    To write a store of your own, subclass this class and run the contract suite over it, as the
     stores of this package do. Any method may raise
     :exc:`~idempotency_django.errors.StoreUnavailable` when the store cannot be reached.
 
@@ -31,18 +31,18 @@ class Store(ABC):
     supports_transactions: ClassVar[bool] = False
     """Whether what the store writes commits and rolls back with the effects of the handler.
 
-    Such a store holds a claim without a lease by its open transaction: nobody else sees it, and
-    it is gone when the transaction rolls back or its process dies.
+    The open transaction of such a store holds a claim without a lease: nobody else sees the claim,
+    and it is gone when the transaction rolls back or its process dies.
     """
 
     supports_steps: ClassVar[bool] = False
     """Whether the store keeps recovery points: :meth:`steps` and :meth:`save_step`."""
 
     forgets_expired: ClassVar[bool] = False
-    """Whether records are gone by themselves when they expire, so that nothing is to be purged."""
+    """Whether the store deletes expired records by itself, so that there is nothing to purge."""
 
     using: str | None = None
-    """The database whose transactions it takes part in, where ``supports_transactions``."""
+    """The database whose transactions it takes part in, if ``supports_transactions``."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -51,36 +51,36 @@ class Store(ABC):
 
     @abstractmethod
     def acquire(self, operation: Operation) -> Claim | Record:
-        """Claim the operation, or say what is there.
+        """Claim the operation, or return its record.
 
-        The key is free, and claimed for the caller alone, with an attempt that is one more than
-        the record's, when it has
+        The key is free, and is claimed for the caller alone, with an attempt that is one more than
+        the record's, if it has
 
         - no record, or an expired one;
-        - a FAILED record; where it is pinned or has recovery points, only for the same fingerprint;
-        - a record in progress whose lease is over, or that is seen although it has none, for the
-          same fingerprint, unless it was claimed with ``hold``. Its owner is late from then on.
+        - a FAILED record; if it is pinned or has recovery points, only for the same fingerprint;
+        - a record in progress whose lease is over, or that is visible although it has no lease, for
+          the same fingerprint, unless it was claimed with ``hold``. Its owner is late from then on.
 
         Otherwise the record is returned: COMPLETED with its payload, or IN_PROGRESS, or FAILED for
         another fingerprint. (The engine never replays a FAILED record: for the same fingerprint it
-        counts as in progress.) It never waits for another owner. A claim with ``operation.lease``
-        is there for all to see, whatever becomes of its owner, when this returns. Recovery points
-        are kept with the claim, and so is the pin; those of an expired record are not. What was
-        interrupted is pinned from then on, as nobody knows what its owner has done.
+        counts as in progress.) It never waits for another owner. When this returns, a claim with
+        ``operation.lease`` is visible to all, even if its owner dies. Recovery points are kept with
+        the claim, and so is the pin; those of an expired record are not. An interrupted record is
+        pinned from then on, as nobody knows what its owner has done.
 
-        A store that can do both in one step may count the replay, where the operation asks for it
-        and its very request is completed; it returns a record that says so.
+        A store that can do both in one step may count the replay, if the operation asks for it and
+        the completed record is of the same request. The record that it returns is then ``counted``.
 
         Raises:
-            OperationInProgress: the store is too busy to say more.
+            OperationInProgress: the store is too busy to find out more.
         """
 
     @abstractmethod
     def complete(self, claim: Claim, payload: Payload) -> bool:
         """Store the answer. ``False``: the claim has another owner now and nothing was written.
 
-        Its time to live counts from here; a store that counts from the claim must do so anew where
-        the attempt took a notable part of it.
+        Its time to live counts from here. A store that counts from the claim must count again if
+        the attempt took a notable part of that time.
         """
 
     @abstractmethod
@@ -89,7 +89,7 @@ class Store(ABC):
 
         Args:
             claim: the attempt's.
-            error: why it ended.
+            error: why the attempt ended.
             pinned: free it for the same fingerprint only: the attempt may have had effects
                 elsewhere, under keys that were derived from this one. A pin that the claim has
                 from an earlier attempt stays in any case.
@@ -99,22 +99,22 @@ class Store(ABC):
     def extend(self, claim: Claim, seconds: float) -> bool:
         """Let the lease end that many seconds from now. ``False``: as for :meth:`complete`.
 
-        An owner that is late but has no successor yet may still do so.
+        A late owner may still renew its lease if it has no successor yet.
 
         Raises:
-            OperationInProgress: the record is locked at this moment; the lease is what it was.
+            OperationInProgress: the record is locked now; the lease has not changed.
         """
 
     @abstractmethod
     def get(self, key: str, scope: str) -> Record | None:
-        """The record as it is, expired or not; reads only."""
+        """The record as it is, expired or not. It only reads."""
 
     @abstractmethod
     def record_replay(self, record: Record, operation: Operation) -> None:
-        """Note a replay of the record, now or after the running transaction, as far as it asks.
+        """Note a replay of the record, now or after the running transaction, as the operation asks.
 
         With ``operation.count_replays`` it is counted in the audit trail; with
-        ``operation.extend_on_replay`` the record's time to live starts anew. It neither raises nor
+        ``operation.extend_on_replay`` the record's time to live starts again. It neither raises nor
         waits: a replay that cannot be counted at once is not counted.
         """
 
@@ -122,9 +122,9 @@ class Store(ABC):
     def purge(self, older_than: timedelta, limit: int) -> int:
         """Delete up to ``limit`` records whose lifetime and retention ended ``older_than`` ago.
 
-        The oldest go first. What is in progress never goes before its lease is over, and never
-        where it is held. Returns how many went, which is 0 when there is nothing left and where
-        the store expires by itself.
+        The oldest are deleted first. A record in progress is never deleted before its lease is
+        over, and never if it is held. Returns how many were deleted: 0 if there is nothing left, or
+        if the store deletes expired records by itself.
         """
 
     # What a store that renews one lease at a time can leave as it is.
@@ -132,13 +132,12 @@ class Store(ABC):
     def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
         """:meth:`extend` for several claims, which a heartbeat renews together.
 
-        Override it where the store can do so in one step: however many leases a process holds, it
-        must come round to each of them in time.
+        Override it if the store can do so in one step: however many leases a process holds, it must
+        renew each of them in time.
 
         Returns:
             For each claim, in their order: whether its lease ends that many seconds from now, as
-            for :meth:`extend`; ``None``: the record is locked at this moment, and the lease is
-            what it was.
+            for :meth:`extend`; ``None``: the record is locked now, and the lease has not changed.
         """
         return [self._extended(claim, seconds) for claim in claims]
 
@@ -150,10 +149,10 @@ class Store(ABC):
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """What this thread asks of the store in the block goes over connections of its own.
+        """In the block, this thread uses the store over connections of its own.
 
-        A heartbeat renews leases in it, so no pool of connections may be in between: where the
-        owners of those leases have all of a pool's connections, none would ever be renewed. The
+        A heartbeat renews leases in the block, so the connections must not come from a pool: if the
+        owners of the leases used all connections of the pool, no lease would be renewed. The
         connections are closed at the end.
         """
         try:
@@ -180,9 +179,9 @@ class Store(ABC):
         """The transaction in which a claim without a lease, handler and answer belong together.
 
         Args:
-            after: given by a caller who has opened the transaction already and ends it itself;
-                it runs these callbacks then. An exception that leaves the block makes the
-                caller's transaction roll back.
+            after: given by a caller who has already opened the transaction and ends it; the caller
+                runs these callbacks then. An exception that leaves the block makes the caller's
+                transaction roll back.
 
         Raises:
             OperationInProgress: the store is too busy to begin one, or to commit it, and has rolled
@@ -191,21 +190,22 @@ class Store(ABC):
         return nullcontext()
 
     def unbroken(self, what: str) -> AbstractContextManager[None]:
-        """Keep the transaction of a claim from being ended within the block.
+        """Prevent statements in the block from ending the transaction of a claim.
 
         Args:
-            what: is executed in it, for the error: ``"POST /charges/"``.
+            what: what is executed in it, for the error, such as ``"POST /charges/"``.
 
         Raises:
-            ImproperlyConfigured: in the block, in the place of a statement that would end it.
+            ImproperlyConfigured: in the block, instead of a statement that would end the
+                transaction.
         """
         return nullcontext()
 
     def durable(self, what: str) -> AbstractContextManager[None]:
-        """A transaction that has committed when it ends, because no other surrounds it.
+        """A transaction that is committed at its end, because no other transaction surrounds it.
 
         Args:
-            what: is to commit, for the error: ``"The step 'charge'"``.
+            what: what commits, for the error, such as ``"The step 'charge'"``.
 
         Raises:
             ImproperlyConfigured: a transaction is open.
@@ -213,35 +213,35 @@ class Store(ABC):
         return nullcontext()
 
     def fenced(self, claim: Claim) -> AbstractContextManager[None]:
-        """A transaction that can only be committed by the owner of a claim with a lease.
+        """A transaction that only the owner of a claim with a lease can commit.
 
         Raises:
             ClaimLost: at its end, after the rollback: the claim has another owner now.
             ImproperlyConfigured: the store has no transactions.
         """
         raise ImproperlyConfigured(
-            f"The store {self.alias!r} has no transactions, so it cannot keep a late owner from "
-            "committing one. Use idempotency_django.stores.database.DatabaseStore."
+            f"The store {self.alias!r} has no transactions, so it cannot prevent a late owner "
+            "from committing a step. Use idempotency_django.stores.database.DatabaseStore."
         )
 
     def on_commit(self, function: Callable[[], object]) -> None:
-        """Call the function once what was written is committed; never when it rolls back."""
+        """Call the function once what was written is committed; never if it rolls back."""
         function()
 
     # What only a store in front of another one has a use for.
 
     recalls: ClassVar[bool] = False
-    """Whether :meth:`recall` is worth asking."""
+    """Whether it makes sense to call :meth:`recall`."""
 
     def recall(self, operation: Operation) -> Record | None:
-        """The completed record of the operation, where it is known without asking the source.
+        """The completed record of the operation, if it is known without asking the source.
 
-        ``None``: it is not; :meth:`acquire` tells.
+        ``None``: it is not known; call :meth:`acquire`.
         """
         return None
 
     def forget(self, key: str, scope: str) -> None:
-        """Recall the record no more: it is about to be changed or deleted behind the store."""
+        """Recall the record no more: it is about to be changed or deleted without this store."""
 
     # What any store can leave as it is.
 
@@ -250,11 +250,11 @@ class Store(ABC):
         return 0
 
     def check(self) -> Sequence[CheckMessage]:
-        """What is wrong with the store's configuration, for the system checks."""
+        """The problems of the store's configuration, for the system checks."""
         return []
 
     def check_live(self) -> Sequence[CheckMessage]:
-        """The same, asking the store itself; only called where that is allowed."""
+        """The same, by asking the store itself; called only where that is allowed."""
         return []
 
     # The same for callers that are async. A store whose driver is async overrides them.

@@ -26,7 +26,7 @@ from .timelines import Timeline
 logger = logging.getLogger("idempotency_django")
 
 FORGOTTEN: Final = b""
-"""What stands in the place of an answer that must not be put back by a request under way."""
+"""It replaces an answer that a request in progress must not put back."""
 
 _OWN_MEMORY: Final = ("LocMemCache", "DummyCache")
 
@@ -35,15 +35,16 @@ class CachedStore(DatabaseStore):
     """The database is the truth; completed answers are read through one of Django's caches.
 
     An answer is put into the cache after the commit that stored it, and never stays there longer
-    than its record lives. Replays from the cache are not counted, and records whose time to live
-    counts from their last use are not cached. A fault of the cache is logged and shown to nobody:
-    the database answers then.
+    than its record lives. Replays from the cache are not counted. Records whose time to live counts
+    from their last use are not cached. If the cache fails, the fault is logged and the database
+    answers.
 
     An answer is bound to the timeline of the database that stored it. After a fail-over to a
-    replica that had not received the answer, it is replayed for ``recheck`` seconds at most, and
-    then executed again like everything else that the database has lost. PostgreSQL numbers its
-    timelines; MariaDB and MySQL do not, so there an answer is bound to the server itself. Whoever
-    restores a backup in place, which no database can tell, clears the cache.
+    replica that had not received the answer, the answer is replayed for ``recheck`` seconds at
+    most. Then the operation is executed again, like everything else that the database has lost.
+    PostgreSQL numbers its timelines; MariaDB and MySQL do not, so there an answer is bound to the
+    server itself. No database can detect that a backup was restored in place: clear the cache when
+    you do so.
 
     One cache may serve several databases, and the schemas of django-tenants. If your project
     switches ``search_path`` in another way, give the cache a ``KEY_FUNCTION`` that names the
@@ -54,11 +55,11 @@ class CachedStore(DatabaseStore):
         using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
         cache: the cache, by its alias in ``CACHES``. All processes must share it.
         max_age: how long an answer is cached at most, in seconds. A record that is deleted while
-            the cache cannot be reached may be replayed for so long.
-        prefix: of the names in the cache.
-        recheck: how long a process believes that the database has not failed over, in seconds. It
-            costs one statement in so many seconds, and only where something is replayed. ``None``:
-            the database is not asked, and an answer that it lost may be replayed for ``max_age``.
+            the cache cannot be reached may be replayed for this long.
+        prefix: the prefix of the names in the cache.
+        recheck: how long a process assumes that the database has not failed over, in seconds. It
+            costs one statement in this time, and only if something is replayed. ``None``: the
+            database is not asked, and an answer that it lost may be replayed for ``max_age``.
     """
 
     recalls: ClassVar[bool] = True
@@ -97,7 +98,7 @@ class CachedStore(DatabaseStore):
             caches[self.cache].set(self._name(key, scope), FORGOTTEN, int(self.max_age))
         except Exception:
             logger.exception(
-                "The cached answer of %s could not be removed: it may be replayed for up to %d "
+                "The cached answer of %s could not be removed. It may be replayed for up to %d "
                 "seconds.",
                 key,
                 self.max_age,
@@ -157,11 +158,11 @@ class CachedStore(DatabaseStore):
             return []
         return [
             Warning(
-                f"The store {self.alias!r} uses the cache {self.cache!r}, which each process has "
-                "for itself.",
+                f"The store {self.alias!r} uses the cache {self.cache!r}, of which each process "
+                "has its own.",
                 hint=(
-                    "What is deleted in one process would still be replayed by the others. Use a "
-                    "cache that all of them share, such as Redis."
+                    "An answer that one process deletes would still be replayed by the others. "
+                    "Use a cache that all processes share, such as Redis."
                 ),
                 id="idempotency_django.W018",
             )
@@ -179,7 +180,7 @@ class CachedStore(DatabaseStore):
     def _remember(
         self, record: Record, left: timedelta | None, since: float, timeline: str | None
     ) -> None:
-        """Cache a committed answer for the time that was left of its life at that moment."""
+        """Cache a committed answer for the rest of its time to live at that moment."""
         if timeline is None:
             return
         # From that moment for both: what was forgotten since stays forgotten for max_age.
@@ -197,7 +198,7 @@ class CachedStore(DatabaseStore):
             logger.warning("An answer could not be cached in %r.", self.cache, exc_info=True)
 
     def _lifetime_left(self, record: Record) -> timedelta | None:
-        """How long a record still lives, by the database's clock; ``None``: for ever."""
+        """How long a record still lives, by the database's clock; ``None``: forever."""
         left = ExpressionWrapper(F("expires_at") - DatabaseNow(), fields.DurationField())
         rows = self._rows.filter(pk=record.record_id).annotate(left=left)
         found: Any = rows.values_list("left", "expires_at").first()
@@ -239,7 +240,10 @@ def _decoded(cached: Any, operation: Operation, timeline: str) -> Record | None:
         )
         pairs = tuple((name, value) for name, value in headers)
     except (AttributeError, TypeError, ValueError):
-        logger.warning("What is cached for %s is no answer; the database is asked.", operation.key)
+        logger.warning(
+            "The cache entry for %s is not a stored answer. The database answers instead.",
+            operation.key,
+        )
         return None
     if (key, scope, cached_on) != (operation.key, operation.scope, timeline):
         return None

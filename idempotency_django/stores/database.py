@@ -32,21 +32,22 @@ from .surroundings import is_open, outside_pools
 logger = logging.getLogger("idempotency_django")
 
 PROMPT: Final = 10
-"""An attempt is prompt where it takes less than this fraction of its time to live."""
+"""An attempt is prompt if it takes less than this fraction of its time to live."""
 
 UNCONFIRMED: Final = (
-    "The database did not confirm that the operation was committed, so nobody knows whether it "
-    "was. Retry later with the same key: it is answered then, or executed."
+    "The database did not confirm the commit of the operation, so nobody knows whether it was "
+    "committed. Retry later with the same key: the retry gets the answer, or executes the "
+    "operation."
 )
 
 _NO_AUTOCOMMIT: Final = (
-    "{what} must be committed, but the database {using!r} is not in autocommit mode, so that "
-    "nothing is committed unless somebody calls commit(). Take AUTOCOMMIT=False out of DATABASES; "
-    "after transaction.set_autocommit(False), turn it on again."
+    "{what} must be committed, but the database {using!r} is not in autocommit mode, so "
+    "nothing is committed unless somebody calls commit(). Remove AUTOCOMMIT=False from DATABASES. "
+    "After transaction.set_autocommit(False), call transaction.set_autocommit(True)."
 )
 
 _REFUSED: Final = (
-    "The database could not commit, because others were using it at the same moment, and has "
+    "The database could not commit because of a conflict with another transaction, and has "
     "rolled back. Retry later with the same key."
 )
 
@@ -57,8 +58,8 @@ class DatabaseStore(Store):
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
         using: the database to keep them in, by its alias in ``DATABASES``. It must be the one that
-            the effects are written to, and never a replica: all statements go there, whatever
-            the database routers say.
+            the effects are written to, and never a replica. All statements go there, whatever the
+            database routers say.
     """
 
     supports_transactions: ClassVar[bool] = True
@@ -74,7 +75,8 @@ class DatabaseStore(Store):
             if not connections[self.using].in_atomic_block:
                 raise transaction.TransactionManagementError(
                     f"The claim of {operation.name} has no lease, so a transaction must hold it, "
-                    "and none is open: nobody could ever take it over."
+                    "but no transaction is open: nobody could ever take it over. Open one with "
+                    "the store's transaction(), or give the operation a lease."
                 )
             with self._reachable():
                 return self._acquire(operation)
@@ -129,7 +131,7 @@ class DatabaseStore(Store):
     def extend(self, claim: Claim, seconds: float) -> bool:
         [extended] = self._extend(claim, seconds=seconds)
         if extended is None:
-            raise OperationInProgress("The record is locked at this moment.")
+            raise OperationInProgress("The record is locked by another transaction.")
         return extended
 
     def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
@@ -184,7 +186,7 @@ class DatabaseStore(Store):
 
     @contextmanager
     def _transaction(self, *, savepoint: bool = True, whole: bool = False) -> Iterator[None]:
-        """A transaction whose begin and commit fail in the store's own terms.
+        """A transaction whose begin and commit raise the store's own errors.
 
         ``whole``: it holds all that was done. What a part of an operation has done elsewhere is
         not undone with it, so that one has never failed for certain.
@@ -282,7 +284,7 @@ class DatabaseStore(Store):
         vendor = connections[self.using].vendor
         if vendor not in DIALECTS:
             raise ImproperlyConfigured(
-                f"DatabaseStore knows {', '.join(DIALECTS)}; the database {self.using!r} is "
+                f"DatabaseStore supports {', '.join(DIALECTS)}; the database {self.using!r} is "
                 f"{vendor!r}."
             )
         return DIALECTS[vendor](self.using)
@@ -303,16 +305,16 @@ class DatabaseStore(Store):
             )
 
     def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
-        """End the transaction that a leased view has left open by leaving autocommit off.
+        """End the transaction that a leased view left open by leaving autocommit off.
 
-        With its answer, so that neither is there without the other.
+        Its answer is stored with it, so that neither is there without the other.
         """
         connection = connections[self.using]
         if connection.in_atomic_block or connection.get_autocommit():
             return
         logger.warning(
-            "%s left autocommit off on the database %r: what it had not committed was %s. Let it "
-            "use transaction.atomic(), or call set_autocommit(True) when it is done.",
+            "%s left autocommit off on the database %r. What it had not committed was %s. Use "
+            "transaction.atomic() in it, or call set_autocommit(True) at its end.",
             claim.operation.name,
             self.using,
             "committed with its answer" if commit else "rolled back",
@@ -322,7 +324,7 @@ class DatabaseStore(Store):
 
     @contextmanager
     def _on_its_own(self) -> Iterator[None]:
-        """Outside a transaction: do not leave a connection that broke to the next request."""
+        """Outside a transaction: do not leave a broken connection to the next request."""
         connection = connections[self.using]
         try:
             with self._reachable():
@@ -334,7 +336,7 @@ class DatabaseStore(Store):
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
-        """Say in the store's own terms what the database says of contention and of its absence."""
+        """Translate the database's errors of contention or connection into the store's."""
         try:
             yield
         except DatabaseFault as error:
@@ -349,7 +351,7 @@ class DatabaseStore(Store):
 
 
 def _took_long(claim: Claim) -> bool:
-    """Whether so much of its time to live is over that the answer must be given a new one.
+    """Whether so much of its time to live is over that the answer must get a new one.
 
     Not after every attempt: these columns have indexes, which a quick one leaves as they are.
     """

@@ -12,8 +12,8 @@ from django.utils.module_loading import import_string
 from ..models import IdempotencyKey, IdempotencyStep
 
 NOT_MIGRATED: Final = (
-    "The tables of idempotency_django are missing from the database {using!r}, or older than the "
-    "program. Run: manage.py migrate idempotency_django --database {using}"
+    "The tables of idempotency_django are missing from the database {using!r}, or older than "
+    "the code. Run: manage.py migrate idempotency_django --database {using}"
 )
 
 
@@ -44,8 +44,8 @@ def _replica(alias: str, using: str) -> Iterator[CheckMessage]:
         yield Error(
             f"The store {alias!r} uses the database {using!r}, which looks like a replica.",
             hint=(
-                "A replica lags behind, so a retry would be executed a second time. Set the "
-                f"store's using to the database that is written to ({writes!r})."
+                "A replica lags, so a retry would be executed a second time. Set the store's "
+                f"using to the database that takes writes ({writes!r})."
             ),
             id="idempotency_django.E005",
         )
@@ -56,8 +56,8 @@ def _autocommit(alias: str, using: str) -> Iterator[CheckMessage]:
         yield Error(
             f"The store {alias!r} uses the database {using!r}, which has AUTOCOMMIT off.",
             hint=(
-                "Nothing is committed there unless somebody calls commit(), so requests with a key "
-                f"are refused. Take AUTOCOMMIT out of DATABASES[{using!r}]."
+                "Nothing is committed there unless somebody calls commit(), so requests with a "
+                f"key are refused. Remove AUTOCOMMIT from DATABASES[{using!r}]."
             ),
             id="idempotency_django.E027",
         )
@@ -71,9 +71,9 @@ def _sqlite(alias: str, using: str) -> Iterator[CheckMessage]:
             f"The store {alias!r} uses the SQLite database {using!r} without "
             "transaction_mode IMMEDIATE.",
             hint=(
-                "A transaction that reads before it writes then fails at once with 'database is "
-                "locked' when another one writes. Set DATABASES"
-                f"[{using!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'."
+                "Without it, a transaction that reads before it writes fails at once with "
+                "'database is locked' while another one writes. Set "
+                f"DATABASES[{using!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'."
             ),
             id="idempotency_django.W006",
         )
@@ -91,8 +91,9 @@ def _isolation(alias: str, using: str) -> Iterator[CheckMessage]:
             f"The store {alias!r} uses the database {using!r} with an isolation level above READ "
             "COMMITTED.",
             hint=(
-                "A step that takes longer than a third of its lease can never commit there, and "
-                "duplicates are told 'in progress' more often. Keep PostgreSQL's default for it."
+                "There, a step that takes longer than a third of its lease can never commit, and "
+                "duplicates get 409 (in progress) more often. Keep PostgreSQL's default "
+                "isolation level."
             ),
             id="idempotency_django.W021",
         )
@@ -105,8 +106,8 @@ def _atomic_requests(alias: str, using: str) -> Iterator[CheckMessage]:
             f"ATOMIC_REQUESTS is on for {', '.join(map(repr, atomic))}, but the store {alias!r} "
             f"uses the database {using!r}.",
             hint=(
-                "Effects in one database and their answer in another do not commit together: a "
-                "crash between the two commits leaves an effect that a retry repeats. Keep the "
+                "Effects in one database and their answer in another do not commit together. "
+                "After a crash between the two commits, a retry repeats the effect. Keep the "
                 "store in the database that the effects are written to."
             ),
             id="idempotency_django.W007",
@@ -129,8 +130,9 @@ def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
         return []
     return [
         Error(
-            f"The store {alias!r} uses the database {using!r}, which is read-only: a replica?",
-            hint="Set the store's using to the database that is written to.",
+            f"The store {alias!r} uses the database {using!r}, which is read-only. Is it a "
+            "replica?",
+            hint="Set the store's using to the database that takes writes.",
             id="idempotency_django.E008",
         )
     ]

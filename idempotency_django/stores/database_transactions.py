@@ -26,9 +26,9 @@ def unbroken(dialect: Dialect, what: str) -> Iterator[None]:
     def refuse(execute: Callable[..., Any], sql: Any, *arguments: Any) -> Any:
         if dialect.ends_transaction(sql):
             raise ImproperlyConfigured(
-                f"{sql[:40].strip()!r} would end the transaction that {what} runs in, and with it "
-                "the promise that its effects and its answer commit together. Move the statement "
-                "out of the view, or give the view's idempotency policy mode='leased'."
+                f"{sql[:40].strip()!r} would end the transaction that {what} runs in, so its "
+                "effects and its answer would not commit together. Move the statement out of the "
+                "view, or give the view's idempotency policy mode='leased'."
             )
         return execute(sql, *arguments)
 
@@ -38,9 +38,10 @@ def unbroken(dialect: Dialect, what: str) -> Iterator[None]:
         finally:
             if dialect.has_ended():
                 logger.error(
-                    "The transaction of %s ended while its view was running: executescript() "
-                    "commits, for example. Its effects so far are committed without its answer, "
-                    "and a crash or an error at this point leaves it interrupted. Move that out "
-                    "of the view, or give the view's idempotency policy mode='leased'.",
+                    "The transaction of %s ended while its view was running (executescript() "
+                    "commits, for example). Its effects so far are committed without its answer, "
+                    "and a crash or an error at this point leaves it interrupted. Move what "
+                    "commits out of the view, or give the view's idempotency policy "
+                    "mode='leased'.",
                     what,
                 )

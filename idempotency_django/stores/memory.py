@@ -62,7 +62,7 @@ class _Entry:
 class MemoryStore(Store):
     """Keeps its records in this object; other processes do not see them.
 
-    Nothing rolls back with it: an attempt that fails is released, while its effects stay. Use the
+    Nothing rolls back with it: a failed attempt frees its key, while its effects stay. Use the
     database store wherever an effect matters.
     """
 
@@ -144,10 +144,10 @@ class MemoryStore(Store):
             return []
         return [
             Warning(
-                f"The store {self.alias!r} keeps its records in the memory of one process, and "
+                f"The store {self.alias!r} keeps its records in the memory of one process, but "
                 "DEBUG is off.",
                 hint=(
-                    "Other processes do not see them and a restart forgets them, so retries are "
+                    "Other processes do not see them and a restart loses them, so retries are "
                     "executed again. Use DatabaseStore, CachedStore or RedisStore in production. "
                     "If these are the settings of a test suite, add 'idempotency_django.W026' to "
                     "SILENCED_SYSTEM_CHECKS."

@@ -1,4 +1,4 @@
-"""The store in Redis or Valkey: leases only, and what the server forgets is forgotten."""
+"""The store in Redis or Valkey: leases only, and only as durable as the server."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ logger = logging.getLogger("idempotency_django")
 
 
 class RedisStore(Store):
-    """Records as hashes of a Redis (6.2 or newer) or Valkey server, one key for each.
+    """Records as hashes on a Redis (6.2 or newer) or Valkey server, one Redis key for each.
 
-    Every step is one Lua script on one key, and one round trip; all times are the server's. The
-    server forgets records by itself when their time to live is over, so ``retention`` has no
-    meaning here, and the first attempt after that is attempt 1 again. Nothing rolls back with this
-    store, and it keeps no recovery points. An operation without a lease stays claimed until its
-    owner completes or fails it.
+    Every method is one Lua script on one Redis key, and one round trip; all times are the server's.
+    The server deletes expired records by itself, so ``retention`` has no meaning here, and the
+    first attempt after that is attempt 1 again. Nothing rolls back with this store, and it keeps no
+    recovery points. An operation without a lease stays claimed until its owner completes or fails
+    it.
 
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
-        cache: a cache of django-redis, by its alias in ``CACHES``, whose primary is used. It also
-            names the keys, so its ``KEY_PREFIX``, ``VERSION`` and ``KEY_FUNCTION`` keep the
-            projects on one server apart.
+        cache: a cache of django-redis, by its alias in ``CACHES``. The store uses its primary. The
+            cache also names the Redis keys, so its ``KEY_PREFIX``, ``VERSION`` and ``KEY_FUNCTION``
+            keep the projects on one server apart.
         connection_factory: instead of ``cache``: a function, or its dotted path, that returns the
-            ``redis.Redis`` or ``redis.cluster.RedisCluster`` to use; called once. Without a cache
-            only ``prefix`` names the keys: two projects on one server then need two prefixes.
-        prefix: what the keys of this store begin with, after what the cache puts before them.
-        wait_replicas: how many replicas must know of a claim before its operation is executed.
-        wait_timeout: how long to wait for them; when it is over, nothing is executed.
-        max_payload_bytes: bodies larger than this are not kept, so that a retry is told that its
-            operation was executed, but not with what answer; ``None``: all are kept.
+            ``redis.Redis`` or ``redis.cluster.RedisCluster`` to use; called once. Without a cache,
+            only ``prefix`` names the Redis keys: two projects on one server then need two prefixes.
+        prefix: what the Redis keys of this store begin with, after the prefix of the cache.
+        wait_replicas: how many replicas a claim must reach before its operation is executed.
+        wait_timeout: how long to wait for them; after it, nothing is executed.
+        max_payload_bytes: larger bodies are not kept. A retry then learns that its operation was
+            executed, but not the answer. ``None``: all bodies are kept.
     """
 
     forgets_expired: ClassVar[bool] = True
@@ -64,8 +64,9 @@ class RedisStore(Store):
         super().__init__(alias)
         if wait_replicas < 0 or wait_timeout <= timedelta(0):
             raise ImproperlyConfigured(
-                f"The store {alias!r} waits for {wait_replicas} replicas for {wait_timeout}; "
-                "neither may be negative, nor the time nothing."
+                f"The store {alias!r} has wait_replicas={wait_replicas} and "
+                f"wait_timeout={wait_timeout}; wait_replicas must be 0 or more, and wait_timeout "
+                "above 0."
             )
         self._server = RedisServer(cache, connection_factory)
         self._prefix = prefix
@@ -112,7 +113,7 @@ class RedisStore(Store):
         )
         if reply and acknowledged < self._wait_replicas:
             logger.warning(
-                "The answer of %s is known to %d of %d replicas: it may be lost in a fail-over.",
+                "The answer of %s reached only %d of %d replicas in time. A fail-over may lose it.",
                 claim.operation.name,
                 acknowledged,
                 self._wait_replicas,
@@ -178,7 +179,7 @@ class RedisStore(Store):
         return check_redis(self.alias, self._server, self._wait_replicas)
 
     def redis_key(self, key: str, scope: str) -> str:
-        """Where the record is kept: a digest of both, as the cache names its keys.
+        """The Redis key of the record: a digest of key and scope, as the cache names its keys.
 
         It is one key, so one node of a cluster has all of it. The braces spread the records over
         the nodes, whatever the cache puts around them.
@@ -193,7 +194,7 @@ class RedisStore(Store):
     def _written(
         self, script: str, key: str, scope: str, *arguments: str | bytes
     ) -> tuple[Any, int]:
-        """The same, and how many replicas know of it, where somebody wants to know."""
+        """The same, and how many replicas it reached, if ``wait_replicas`` asks for it."""
         if not self._wait_replicas:
             return self._run(script, key, scope, *arguments), 0
         reply, acknowledged = self._server.run_and_wait(
@@ -219,9 +220,9 @@ class RedisStore(Store):
             self._broken(key, scope, str(error))
 
     def _broken(self, key: str, scope: str, problem: str) -> NoReturn:
-        """Neither answer from what is no whole record, nor execute what it may stand for."""
+        """Neither answer from an incomplete record, nor execute its operation."""
         logger.error(
-            "What Redis holds as %s is no record of key %r in scope %r: %s. Delete it once you "
+            "The Redis value %s is not a record of key %r in scope %r: %s. Delete it once you "
             "know whether the operation was executed.",
             self.redis_key(key, scope),
             key,
@@ -231,13 +232,16 @@ class RedisStore(Store):
         raise StoreUnavailable
 
     def _refuse(self, claim: Claim, acknowledged: int) -> NoReturn:
-        """Give back a claim that a fail-over might forget; nothing has been executed."""
-        problem = f"{acknowledged} of {self._wait_replicas} replicas knew of the claim in time"
+        """Give back a claim that a fail-over might lose; nothing was executed."""
+        problem = f"the claim reached only {acknowledged} of {self._wait_replicas} replicas in time"
         logger.error("%s was not executed: %s.", claim.operation.name, problem)
         try:
             self.fail(claim, problem)
         except StoreUnavailable:
-            logger.warning("The claim on %s stays until its lease is over.", claim.operation.name)
+            logger.warning(
+                "The claim on %s could not be freed. It stays until its lease expires.",
+                claim.operation.name,
+            )
         raise StoreUnavailable
 
     def _kept(self, claim: Claim, body: bytes | None) -> bytes | None:
@@ -245,7 +249,7 @@ class RedisStore(Store):
         if body is None or limit is None or len(body) <= limit:
             return body
         logger.warning(
-            "The answer of %s has %d bytes, more than max_payload_bytes (%d): it is not kept.",
+            "The answer of %s has %d bytes, more than max_payload_bytes (%d), so it is not kept.",
             claim.operation.name,
             len(body),
             limit,

@@ -70,9 +70,9 @@ def _check_server(alias: str, info: dict[str, Any], wait_replicas: int) -> Itera
         yield Warning(
             f"{where} with maxmemory-policy {policy}.",
             hint=(
-                "When its memory is full it forgets keys that are still needed, and their "
-                "operations are executed again. Set maxmemory-policy to noeviction; give caches "
-                "that may be evicted a server of their own."
+                "When its memory is full, it evicts keys that are still needed, and retries "
+                "execute their operations again. Set maxmemory-policy to noeviction, and use "
+                "another server for caches."
             ),
             id="idempotency_django.W015",
         )
@@ -80,7 +80,8 @@ def _check_server(alias: str, info: dict[str, Any], wait_replicas: int) -> Itera
     if replicas < wait_replicas:
         yield Warning(
             f"{where} with {replicas} connected replicas, but waits for {wait_replicas}.",
-            hint="Nothing is executed while replicas are missing. Add some or lower wait_replicas.",
+            hint="Nothing is executed while replicas are missing. Add replicas or lower "
+            "wait_replicas.",
             id="idempotency_django.W017",
         )
 

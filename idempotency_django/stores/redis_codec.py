@@ -55,7 +55,7 @@ def _headers(stored: bytes) -> tuple[tuple[str, str], ...]:
         case list() if all(_is_header(header) for header in headers):
             return tuple((name, value) for name, value in headers)
         case _:
-            raise ValueError("its headers are no pairs of strings")
+            raise ValueError("its headers are not pairs of strings")
 
 
 def _is_header(header: object) -> bool:

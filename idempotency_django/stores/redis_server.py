@@ -1,4 +1,4 @@
-"""How the Redis store reaches its server: scripts by their digest, and WAIT behind them."""
+"""How the Redis store reaches its server: scripts by their digest, and WAIT after them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """The script of that name in ``redis_scripts``, behind what all of them share."""
+    """The script of that name in ``redis_scripts``, after the part that all of them share."""
     folder = resources.files(__package__) / "redis_scripts"
     text = "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("record", name))
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
@@ -87,7 +87,7 @@ class RedisServer:
                 client: Client = get_redis_connection(self._cache, write=True)
         except NotImplementedError as error:
             raise ImproperlyConfigured(
-                f"The cache {self._cache!r} is not one of django-redis that has one primary. Its "
+                f"The cache {self._cache!r} is not a django-redis cache with one primary. Its "
                 "BACKEND must be django_redis.cache.RedisCache, without ShardClient."
             ) from error
         except ValueError as error:
@@ -116,7 +116,7 @@ class RedisServer:
             yield
         except InvalidCacheBackendError as error:
             raise ImproperlyConfigured(
-                f"There is no cache {self._cache!r} in CACHES that can be used: {error}."
+                f"The cache {self._cache!r} in CACHES cannot be used: {error}."
             ) from error
 
     @cached_property
@@ -133,7 +133,7 @@ class RedisServer:
         if not isinstance(client, Client):
             raise ImproperlyConfigured(
                 f"The connection factory {self._factory!r} must be a function that returns a "
-                f"redis.Redis or a redis.cluster.RedisCluster; it came to {client!r}."
+                f"redis.Redis or a redis.cluster.RedisCluster; it gave {client!r}."
             )
         return client
 
@@ -238,7 +238,7 @@ def _on_primary(
             with suppress(*FAULTS):  # so that the next call finds a new primary
                 cluster.nodes_manager.initialize()
             raise
-    raise RedisError("The cluster says again and again that the key is elsewhere.")
+    raise RedisError("The cluster redirected the command too many times.")
 
 
 def _named(cluster: Any, elsewhere: AskError) -> Any:

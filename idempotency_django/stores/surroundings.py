@@ -56,8 +56,8 @@ def refuse_others(what: str, using: str | None, others: Iterable[str]) -> None:
         if using not in (None, alias):
             raise ImproperlyConfigured(
                 f"{what} is kept in the database {using!r}, but ATOMIC_REQUESTS has opened a "
-                f"transaction around it on the database {alias!r}, which commits later: were that "
-                "to fail, the answer would stay without its effects. Put @idempotent on the view "
+                f"transaction around it on the database {alias!r}, which commits later. If that "
+                "commit fails, the answer stays without its effects. Put @idempotent on the view "
                 "that the URL leads to, not on one of its methods, or mark the view with "
                 f"transaction.non_atomic_requests(using={alias!r})."
             )
@@ -83,9 +83,10 @@ def refuse_transactions(what: str) -> None:
     for connection in connections.all(initialized_only=True):
         if is_open(connection.alias):
             raise ImproperlyConfigured(
-                f"{what} is in a store that takes part in no transaction, but one is open around "
-                f"it on the database {connection.alias!r}: were it to roll back, the answer would "
-                "stay without its effects. Is it a transaction.atomic()? Then move it inside. Is "
-                "it ATOMIC_REQUESTS? Then put @idempotent on the view that the URL leads to, not "
-                "on one of its methods, or mark the view with transaction.non_atomic_requests."
+                f"{what} is in a store that takes part in no transaction, but a transaction is "
+                f"open around it on the database {connection.alias!r}. If that rolls back, the "
+                "answer stays without its effects. Is it a transaction.atomic()? Then move it "
+                "inside. Is it ATOMIC_REQUESTS? Then put @idempotent on the view that the URL "
+                "leads to, not on one of its methods, or mark the view with "
+                "transaction.non_atomic_requests."
             )

@@ -84,8 +84,8 @@ class Timeline:
         except DatabaseFault:
             logger.warning(
                 "The database %r does not say which timeline it is on, so cached answers are not "
-                "believed. If its user may not ask, grant it pg_control_system(), or set the "
-                "store's recheck to None: cached answers may then outlive a fail-over.",
+                "used. If its user may not ask, grant it pg_control_system(). Or set the store's "
+                "recheck to None: cached answers may then outlive a fail-over.",
                 self._using,
                 exc_info=True,
             )

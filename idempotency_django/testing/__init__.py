@@ -1,4 +1,4 @@
-"""For tests: the contract that every store keeps, as a suite that any store can be run through.
+"""For tests: the contract that every store keeps, as a suite for any store.
 
 ::
 
@@ -7,9 +7,9 @@
         def _store(self, transactional_db):
             self.store = MyStore("default")
 
-It needs no test framework of its own: the methods named ``test_…`` are plain functions with
-``assert``, and ``self.store`` is the store. Run it with a real transaction per test, not within
-one: it uses threads.
+It needs no particular test framework: the methods named ``test_…`` are plain functions with
+``assert``, and ``self.store`` is the store. Do not run its tests within a transaction: they use
+threads.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ class Command(BaseCommand):
     """Tells an operator under which keys to look at a payment provider's."""
 
     help = (
-        "Prints the keys that request.idempotency.derive_key() gave the handler of an operation: "
-        "what somebody else's service knows its part of the operation by."
+        "Prints the keys that request.idempotency.derive_key() gave the handler of an operation. "
+        "The handler sent them to other services, such as a payment provider."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -28,11 +28,11 @@ class Command(BaseCommand):
             "names",
             metavar="NAME",
             nargs="*",
-            help="What a derived key is for, as in derive_key('charge'): charge (default: the "
-            "names of the steps that are stored).",
+            help="The name of a derived key: for derive_key('charge'), charge (default: the names "
+            "of the stored steps).",
         )
         parser.add_argument(
-            "--scope", help="The scope of the key; needed where the key is in several."
+            "--scope", help="The scope of the key. Needed if the key is in several scopes."
         )
         parser.add_argument(
             "--store",
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         names = names or _names_of_steps(store, key, scope)
         if not names:
             raise CommandError(
-                "No step is stored for this key. Name what the derived keys are for."
+                "No step is stored for this key. Give the names of the derived keys."
             )
         try:
             derived = derived_keys(

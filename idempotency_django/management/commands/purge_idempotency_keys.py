@@ -39,14 +39,14 @@ def duration(text: str) -> timedelta:
 def batch_size(text: str) -> int:
     """How many records go in one batch."""
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} must be a whole number, 1 or more: 5000, say.")
+        raise ArgumentTypeError(f"{text!r} must be a whole number, 1 or more, such as 5000.")
     return int(text)
 
 
 def seconds(text: str) -> float:
     """How long the command may take."""
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or float(text) <= 0:
-        raise ArgumentTypeError(f"{text!r} must be a number of seconds, more than 0: 60, say.")
+        raise ArgumentTypeError(f"{text!r} must be a number of seconds, more than 0, such as 60.")
     return float(text)
 
 
@@ -54,8 +54,8 @@ class Command(BaseCommand):
     """Purges from a terminal or cron."""
 
     help = (
-        "Deletes the idempotency keys that are past their time to live and retention, the oldest "
-        "first and in batches. It can be stopped at any time and run beside traffic."
+        "Deletes the idempotency keys that are past their time to live and retention, in "
+        "batches, oldest first. It can run during traffic and be stopped at any time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -70,14 +70,14 @@ class Command(BaseCommand):
             "--max-seconds",
             type=seconds,
             metavar="SECONDS",
-            help="Begin no batch after this time, though keys be left (default: go on to the end).",
+            help="Begin no batch after this time, even if keys are left (default: no limit).",
         )
         parser.add_argument(
             "--older-than",
             type=duration,
             default=timedelta(0),
             metavar="DURATION",
-            help="Spare what became purgeable more recently: 7d, 12h, 30m, 90s.",
+            help="Keep what became purgeable more recently than this: 7d, 12h, 30m, 90s.",
         )
         parser.add_argument(
             "--dry-run",
@@ -123,7 +123,7 @@ class Command(BaseCommand):
         took = time.monotonic() - started
         self._say(f"Purged {_keys(purged)} in {took:.1f} seconds.")
         if options["max_seconds"] is not None and took >= options["max_seconds"]:
-            self._say("The time was up, so some may be left: run the command again.")
+            self._say("The time is up, and some keys may be left. Run the command again.")
 
     def _show_progress(self, purged: int) -> None:
         if self.stdout.isatty() and not self.quiet:
