@@ -179,13 +179,13 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
     for path in skipped_middleware():
         yield Error(
             f"{path} comes after {OURS}, which runs views itself and skips its process_view.",
-            hint="Move IdempotencyMiddleware behind it in MIDDLEWARE.",
+            hint="Move IdempotencyMiddleware after it in MIDDLEWARE.",
             id="idempotency_django.E009",
         )
     if AUTHENTICATION in paths[paths.index(OURS) :]:
         yield Error(
             f"{OURS} comes before {AUTHENTICATION}, so every caller counts as anonymous.",
-            hint="Move IdempotencyMiddleware behind it in MIDDLEWARE.",
+            hint="Move IdempotencyMiddleware after it in MIDDLEWARE.",
             id="idempotency_django.E010",
         )
 

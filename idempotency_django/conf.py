@@ -63,7 +63,7 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known nam
 
 
 class Settings:
-    """Reads ``settings.IDEMPOTENCY`` anew at each access.
+    """Reads ``settings.IDEMPOTENCY`` again at each access.
 
     Each property raises :exc:`~django.core.exceptions.ImproperlyConfigured` if its value is wrong.
     """

@@ -21,7 +21,7 @@ _OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__
 
 
 def check_objects() -> Iterator[CheckMessage]:
-    """The views whose permissions have a say on objects, and that no replay can ask for one."""
+    """The views with object permissions that a replay cannot check."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return
     views = {view.cls for view in _with_arguments(get_resolver().url_patterns) if _takes_part(view)}

@@ -1,4 +1,4 @@
-"""REST framework's permissions on objects, where a replay cannot check them by itself."""
+"""REST framework's object permissions, if a replay cannot check them by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rest_framework.request import Request
 
 
 def refuse_checks_of_objects(view: Any) -> None:
-    """Refuse that a handler checks permissions on an object that no replay would check."""
+    """Refuse a handler that checks permissions on an object that no replay would check."""
     check = view.check_object_permissions
 
     def checked(request: Request, obj: Any) -> None:
@@ -28,7 +28,7 @@ def refuse_checks_of_objects(view: Any) -> None:
 
 
 def checks_objects(permission: Any) -> bool:
-    """Whether a permission, or one that it is composed of, has a say on objects."""
+    """Whether a permission, or one that it is composed of, checks objects."""
     parts = [getattr(permission, name) for name in ("op1", "op2") if hasattr(permission, name)]
     if parts:
         return any(map(checks_objects, parts))

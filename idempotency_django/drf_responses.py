@@ -31,7 +31,7 @@ class ProblemRenderer(BaseRenderer):
 
 
 def rendered_by(renderer: BaseRenderer, view: Any, response: Any) -> Response:
-    """What a response says, rendered by this renderer instead of the one that was negotiated."""
+    """The content of a response, rendered by this renderer instead of the negotiated one."""
     made = Response(
         response.data,
         status=response.status_code,
@@ -72,7 +72,7 @@ class StoredResponse(Response):
 
     @cached_property
     def data(self) -> Any:
-        """What the bytes say, where they are JSON; else ``None``."""
+        """The data in the bytes, if they are JSON; else ``None``."""
         if not self.content or not is_json(self.items()):
             return None
         return json.loads(self.content)

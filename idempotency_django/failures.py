@@ -1,4 +1,4 @@
-"""What a step failed with, as it is stored and raised again."""
+"""The errors of failed steps, as they are stored and raised again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 def stored_as(error: Exception) -> str:
     """The error as JSON: its classes, its text, and those of its arguments and attributes that are.
 
-    What is longer than ``LONGEST`` is left out. Arguments belong together: where one of them is not
-    JSON, the text stands for all of them.
+    What is longer than ``LONGEST`` is left out. Arguments belong together: if one of them is not
+    JSON, the text replaces all of them.
     """
     text = _text(error)
     attributes = {n: v for n, v in vars(error).items() if not n.startswith("__") and _is_kept(v)}

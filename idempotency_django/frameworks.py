@@ -1,4 +1,4 @@
-"""Frameworks that have no adapter here: their views are refused, or exempt by the settings."""
+"""Frameworks without an adapter here: their views are refused, or exempt by the settings."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FRAMEWORKS: Final = {
 
 
 def refuse_framework(view: Any) -> None:
-    """Refuse the views of a framework that has no adapter here.
+    """Refuse the views of a framework without an adapter here.
 
     Raises:
-        ImproperlyConfigured: with the name of the framework and the ways out.
+        ImproperlyConfigured: it is such a view; the error names the framework and the ways out.
     """
     framework = framework_of(view)
     if framework is not None:
@@ -47,7 +47,7 @@ def refuse_framework(view: Any) -> None:
 
 
 def framework_of(view: Any) -> str | None:
-    """The framework whose view it is, where that has no adapter here."""
+    """The framework of the view, if there is no adapter for it here."""
     return next((FRAMEWORKS[name] for name in _packages(view) if name in FRAMEWORKS), None)
 
 

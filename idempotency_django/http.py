@@ -67,9 +67,9 @@ def caller_of(
 
 
 def credentials_of(request: HttpRequest) -> str:
-    """A digest of the credentials that a request presents; empty where it presents none.
+    """A digest of the credentials of a request; empty if it has none.
 
-    Nobody has looked at them: the view may refuse them, or may not care.
+    Nobody has checked them: the view may refuse them, or may ignore them.
     """
     headers = [request.META.get(_wsgi_name(name), "") for name in conf.credential_headers]
     cookies = [request.COOKIES.get(name, "") for name in conf.credential_cookies]
@@ -79,9 +79,9 @@ def credentials_of(request: HttpRequest) -> str:
 
 
 def host_of(request: HttpRequest) -> str:
-    """The name of the host that was asked, in lower case and without a port.
+    """The name of the request's host, in lower case and without a port.
 
-    Whether it is allowed is not for us to say: the view may not ask.
+    It is not checked against ``ALLOWED_HOSTS``: the view may not check it either.
     """
     try:
         host = request.get_host()
@@ -128,7 +128,7 @@ def principal_of(user: Any, auth: Any = None) -> str:
 
 
 def _kind(caller: Any) -> str:
-    """What tells callers of equal primary keys apart: ``"user"`` is the project's user model."""
+    """The kind of a caller, because kinds may share primary keys: ``"user"`` is the user model."""
     model = getattr(getattr(caller, "_meta", None), "concrete_model", None)
     if model is None:
         return f"object {type(caller).__module__}.{type(caller).__qualname__}"
@@ -150,7 +150,7 @@ def _primary_key(user: Any) -> Any:
 
 
 def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
-    """What is kept of an answer; a tombstone of one that was streamed or is too large."""
+    """What is kept of an answer; a tombstone if it was streamed or is too large."""
     unwanted: frozenset[str] = NEVER_KEPT
     if policy.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in policy.exclude_headers)
@@ -164,7 +164,7 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
 
 
 def shows_refused_form(response: HttpResponseBase) -> bool:
-    """Whether it is a page whose context holds a form, or a formset, with errors."""
+    """Whether it is a page whose context contains a form, or a formset, with errors."""
     context = getattr(response, "context_data", None)
     return isinstance(context, Mapping) and any(map(_is_refused_form, context.values()))
 
@@ -199,7 +199,7 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
 
 
 def problem_of(error: IdempotencyError) -> dict[str, Any]:
-    """The members of a problem (RFC 9457) that tells the client what was wrong."""
+    """The members of a problem (RFC 9457) that explains the error to the client."""
     return {
         "type": f"{conf.docs_url}{error.slug}",
         "title": error.title,

@@ -21,10 +21,10 @@ logger = logging.getLogger("idempotency_django")
 
 RENEWALS: Final = 3
 RETRIES: Final = 12
-"""A lease is renewed after a third of its time; what fails is tried again after a twelfth."""
+"""A lease is renewed after a third of its time; after a failure, again after a twelfth."""
 
 EARLY: Final = 2 * RENEWALS
-"""Whatever is due within a sixth of its time is renewed along with what is due now."""
+"""A lease that is due within a sixth of its time is renewed together with those due now."""
 
 NAMED: Final = 3  # operations that a line of the log names
 
@@ -32,13 +32,13 @@ NAMED: Final = 3  # operations that a line of the log names
 class Lease:
     """The lease of a claim as its owner knows it.
 
-    Until a lease is over nobody else can have the claim, so its owner need not ask: time is
-    counted from *before* the store was asked, by a clock that nobody sets.
+    Until a lease is over, nobody else can have the claim, so its owner need not ask. The time is
+    counted from *before* the store was asked, by a monotonic clock.
 
     Args:
         store: where the claim was made.
         claim: the claim.
-        seconds: how long it lives without being renewed.
+        seconds: how long it lives without renewal.
         asked: ``time.monotonic()`` before the store was asked for the claim.
     """
 
@@ -60,9 +60,8 @@ class Lease:
 
         Raises:
             ClaimLost: the claim has another owner now.
-            OperationInProgress: the record is locked at this moment; the lease is as long as it
-                was.
-            StoreUnavailable: the store cannot be reached; likewise.
+            OperationInProgress: the record is locked now; the lease has not changed.
+            StoreUnavailable: the store cannot be reached; the lease has not changed.
         """
         asked = time.monotonic()
         if not self.note(self.store.extend(self.claim, self.seconds), asked):
@@ -83,7 +82,7 @@ class Lease:
         return extended
 
     def ensure(self) -> None:
-        """Make sure that the claim is still its owner's; asks the store where it may not be.
+        """Make sure that the claim is still its owner's; ask the store if it may not be.
 
         Raises:
             ClaimLost: it is not.
@@ -222,7 +221,7 @@ def _renewed(leases: Sequence[Lease]) -> Iterator[tuple[Lease, int]]:
         alike[lease.seconds].append(lease)
     for seconds, several in alike.items():
         asked = time.monotonic()
-        problem: Exception = OperationInProgress("The record is locked at this moment.")
+        problem: Exception = OperationInProgress("The record is locked by somebody else.")
         try:
             extended = several[0].store.extend_many([lease.claim for lease in several], seconds)
             results = dict(zip(several, extended, strict=True))

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from .records import Status
 
 BATCH_SIZE: Final = 5_000
-"""Records that a purge deletes at once. More are hardly faster, and stay locked for longer."""
+"""Records that a purge deletes at once. A larger batch is hardly faster, and locks for longer."""
 
 _DELETE_BATCH: Final = {
     # From the batch to its rows by their index. IN, where few rows are left, would read the whole
@@ -66,28 +66,28 @@ class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not subscri
 
 
 class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
-    """What operators ask of the records."""
+    """The queries of operators on the records."""
 
     def expired(self) -> IdempotencyKeyQuerySet:
-        """The records that are replayed no more, by the database's clock."""
+        """The records that are no longer replayed, by the database's clock."""
         return self.filter(expires_at__lte=DatabaseNow())
 
     def interrupted(self) -> IdempotencyKeyQuerySet:
         """The records in progress whose owner is dead, or late: their lease is over.
 
-        Or they have none, and so were to be seen by nobody: a transaction held them that was ended
-        in the middle of the operation.
+        Or they have no lease and should not be visible: the transaction that held them was ended in
+        the middle of the operation.
         """
         return self.filter(lease_is_over(), status=Status.IN_PROGRESS)
 
     def held(self) -> IdempotencyKeyQuerySet:
-        """The interrupted records that nobody resumes before an operator has settled them."""
+        """The interrupted records that no retry resumes until an operator settles them."""
         return self.interrupted().filter(hold=True)
 
     def purgeable(self, older_than: timedelta = timedelta(0)) -> IdempotencyKeyQuerySet:
         """The records past their time to live and retention for longer than ``older_than``.
 
-        What is in progress is among them only where it was interrupted and is not held.
+        Records in progress are among them only if they were interrupted and are not held.
         """
         abandoned = lease_is_over() & Q(hold=False)
         return self.filter(
@@ -95,12 +95,12 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
         )
 
     def purge(self, older_than: timedelta = timedelta(0), batch_size: int = BATCH_SIZE) -> int:
-        """Delete one batch of purgeable records, the oldest first, and say how many it was.
+        """Delete one batch of purgeable records, the oldest first, and return their number.
 
         A record that another transaction holds is left for later (``SKIP LOCKED``), so that a
-        purge waits neither for traffic nor for a second purge. Call it until it returns 0; each
-        call is one short transaction, for which a retry of what is being deleted may have to
-        wait. No signals are sent.
+        purge waits neither for traffic nor for a second purge. Call it until it returns 0. Each
+        call is one short transaction; a retry with a key that is being deleted may have to wait for
+        it. No signals are sent.
 
         Args:
             older_than: only what became purgeable longer ago than this.

@@ -1,4 +1,4 @@
-"""The form of an answer: whom it suits, and what of it suits one visitor only."""
+"""The form of an answer: which requests accept it, and what is made for one visitor only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import AnswerNotAcceptable
 from .records import Payload
 
 _ANY_FORM: Final = (":accept", "*/*")
-"""Stored with the headers of an answer whose form did not depend on ``Accept``."""
+"""A note among the stored headers of an answer whose form did not depend on ``Accept``."""
 
 _GIVEN_OUT: Final = "CSRF_COOKIE_NEEDS_UPDATE"
 """Where Django notes in ``request.META`` that a CSRF token was given out or changed.
@@ -34,14 +34,14 @@ def noticing_csrf_tokens(request: HttpRequest) -> Iterator[None]:
 
 
 def holds_csrf_token(request: HttpRequest) -> bool:
-    """Whether the answer is a page that holds the token of this visitor, as far as Django knows."""
+    """Whether the answer is a page that contains this visitor's token, as far as Django knows."""
     return _GIVEN_OUT in request.META
 
 
 def suited_to(request: HttpRequest, payload: Payload, content_type: str) -> Payload:
     """The payload, marked where its request did not choose its form by ``Accept``.
 
-    A view that ignores ``Accept`` answers its client's retry as it answered the first request.
+    A view that ignores ``Accept`` gives a retry the same answer as the first request.
 
     Args:
         request: the one that is answered.

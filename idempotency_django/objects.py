@@ -1,4 +1,4 @@
-"""The object in a view's URL: whether the caller may have it now, which is asked before a replay.
+"""The object in a view's URL: whether the caller may have it now, which a replay must check.
 
 Django's generic class-based views and REST framework's answer that themselves, in ``get_object()``.
 """
@@ -27,10 +27,10 @@ _NO_TELLING: Final = (Http404, FieldError, ImproperlyConfigured, AttributeError,
 
 
 def check_object(view: Any) -> None:
-    """Have a class-based view look up the object in its URL, as its handler does.
+    """Let a class-based view look up the object in its URL, as its handler does.
 
-    The view refuses callers who may not have the object. One that exists, but not for this caller,
-    is refused as well. One that is gone, after a DELETE for example, is no reason to refuse.
+    The view refuses callers who may not have the object, and callers for whom an existing object is
+    not visible. An object that is gone, for example after a DELETE, is not a reason to refuse.
 
     Raises:
         Exception: whatever the view's ``get_object()`` raises.
@@ -79,7 +79,7 @@ def has_object(view: Any) -> bool:
 
 
 def _has_rows(view: Any) -> bool:
-    """Whether the view says where its objects are."""
+    """Whether the view declares where its objects are."""
     if any(getattr(view, name, None) is not None for name in ("queryset", "model")):
         return True
     return not _module(view, "get_queryset").startswith(_FRAMEWORKS)
@@ -101,7 +101,7 @@ def _module(view: Any, name: str) -> str:
 
 
 def _lookup(view: Any) -> dict[str, Any]:
-    """The fields by which the view's URL names its object, and their values; empty: by none."""
+    """The fields by which the view's URL names its object, and their values; or none."""
     if hasattr(view, "lookup_field"):
         names = {view.lookup_url_kwarg or view.lookup_field: view.lookup_field}
     elif hasattr(view, "pk_url_kwarg"):
@@ -112,12 +112,12 @@ def _lookup(view: Any) -> dict[str, Any]:
 
 
 def _is_not_found(error: Exception) -> bool:
-    """Whether it says that there is no such object; REST framework has an exception of its own."""
+    """Whether the error means that there is no such object; REST framework has its own."""
     return isinstance(error, Http404) or getattr(error, "status_code", None) == 404
 
 
 def _is_gone(view: Any) -> bool:
-    """Whether the object in the URL does not exist for anybody; ``False``: nobody can tell."""
+    """Whether the object in the URL does not exist for anybody; ``False``: it may exist."""
     lookup = _lookup(view)
     if not lookup:
         return False

@@ -1,4 +1,4 @@
-"""Data that a client carries for this project and can neither read nor change.
+"""Data that a client stores for this project and can neither read nor change.
 
 Like a fingerprint (see ``seals.py``) they are encrypted with a synthetic initialisation vector
 (RFC 5297), made of the one primitive that Django brings, HMAC-SHA-256: the keyed digest of the data
@@ -22,13 +22,13 @@ def concealed(data: bytes, *, salt: str) -> str:
 
     Args:
         data: what is encrypted under the project's ``SECRET_KEY``.
-        salt: the purpose; what was concealed for one is nothing for another.
+        salt: the purpose; a token for one purpose is not valid for another.
     """
     return _concealed(data, salt, settings.SECRET_KEY)
 
 
 def revealed(token: str, *, salt: str) -> bytes | None:
-    """The data in a token; ``None``: this project has not made it for this purpose.
+    """The data in a token; ``None``: this project did not make it for this purpose.
 
     What was made under one of ``SECRET_KEY_FALLBACKS`` is read, too.
     """

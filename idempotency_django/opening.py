@@ -1,8 +1,8 @@
-"""Decorators that are known, opened: they run for every request, around a function that runs once.
+"""Opens known decorators: they run for every request, around a function that runs once.
 
-A decorator may call its view through anything: an attribute, a default argument, a helper. One that
-is not known here is refused, because a guess that is wrong leaves the view unprotected, or gives an
-answer to a caller whom the decorator would have turned away.
+A decorator may call its view through anything: an attribute, a default argument, a helper. A
+decorator that is not known here is refused: a wrong guess would leave the view unprotected, or
+replay an answer to a caller whom the decorator would have refused.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def protected_part(view: Any) -> Any:
 
 
 def innermost(view: Any) -> Any:
-    """What all decorators are around, known or not, as far as they say what they wrap."""
+    """What all decorators wrap, known or not, as far as they tell."""
     while True:
         if isinstance(view, MethodType):
             view = view.__func__
@@ -94,7 +94,7 @@ def is_as_view(view: Any) -> bool:
 
 
 def held_as(view: Any) -> str | None:
-    """The variable in which a known decorator holds what it decorates; ``None``: it is none."""
+    """The variable in which a known decorator holds what it decorates; ``None``: it is not one."""
     closure, module = closure_of(view), module_of(view)
     if module.startswith("django."):
         names = [name for name in _HELD_AS & closure.keys() if callable(closure[name])]
@@ -107,7 +107,7 @@ def held_as(view: Any) -> str | None:
 
 
 def with_variable(function: FunctionType, name: str, content: Any) -> FunctionType:
-    """The same function, with other content in a variable that it takes from around itself."""
+    """The same function, with other content in a variable of its closure."""
     names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     cells = tuple(CellType(content) if free == name else cell for free, cell in names)
     code, module = function.__code__, function.__globals__
@@ -138,7 +138,7 @@ def _marked(again: Any, protected: Any) -> Any:
 
 
 def _refuse_unknown(view: Any) -> None:
-    """Refuse what is, or may be, a decorator that nobody knows."""
+    """Refuse what is, or may be, a decorator that is not known."""
     if "__wrapped__" in vars_of(view):
         raise _unknown(view, innermost(view))
     if not isinstance(view, FunctionType):
@@ -157,7 +157,7 @@ def _refuse_held(view: Any, values: Iterable[Any]) -> None:
 
 
 def _is_like_a_view(value: Any) -> bool:
-    """Whether it is a function of a request, which a decorator may be around."""
+    """Whether it is a function of a request, which a decorator may wrap."""
     if not isinstance(value, FunctionType | MethodType | partial):
         return False
     code = getattr(innermost(value), "__code__", None)
@@ -175,7 +175,7 @@ def _unknown(decorator: Any, inner: Any) -> ImproperlyConfigured:
 
 
 def closure_of(view: Any) -> dict[str, Any]:
-    """What a function takes from around itself, by name."""
+    """The variables of a function's closure, by name."""
     if not isinstance(view, FunctionType):
         return {}
     contents = {}
@@ -199,7 +199,7 @@ def module_of(view: Any) -> str:
 
 
 def name_of(view: Any) -> str:
-    """What to call a view in an error."""
+    """The name of a view in an error."""
     if inspect.isclass(view):
         return f"{view.__module__}.{view.__qualname__}"
     made_of = closure_of(view).get("cls") if is_as_view(view) else None

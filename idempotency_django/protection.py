@@ -1,8 +1,8 @@
 """How a view of any kind is protected: functions, class-based views, DRF's views.
 
-``@idempotent`` and the middleware protect a view alike, from the inside: the innermost function is
-what runs once. The decorators around it (``login_required``, a rate limit) run for every request,
-before a replay.
+``@idempotent`` and the middleware protect a view in the same way, from the inside: the innermost
+function runs once. The decorators around it (``login_required``, a rate limit) run for every
+request, before a replay.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def view_class_of(view: Any) -> type | None:
 
 
 def is_async(view: Any) -> bool:
-    """Whether the view is a coroutine function, or a class-based view of such."""
+    """Whether the view is a coroutine function, or a class-based view of coroutine functions."""
     view_class = view if inspect.isclass(view) else view_class_of(view)
     return iscoroutinefunction(view) or bool(getattr(view_class, "view_is_async", False))
 
@@ -77,15 +77,15 @@ def is_async(view: Any) -> bool:
 def protect(view: Any, policy: Policy | None) -> Any:
     """Protect a view: a function, a class, or what ``as_view()`` made.
 
-    Its innermost function runs once per operation. The decorators around that run for every
-    request, before a replay. What is protected already stays as it is.
+    Its innermost function runs once per operation. The decorators around that function run for
+    every request, before a replay. What is already protected stays as it is.
 
     Args:
         view: the view.
         policy: its policy; ``None`` on a DRF view leaves it to ``idempotency_policies``.
 
     Raises:
-        ImproperlyConfigured: it cannot be protected; the error says what can.
+        ImproperlyConfigured: it cannot be protected; the error says what to do.
     """
     refuse_framework(view)
     if not inspect.isclass(view):
@@ -164,10 +164,10 @@ def answers_itself(view_class: Any) -> bool:
 
 
 class _ProtectedView:
-    """Stands before a class-based view; its handler runs once, after what ``dispatch()`` checks."""
+    """Comes before a class-based view: its handler runs once, after what ``dispatch()`` checks."""
 
     idempotency_policy: Policy
-    # Given by as_view(), which is where Django's ATOMIC_REQUESTS is taken over.
+    # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
     idempotency_left_out: OwnedTransactions | None = None
 
     @classmethod
@@ -208,7 +208,7 @@ def _dispatched(
 
 async def _achecked(view: Any, request: HttpRequest, run: Callable[[], Any]) -> Any:
     response = run()
-    if inspect.isawaitable(response):  # what a mixin refuses is none
+    if inspect.isawaitable(response):  # what a mixin refuses is not
         response = await response
     ensure_reached(view, request, response)
     return response

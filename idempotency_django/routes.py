@@ -31,7 +31,7 @@ def readable(route: str) -> str:
 
 @lru_cache(maxsize=4096)
 def name_of_route(route: str) -> str:
-    """What an operation is named by: no regular expression, and another name for another route.
+    """The route in an operation's name: without regular expressions, and unique for each route.
 
     ``path()`` routes are their own name. The expression that a router makes needs nothing added to
     ``/api/charges/{pk}/``; any other is told apart by a digest.

@@ -1,6 +1,6 @@
-"""One HTTP request, through policy, engine and back: what every HTTP adapter has in common.
+"""One HTTP request, through policy and engine and back: what all HTTP adapters have in common.
 
-An adapter adds an :class:`Exchange`: how its framework runs a view, and what it makes of an error.
+An adapter adds an :class:`Exchange`: how its framework runs a view, and how it answers an error.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Exchange(ABC):
         return call_of(self.http_request, policy)
 
     def scope(self) -> str | None:
-        """What the key is unique in, where that is not for the policy to say."""
+        """The scope that the key is unique in, if the policy does not decide it."""
         return None
 
     @abstractmethod
@@ -89,13 +89,13 @@ class Exchange(ABC):
 
     @abstractmethod
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        """The answer to what the view raised, rendered or not, or the error again."""
+        """The answer to the view's error, rendered or not; or raise the error again."""
 
     def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
         """The answer of a record whose body was not kept.
 
         Raises:
-            ResponseNotStored: nobody knows how to make it.
+            ResponseNotStored: there is no way to build it again.
         """
         if policy.rebuild is None:
             raise ResponseNotStored
@@ -103,7 +103,7 @@ class Exchange(ABC):
         return response
 
     def authorize(self, record: Record, policy: Policy) -> None:
-        """Refuse a replay to a caller who would be refused under a new key, by raising."""
+        """Raise to refuse a replay to a caller who would be refused with a new key."""
         if policy.check_replay is not None:
             refuse_result(policy.check_replay(self.request, record), "check_replay of a policy")
 
@@ -111,12 +111,12 @@ class Exchange(ABC):
         """Refuse a replay in a form that the request does not accept.
 
         Raises:
-            AnswerNotAcceptable: it does not.
+            AnswerNotAcceptable: the request does not accept the form.
         """
         refuse_unacceptable(self.http_request, payload)
 
     def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
-        """The answer in a form that suits a retry; ``None``: it suits one visitor, once."""
+        """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
         return None if holds_csrf_token(self.http_request) else response
 
     def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
@@ -124,12 +124,12 @@ class Exchange(ABC):
         return response_of(payload, policy)
 
     def native(self, response: HttpResponseBase) -> HttpResponseBase:
-        """A response of ours, of the class that the framework's views return."""
+        """A response of this package, of the class that the framework's views return."""
         return response
 
 
 def refuse_result(result: object, name: str) -> None:
-    """Refuse what a check of replays returned: ``False``, for example, would let everybody pass.
+    """Refuse a result of a replay check: ``False``, for example, would let everybody pass.
 
     Raises:
         TypeError: it returned something.
@@ -153,7 +153,7 @@ def serve(
 ) -> HttpResponseBase:
     """Answer a request: run its view once per operation, replay, or refuse.
 
-    A view that is already being run for a claimed operation is just run.
+    A view that already runs for a claimed operation is just called.
 
     Args:
         exchange: the request, as its adapter handles it.
@@ -189,7 +189,7 @@ async def aserve(exchange: Exchange, policy: Policy) -> HttpResponseBase:
     """:func:`serve` for an async view."""
     if not _takes_part(exchange, policy):
         return await exchange.arespond()
-    # In a thread: who is calling is in the database, and a policy's callables may ask it more.
+    # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     asked = await sync_to_async(_asked_for)(exchange, policy, asynchronous=True)
     if asked is None:
         return await exchange.arespond()
@@ -226,14 +226,14 @@ def _running(request: HttpRequest, execution: Execution) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request asks for, and where it is looked up; ``derived``: the client sent no key."""
+    """A request's operation, and the store for it; ``derived``: the client sent no key."""
 
     store: Store
     operation: Operation
     derived: bool
 
     def marked(self, response: HttpResponseBase) -> HttpResponseBase:
-        """The response, telling the client the key that was derived for it."""
+        """The response, with a header that tells the client its derived key."""
         if self.derived:
             response[conf.header] = keys.quoted(self.operation.key)
         return response
@@ -281,7 +281,7 @@ def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> di
 
 
 def _with_session(exchange: Exchange, policy: Policy, store: Store) -> Answer:
-    """Run the view in the claim's transaction; what it wrote to the session ends as that does."""
+    """Run the view in the claim's transaction, which its changes to the session share."""
     before = SessionBefore(exchange.http_request)
     try:
         answer = _answer(exchange, exchange.respond(), policy)
@@ -305,7 +305,7 @@ def _recover(exchange: Exchange, policy: Policy) -> Callable[[Exception], Answer
 
 
 def _admit(exchange: Exchange, policy: Policy, record: Record) -> None:
-    """Let a replay pass, or raise what the caller gets instead."""
+    """Allow a replay, or raise the error that the caller gets instead."""
     exchange.authorize(record, policy)
     if record.payload is not None:  # first who may know of it at all, then in which form
         exchange.refuse_unacceptable(record.payload)
@@ -313,7 +313,7 @@ def _admit(exchange: Exchange, policy: Policy, record: Record) -> None:
 
 @contextmanager
 def _explained(operation: Operation, policy: Policy) -> Iterator[None]:
-    """Log what is our fault, and tell the client when to come back."""
+    """Log a fault of the server, and tell the client when to retry."""
     try:
         yield
     except IdempotencyError as error:
@@ -384,7 +384,7 @@ def _answer(exchange: Exchange, response: HttpResponseBase, policy: Policy) -> A
 
 
 def _unwanted(exchange: Exchange, response: HttpResponseBase, policy: Policy) -> str:
-    """Why an answer of a status that is stored is not to be stored; empty: it is."""
+    """Why an answer is not stored although its status is; empty: it is stored."""
     if policy.stores is None:
         return "The answer shows a form with errors." if shows_refused_form(response) else ""
     wanted = policy.stores(exchange.http_request, response)

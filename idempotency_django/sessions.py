@@ -1,7 +1,8 @@
 """What a view writes to the session: committed with its effects, forgotten with them.
 
-Django saves the session after the view, when the effects are committed: a worker that dies in
-between would leave a session without them, and what a rolled-back attempt wrote would stay.
+Django saves the session after the view, when the effects are already committed. If a worker died in
+between, the effects would be there without the session. And what a rolled-back attempt wrote to the
+session would stay.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _STATE = ("_session_cache", "_SessionBase__session_key", "accessed", "modified")
 
 
 def save_session(request: HttpRequest, using: str | None) -> None:
-    """Save the session in the running transaction, where it lives in that database.
+    """Save the session in the running transaction, if the session is stored in that database.
 
     Django's middleware saves it again, and sets the cookie.
     """
@@ -39,7 +40,7 @@ def save_session(request: HttpRequest, using: str | None) -> None:
 
 
 class SessionBefore:
-    """What the session of a request is at this moment."""
+    """The state of a request's session now."""
 
     def __init__(self, request: HttpRequest) -> None:
         session = getattr(request, "session", None)

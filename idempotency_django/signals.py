@@ -12,14 +12,14 @@ signal             sent when                                   further arguments
                    transactional mode inside its transaction
 ``completed``      the effect and its answer are committed     ``attempt``, ``payload``
 ``replayed``       a stored answer was given                   ``record``
-``conflicted``     a request was told "in progress" or "held"  (none)
+``conflicted``     a request got "in progress" or "held"       (none)
 ``mismatched``     a key came with a different request         ``record``
 ``failed``         an attempt raised, or answered 5xx, and     ``attempt``, ``error``
                    was rolled back; the key is free
 ``released``       an attempt was rolled back for another      ``attempt``, ``error``
                    answer that is not kept; the key is free
-``lost``           an owner came too late to complete: its     ``attempt``
-                   lease had ended, it was taken over
+``lost``           an owner completed too late: its lease had  ``attempt``
+                   expired and another attempt took over
 =================  ==========================================  ============================
 
 Each claimed attempt ends in exactly one of ``completed``, ``failed``, ``released`` and ``lost``,

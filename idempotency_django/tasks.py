@@ -25,10 +25,10 @@ from .stores import stores
 def purge_expired_keys(batch_size: int = BATCH_SIZE, max_seconds: float | None = None) -> int:
     """Purge every store, and return how many records were deleted.
 
-    It does no harm when several run at once, or when one is killed and run again.
+    Several may run at the same time, and one that was killed may run again.
 
     Args:
         batch_size: the most records to delete in one transaction.
-        max_seconds: begin no batch after this many; ``None``: go on to the end.
+        max_seconds: begin no batch after this many seconds; ``None``: no limit.
     """
     return sum(purge(stores.all(), batch_size=batch_size, max_seconds=max_seconds))

@@ -109,7 +109,7 @@ class RequestTransactions:
     def ended_meanwhile(self) -> Iterator[None]:
         """Commit what is open for the length of the block, so that who waits in it holds nothing.
 
-        The same transactions are begun anew after it.
+        The same transactions begin again after it.
         """
         anew = list(self._open)
         self._end(None, None, None)

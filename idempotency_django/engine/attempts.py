@@ -113,7 +113,7 @@ class Attempt:
             return True
 
     def _is_held(self, ended: Answer | Exception) -> Generator[Wish, Any, bool]:
-        """Whether nobody knows what was committed, so that an operator must say."""
+        """Whether nobody knows what was committed, so that an operator must settle it."""
         payload = self.work.payload
         unknown = UNCONFIRMED if payload else StoreUnavailable
         if not (self._operation.hold and self.work.begun and isinstance(ended, unknown)):

@@ -121,7 +121,7 @@ class Patience:
 
 
 def failure(error: Exception) -> Answer:
-    """What an exception comes to, where nobody makes another answer of it."""
+    """The result of an exception, if nothing turns it into another answer."""
     return Answer(None, None, error=f"{type(error).__name__}: {error}", failed=True)
 
 

@@ -92,6 +92,6 @@ def is_stored(claim: Claim, payload: Payload | None, found: Record | None) -> bo
 
 
 def _is_of(claim: Claim, found: Record | None) -> bool:
-    """Whether a record is the one that was claimed, and nobody has claimed it anew."""
+    """Whether a record is the one that was claimed, and nobody has claimed it again."""
     mine = (claim.attempt, claim.record_id)
     return found is not None and (found.attempt, found.record_id) == mine

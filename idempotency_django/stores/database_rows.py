@@ -10,7 +10,7 @@ from ..records import Operation, Payload, Record, Status
 
 
 def in_progress(operation: Operation) -> Record:
-    """What is told of a row that cannot be seen, or not be had, at this moment."""
+    """The record that stands for a row that cannot be seen, or cannot be locked, now."""
     return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
 
 

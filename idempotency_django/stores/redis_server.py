@@ -66,7 +66,7 @@ def reachable() -> Iterator[None]:
 
 
 class RedisServer:
-    """The server, or the cluster, behind a cache of django-redis or a connection factory."""
+    """The server, or the cluster, of a cache of django-redis or of a connection factory."""
 
     def __init__(self, cache: str, connection_factory: str | Callable[[], Client] | None) -> None:
         self._cache = cache
@@ -99,7 +99,7 @@ class RedisServer:
     def name(self, key: str) -> str:
         """The key as the cache names it, with its ``KEY_PREFIX``, ``VERSION``, ``KEY_FUNCTION``.
 
-        Asked anew each time, as a cache asks itself. A connection factory has no cache, and so no
+        Asked again each time, as a cache asks itself. A connection factory has no cache, and so no
         names but the store's own.
 
         Raises:

@@ -165,7 +165,7 @@ class LeasesContract(ContractSetting):
         assert self.store.complete(late, ANSWER)
 
     def test_one_of_many_takes_over_a_lease(self) -> None:
-        """Of simultaneous contenders for an interrupted claim one has it, the others are told."""
+        """Of many contenders for an interrupted claim, one gets it, the others get its record."""
         late = self.interrupted()
         found = in_threads([lambda: self.again(late, lease=SECOND * 99)] * 16)
         [claim] = [one for one in found if isinstance(one, Claim)]
@@ -174,14 +174,14 @@ class LeasesContract(ContractSetting):
         assert self.store.complete(claim, ANSWER)
 
     def test_one_of_many_leases(self) -> None:
-        """Of simultaneous duplicates one has the lease, the others are told at once."""
+        """Of simultaneous duplicates, one gets the lease; the others get its record at once."""
         operation = an_operation(lease=SECOND * 99)
         found = in_threads([lambda: self.store.acquire(operation)] * 16)
         assert sum(isinstance(one, Claim) for one in found) == 1
         assert {in_words(one) for one in found if isinstance(one, Record)} == {"in progress"}
 
     def test_expired_key_is_free_for_a_lease(self) -> None:
-        """After its time to live a record is claimed anew, whatever is asked for."""
+        """After its time to live, any request can claim a record's key."""
         operation = an_operation(ttl=MOMENT)
         self.completed(operation)
         self.expire(operation)

@@ -14,7 +14,7 @@ class RacesContract(ContractSetting):
     """Of many contenders one has the claim."""
 
     def test_one_of_many_claims(self) -> None:
-        """Of simultaneous duplicates one claims; the others are told so while it holds on."""
+        """Of simultaneous duplicates, one claims; the others get "in progress" in the meantime."""
         self._race(an_operation())
 
     def test_one_of_many_takes_over_a_failed_key(self) -> None:

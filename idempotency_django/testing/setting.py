@@ -15,7 +15,7 @@ class ContractSetting:
     store: Store
 
     tells_at_once: ClassVar[bool] = True
-    """Whether a duplicate is told "in progress" while the owner holds on; SQLite makes it wait."""
+    """Whether a duplicate gets "in progress" while the owner holds on; SQLite makes it wait."""
 
     forgets_expired: ClassVar[bool] = False
     """Whether an expired record is gone by itself, so that its key starts over with attempt 1."""

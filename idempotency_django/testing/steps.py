@@ -1,4 +1,4 @@
-"""Recovery points, and the fence behind which they are stored."""
+"""Recovery points, and the fence that protects them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class StepsContract(LeasesContract):
         assert self.taken_over(claim).attempt == 2
 
     def test_failed_steps_are_kept(self) -> None:
-        """A step that failed is kept with its failure, beside those that came to a result."""
+        """A failed step is kept with its failure, next to the steps that returned a result."""
         if not self.store.supports_steps:
             return
         first = self.leased()

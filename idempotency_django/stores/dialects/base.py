@@ -184,7 +184,7 @@ class Dialect(ABC):
         return self.code(error.__cause__) in self.busy
 
     def is_read_only(self, error: BaseException) -> bool:
-        """Whether a database error says that nothing can be written: a standby, say."""
+        """Whether a database error says that nothing can be written, for example to a standby."""
         return self.code(error.__cause__) in self.read_only
 
     def is_missing(self, error: BaseException) -> bool:
