@@ -70,24 +70,26 @@ def run(
     inner: AbstractContextManager[object] = _NOWHERE,
     admit: Admit | None = None,
 ) -> Outcome:
-    """Execute the operation once, or say what became of it before.
+    """Execute the operation once, or return the outcome of its earlier execution.
 
     An operation without a lease is executed in the transactional mode: what ``execute`` writes and
     the answer it returns are committed together. When it raises, or returns an answer without a
     payload, all of it is rolled back and the key is free again. With a lease, the claim is
-    committed first and kept alive while ``execute`` runs; then the answer is stored, unless
-    somebody has taken the operation over meanwhile.
+    committed first and kept alive while ``execute`` runs; then the answer is stored, unless another
+    attempt has taken over meanwhile.
 
     Args:
         store: where the record lives.
         policy: a resolved policy.
-        operation: what is to be executed.
-        execute: does it.
+        operation: what to execute.
+        execute: executes it.
         recover: called after the rollback with what ``execute`` raised; returns the answer, or
-            raises the error on. A payload in its answer is stored.
-        after: without a lease, given by a caller whose own transaction surrounds this call: it
-            runs these callbacks when that has ended. Else the transaction is opened here.
-        waiting: called, likewise, to end that transaction while the call waits for another owner.
+            raises the error again. A payload in its answer is stored.
+        after: without a lease, given by a caller whose own transaction surrounds this call. The
+            caller runs these callbacks when that transaction has ended. If it is not given, the
+            transaction is opened here.
+        waiting: given by the same caller; called to end that transaction while the call waits for
+            another owner.
         outer: with a lease, a transaction on the store's database for ``execute`` and its answer.
         inner: with a lease, transactions on other databases for ``execute``.
         admit: called with the record before a replay is counted and announced; what it raises
@@ -95,9 +97,9 @@ def run(
 
     Raises:
         StoreUnavailable: nothing was executed, or all of it was rolled back.
-        OperationInProgress: as the outcome, where the caller's transaction is spoilt by it; or the
-            database has refused to commit because of others.
-        ClaimLost: the claim vanished and has no successor.
+        OperationInProgress: raised instead of the outcome if the caller's transaction cannot go on;
+            or the database refused to commit because of a conflict.
+        ClaimLost: the claim is gone and has no successor.
     """
 
     def attempt(operation: Operation) -> Outcome:
@@ -131,8 +133,8 @@ async def arun(
 
     ``admit`` is called in a thread, because it may ask the database.
 
-    A cancellation is passed on to ``execute``, and leaves the key free; one that comes when it has
-    ended leaves the operation completed.
+    A cancellation is passed on to ``execute``, and frees the key. After the end of ``execute``, a
+    cancellation leaves the operation completed.
     """
     lease = operation.lease or policy.lease
     operation = replace(operation, lease=lease)
@@ -152,7 +154,7 @@ async def arun(
 
 
 def _under_alias(outcome: Outcome, operation: Operation) -> Operation | None:
-    """The operation as its record knows it, where that has another fingerprint of the request."""
+    """The operation with its record's fingerprint, if that is another one of the request."""
     if isinstance(outcome, Mismatched) and outcome.record.fingerprint in operation.aliases:
         return replace(operation, fingerprint=outcome.record.fingerprint, aliases=())
     return None

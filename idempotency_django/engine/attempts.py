@@ -1,4 +1,4 @@
-"""One attempt of a leased operation, from the claim to whatever it ends in."""
+"""One attempt of a leased operation, from the claim to its end."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Attempt:
     """One attempt at an operation.
 
     Attributes:
-        lease: what it is made under; it knows the claim and the store.
-        work: the handler, to be run once.
-        recover: makes an answer of what the handler raised, or raises it on.
+        lease: the attempt's lease; it knows the claim and the store.
+        work: the handler, which runs once.
+        recover: turns what the handler raised into an answer, or raises it again.
         outer: the transaction on the store's database to run the handler and store its answer in.
         inner: the transactions on other databases to run the handler in.
-        patience: how long to wait for a successor, where there is one.
+        patience: how long to wait for a successor, if there is one.
     """
 
     lease: Lease
@@ -74,7 +74,7 @@ class Attempt:
         return not isinstance(self.outer, nullcontext)
 
     def flow(self) -> Flow:
-        """Run the handler and store its answer, or write down why not."""
+        """Run the handler and store its answer, or record why not."""
         ended: Answer | Exception
         try:
             return (yield from self._execute())
@@ -146,7 +146,7 @@ class Attempt:
         return Executed(answer.response)
 
     def _complete(self, payload: Payload) -> Generator[Wish, Any, bool]:
-        """Store the answer of what has been done; ``False``: the store could not be reached.
+        """Store the answer of what was done; ``False``: the store could not be reached.
 
         Raises:
             ClaimLost: the claim has another owner now.

@@ -1,4 +1,4 @@
-"""What a handler meets because a transaction surrounds it, and why that is so."""
+"""Errors of a handler that have their cause in the transaction around it, explained."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FIRST: Final = (
 
 
 def explained(error: Exception, operation: str, using: str | None) -> Exception:
-    """The error, or one that names the reason where that is the transaction around the handler.
+    """The error, or one that explains it if its cause is the transaction around the handler.
 
     Args:
         error: what the handler raised, or what followed from what it did.
-        operation: what it executes.
+        operation: the operation that it executes.
         using: the database of the transaction.
     """
     what = _reason(error, using)
@@ -39,7 +39,7 @@ def explained(error: Exception, operation: str, using: str | None) -> Exception:
 
 
 def _reason(error: Exception, using: str | None) -> str:
-    """What the handler tried; empty where the transaction around it was not in its way."""
+    """What the handler tried; empty if the transaction around it is not the cause."""
     if using is not None and connections[using].closed_in_transaction:
         return "The connection was closed (by close_old_connections()?), which cannot be done"
     if isinstance(error, RuntimeError) and _DURABLE in str(error):

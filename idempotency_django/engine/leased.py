@@ -1,4 +1,4 @@
-"""The leased mode: the claim is there for all to see while its owner executes."""
+"""The leased mode: the claim is visible to all while its owner executes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Run:
         policy: a resolved policy.
         operation: what is to be executed.
         lease: the operation's.
-        recover: makes an answer of what the handler raised, or raises it on.
+        recover: turns what the handler raised into an answer, or raises it again.
         outer: the transaction on the store's database to run the handler and store its answer in.
         inner: the transactions on other databases to run the handler in.
-        admit: raises what refuses a replay.
+        admit: raises to refuse a replay.
     """
 
     store: Store
@@ -49,7 +49,7 @@ class Run:
     admit: Admit | None
 
     def flow(self) -> Flow:
-        """Run it, waiting for another owner as long as the policy says."""
+        """Run it, after waiting for another owner as long as the policy allows."""
         patience = Patience(self.policy)
         while True:
             outcome = yield from self._once(patience)
@@ -84,7 +84,7 @@ class Run:
         return (yield from self._unprotected(unavailable))
 
     def _admitted(self, decision: Claim | Outcome) -> Generator[Wish, Any, None]:
-        """Go on, unless the decision is a replay that is refused."""
+        """Continue, unless the decision is a replay that is refused."""
         if self.admit is not None and isinstance(decision, Replayed):
             yield Call(partial(self.admit, decision.record))
 

@@ -19,7 +19,7 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
         asynchronous: whether the handler is async, so that no transaction can span it.
 
     Raises:
-        ImproperlyConfigured: the policy asks for what cannot be promised here.
+        ImproperlyConfigured: the policy needs what cannot be promised here.
     """
     transactional = policy.mode != "leased" and store.supports_transactions and not asynchronous
     if transactional:

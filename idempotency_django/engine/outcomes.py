@@ -1,4 +1,4 @@
-"""What an execution can come to: a closed set, decided in one place."""
+"""The outcomes of an operation: a closed set, decided in one place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("idempotency_django")
 
 FIRST_PAUSE: Final = 0.02
 LONGEST_PAUSE: Final = 0.25
-"""Seconds between two looks at an operation that is waited for; they grow from first to longest."""
+"""Seconds between two looks at an operation while waiting; they grow from first to longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Answer:
     Attributes:
         response: the answer in the adapter's own terms; the engine only passes it on.
         payload: what to store of it; ``None`` rolls the attempt back and frees the key. After a
-            rollback, a function that makes it: it is called when the transaction has ended.
+            rollback, a function that makes the payload, called when the transaction has ended.
         error: why the attempt is rolled back, for the audit.
-        failed: whether that is a failure (an exception, a 5xx) or just no answer to keep.
+        failed: whether that is a failure (an exception, a 5xx) or only an answer that is not kept.
     """
 
     response: Any
@@ -77,7 +77,7 @@ class Mismatched:
 
 
 Admit = Callable[[Record], None]
-"""Raises what refuses a replay of the record."""
+"""Raises to refuse a replay of the record."""
 
 Outcome = Executed | Replayed | InProgress | Held | Mismatched
 
@@ -85,7 +85,7 @@ Outcome = Executed | Replayed | InProgress | Held | Mismatched
 def decide(
     found: Claim | Record, operation: Operation
 ) -> Claim | Replayed | InProgress | Held | Mismatched:
-    """What follows from what a store said; pure."""
+    """The outcome for the record that a store returned; pure."""
     match found:
         case Claim():
             return found
@@ -102,7 +102,7 @@ def decide(
 
 
 class Patience:
-    """How long to wait for an operation that is in progress, and how often to look."""
+    """How long to wait for an operation in progress, and how often to look."""
 
     def __init__(self, policy: Policy) -> None:
         self._deadline = 0.0
@@ -111,7 +111,7 @@ class Patience:
         self._pause = FIRST_PAUSE
 
     def pause(self) -> float | None:
-        """Seconds until the next look; ``None``: it has been long enough."""
+        """Seconds until the next look; ``None``: the wait is over."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             return None
@@ -126,7 +126,7 @@ def failure(error: Exception) -> Answer:
 
 
 def announcement(outcome: Outcome) -> tuple[Signal, dict[str, Any]] | None:
-    """The signal of an outcome, and its arguments, where somebody listens."""
+    """The signal of an outcome, and its arguments, if it has receivers."""
     match outcome:
         case Replayed(record):
             found: tuple[Signal, dict[str, Any]] = (signals.replayed, {"record": record})
@@ -148,7 +148,7 @@ def announce_end(claim: Claim, answer: Answer) -> None:
 
 
 def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
-    """Send a signal; a receiver's error spoils nothing, the transactions around it included."""
+    """Send a signal. A receiver's error does no harm, not even to the transactions around it."""
     if not signal.has_listeners(Operation):
         return
     try:
@@ -168,7 +168,7 @@ def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
 
 @contextmanager
 def _savepoints() -> Iterator[None]:
-    """A savepoint in each transaction that is open; what a receiver spoils ends there."""
+    """A savepoint in each open transaction, to contain the errors of receivers."""
     with ExitStack() as savepoints:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and not connection.needs_rollback:

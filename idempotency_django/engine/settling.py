@@ -1,4 +1,4 @@
-"""How an attempt ended, as it is written down and announced."""
+"""How an attempt ended, as it is recorded and announced."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ logger = logging.getLogger("idempotency_django")
 
 
 def tell(claim: Claim, signal: Signal, **arguments: Any) -> Generator[Wish, Any, None]:
-    """Send a signal. Its receivers may ask the database, which no event loop must wait for."""
+    """Send a signal. Its receivers may query the database, which must not block an event loop."""
     if signal.has_listeners(Operation):
         told = {"attempt": claim.attempt, **arguments}
         yield Call(partial(send, signal, claim.operation, **told))
 
 
 def settle(claim: Claim, answer: Answer, work: Execute) -> Generator[Wish, Any, None]:
-    """Write down how an attempt ended that did not complete.
+    """Record the end of an attempt that did not complete.
 
     Args:
         claim: the attempt's.
         answer: the result of the execution.
-        work: its handler. What that had come to before, where it was to be stored, stays so when a
-            hook fails after the commit.
+        work: its handler. If the handler had a result to be stored, that stays so when a hook fails
+            after the commit.
     """
     done = work.payload
     payload, unmade = None, None

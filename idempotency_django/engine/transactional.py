@@ -41,7 +41,7 @@ Recover = Callable[[Exception], Answer]
 Waiting = Callable[[], AbstractContextManager[object]]
 
 UNKNOWN: Final = (OperationalError, InterfaceError)
-"""What COMMIT raises where nobody can say whether it was done."""
+"""What COMMIT raises if nobody knows whether it was done."""
 
 _ERRORS: Final = 400  # and above: the status of an answer that tells of no success
 
@@ -136,7 +136,7 @@ def _run_once(
 
 
 def _replay(store: Store, record: Record, operation: Operation, admit: Admit | None) -> None:
-    """Count a replay, unless it is refused: that rolls back what was counted already."""
+    """Count a replay, unless it is refused: a refusal rolls back what was already counted."""
     if admit is not None:
         try:
             admit(record)
@@ -191,9 +191,9 @@ def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
 
 
 def _unless_marked(store: Store, answer: Answer) -> Answer:
-    """The answer, not to be kept where the handler refuses and has marked its transaction.
+    """The answer, which is not kept if the handler refuses and has marked its transaction.
 
-    A success is left to fail: what it tells of would not be there. An error that the handler
+    A success then fails, because its effects would not be there. An error that the handler
     swallowed marks the transaction as well.
     """
     payload = answer.payload
@@ -208,7 +208,7 @@ def _is_marked(store: Store) -> bool:
 
 @contextmanager
 def _open_to_queries(store: Store, rolled_back: _RolledBack) -> Iterator[None]:
-    """Take back our mark while an answer is made of an error: Django would not have set it yet."""
+    """Remove our mark while an error is turned into an answer: Django would not have set it yet."""
     if rolled_back.marked:
         yield
         return
@@ -240,7 +240,7 @@ def _after_rollback(
 
 
 def _settle(done: _Done, answer: Answer) -> None:
-    """Write down how a rolled-back attempt ended, unless somebody else has gone on meanwhile."""
+    """Record the end of a rolled-back attempt, unless another attempt has begun meanwhile."""
     store, claim = done.store, done.claim
     payload, unmade = None, None
     if callable(answer.payload):

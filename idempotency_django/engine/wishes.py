@@ -1,4 +1,4 @@
-"""What a flow of the engine wants done next, and who does it, synchronously or not.
+"""What a flow of the engine wants next, and who does it, synchronously or not.
 
 A flow is a generator that is written once: :func:`drive` does what it wants, :func:`adrive` awaits
 it.
@@ -35,7 +35,7 @@ class Execute:
     """Run the handler.
 
     Attributes:
-        execution: what it is given.
+        execution: what it gets.
         begun: whether it was begun; noted by whoever runs it.
         answer: its result, likewise; ``None``: none so far.
     """
@@ -60,14 +60,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait; to the end, whatever is cancelled, where what was done must still be stored."""
+    """Wait; to the end, even after a cancellation, if what was done must still be stored."""
 
     seconds: float
     to_the_end: bool = False
 
 
 class RolledBack(Exception):  # carries an answer out of a transaction; no error
-    """Raised by a flow where an answer that is not kept is to roll back what surrounds it."""
+    """Raised by a flow to roll back what surrounds an answer that is not kept."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.error)
@@ -111,8 +111,8 @@ async def adrive(
 ) -> Outcome:
     """Await what the flow wants, to its end.
 
-    A cancellation ends the handler, or keeps it from being begun, at once. What the store was asked
-    is finished first: half-asked, a claim could be made that nobody knows of.
+    A cancellation ends the handler at once, or prevents its start. A call of the store is finished
+    first: otherwise it could make a claim that nobody knows of.
     """
     advance: Callable[[], Wish] = partial(next, flow)
     cancelled: list[asyncio.CancelledError] = []
@@ -160,7 +160,7 @@ async def _awaited(
 
 
 async def _finished(asked: Awaitable[Any], cancelled: list[asyncio.CancelledError]) -> Any:
-    """The result of something that a cancellation must not tear apart."""
+    """The result of something that a cancellation must not interrupt."""
     task = asyncio.ensure_future(asked)
     while not task.done():
         try:

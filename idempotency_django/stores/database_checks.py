@@ -1,4 +1,4 @@
-"""What can be wrong with the database that a store is to use, for the system checks."""
+"""The possible problems of a store's database, for the system checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_MIGRATED: Final = (
 
 
 def check_database(alias: str, using: str) -> Sequence[CheckMessage]:
-    """What is wrong with keeping the records of store ``alias`` in the database ``using``."""
+    """The problems of keeping the records of store ``alias`` in the database ``using``."""
     if using not in connections.settings:
         return [
             Error(

@@ -55,7 +55,7 @@ def take_over(dialect: Dialect, operation: Operation, found: Record, token: str)
 def _locked(
     dialect: Dialect, operation: Operation, rows: QuerySet[Any, Any]
 ) -> tuple[Any, ...] | None:
-    """What a take-over depends on, of a row that is locked from here on."""
+    """What a take-over depends on; the row is locked from here on."""
     skip = connections[dialect.using].features.has_select_for_update_skip_locked
     told: QuerySet[Any, Any] = rows.annotate(
         same=_is(fingerprint=operation.fingerprint),

@@ -1,4 +1,4 @@
-"""What can be wrong with a Redis server that a store is to use, for the system checks."""
+"""The possible problems of a store's Redis server, for the system checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OLDEST: Final = (6, 2)
 
 
 def check_redis(alias: str, server: RedisServer, wait_replicas: int) -> Sequence[CheckMessage]:
-    """What is wrong with the server of store ``alias``; asks it, for as long as a check may."""
+    """The problems of the server of store ``alias``; asks it, for as long as a check may take."""
     try:
         client = server.client()
         answers = [_info(node) for node in _primaries(client)]

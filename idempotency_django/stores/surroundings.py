@@ -1,4 +1,4 @@
-"""What is around a claim that must not depend on it: open transactions, pools of connections."""
+"""What surrounds a claim and must not affect it: open transactions, pools of connections."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 SHARED: Final = ("pool", "isolation_level")
-"""Options of a database that its other users need, and a heartbeat must do without."""
+"""Options of a database that its other users need, but a heartbeat must not use."""
 
 
 @contextmanager
 def outside_pools(using: str) -> Iterator[None]:
-    """This thread has a connection of its own to the database in the block, from no pool.
+    """In the block, this thread has a connection of its own to the database, not from a pool.
 
-    It sees what others have committed until then, whatever isolation the project asks for.
+    It sees what others have committed so far, whatever isolation level the project uses.
     """
     usual = connections[using]
     settings = dict(usual.settings_dict)
@@ -42,12 +42,12 @@ def is_open(using: str) -> bool:
 
 
 def refuse_others(what: str, using: str | None, others: Iterable[str]) -> None:
-    """Refuse a claim that a transaction on another database surrounds, to be committed later.
+    """Refuse a claim within a transaction on another database, which would commit later.
 
     Args:
-        what: is to be claimed, for the error.
+        what: what is claimed, for the error.
         using: the database that keeps the claim; ``None``: a store that refuses all of them itself.
-        others: those that a transaction surrounds.
+        others: the databases with such a transaction.
 
     Raises:
         ImproperlyConfigured: there is one.
@@ -73,9 +73,9 @@ def opened_by_django() -> list[str]:
 
 
 def refuse_transactions(what: str) -> None:
-    """Refuse a claim that a transaction surrounds, for a store that takes part in none.
+    """Refuse a claim within a transaction, for a store that takes part in no transaction.
 
-    The answer would be there before the effects are committed, and stay when they roll back.
+    The answer would be there before the effects are committed, and stay if they roll back.
 
     Raises:
         ImproperlyConfigured: a transaction is open on some database.

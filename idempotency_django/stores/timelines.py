@@ -1,4 +1,4 @@
-"""Which history a database is on, so that nothing is believed that a fail-over has undone."""
+"""Which history a database is on, so that nothing is replayed that a fail-over has undone."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ QUESTIONS: Final = {
 class Timeline:
     """The history that a database is on, as far as this process knows.
 
-    One object serves all threads. It asks seldom, so it may be out of date, but only in one
-    direction: a timeline that has ended never comes back.
+    One object serves all threads. It asks rarely, so it may be out of date. That is safe, because a
+    timeline that has ended never comes back.
 
     Args:
         using: the database, by its alias in ``DATABASES``.
-        recheck: how long an answer is believed, in seconds; ``None``: never ask, every history
-            counts as the same.
+        recheck: how long the database's reply is used, in seconds; ``None``: never ask, every
+            history counts as the same.
     """
 
     def __init__(self, using: str, recheck: float | None) -> None:
@@ -44,7 +44,7 @@ class Timeline:
         self._known: tuple[str, float] | None = None
 
     def current(self) -> str | None:
-        """What it is now, asked no longer ago than ``recheck``; ``None``: nobody can say."""
+        """What it is now, asked no longer ago than ``recheck``; ``None``: unknown."""
         known = self._known
         if self._recheck is None:
             return ""
@@ -63,7 +63,7 @@ class Timeline:
         return self.current() if ask or self._recheck is None else None
 
     def forget(self) -> None:
-        """Ask at the next occasion: the database was away, so it may be another one now."""
+        """Ask at the next use: the database was away, so it may be another one now."""
         self._known = None
 
     def _ask(self) -> str | None:

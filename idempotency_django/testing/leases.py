@@ -1,4 +1,4 @@
-"""Leases: claims that are made outside any transaction, for all to see."""
+"""Leases: claims that are made outside any transaction and visible to all."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LeasesContract(ContractSetting):
         assert self.record(claim.operation).attempt == 2
 
     def test_late_owner_of_a_lease_writes_nothing(self) -> None:
-        """Who was taken over can neither complete, fail nor extend, now or ever after."""
+        """An owner that was taken over can neither complete, fail nor extend, now or later."""
         late = self.interrupted()
         claim = self.taken_over(late)
         other = Payload(500, (), b"late")
@@ -70,7 +70,7 @@ class LeasesContract(ContractSetting):
         assert self.record(claim.operation).payload == ANSWER
 
     def test_late_owner_without_successor(self) -> None:
-        """Who is late, but was not taken over, may still complete, or go on."""
+        """An owner that is late, but was not taken over, may still complete, or go on."""
         claim = self.interrupted()
         assert self.store.extend(claim, 99)
         assert not self.record(claim.operation).interrupted
@@ -78,7 +78,7 @@ class LeasesContract(ContractSetting):
         assert self.store.complete(self.interrupted(), ANSWER)
 
     def test_settled_claim_cannot_be_extended(self) -> None:
-        """What is completed or failed has no lease any more."""
+        """A completed or failed record no longer has a lease."""
         claim, failed = self.leased(), self.leased()
         assert self.store.complete(claim, ANSWER)
         assert self.store.fail(failed, "no")
@@ -88,7 +88,7 @@ class LeasesContract(ContractSetting):
         assert self.record(claim.operation).payload == ANSWER
 
     def test_many_leases_are_extended_together(self) -> None:
-        """Of several claims each is extended, or refused, as it would be alone."""
+        """Each of several claims is extended, or refused, as it would be alone."""
         mine, late, done = self.interrupted(), self.interrupted(), self.leased()
         self.taken_over(late)
         assert self.store.complete(done, ANSWER)
@@ -130,7 +130,7 @@ class LeasesContract(ContractSetting):
         assert isinstance(self.again(first), Record)
 
     def test_pin_ends_with_its_record(self) -> None:
-        """What comes after the time to live may ask for anything, and is not pinned."""
+        """A request after the time to live may ask for anything, and is not pinned."""
         first = self.leased(MOMENT, ttl=MOMENT)
         assert self.store.fail(first, "no", pinned=True)
         self.expire(first.operation)
@@ -155,7 +155,7 @@ class LeasesContract(ContractSetting):
         assert self.taken_over(late).attempt == 2
 
     def test_held_claim_is_not_taken_over(self) -> None:
-        """An interrupted attempt that is to be held is not resumed, and its owner may complete."""
+        """An interrupted attempt with ``hold`` is not resumed, and its owner may complete."""
         late = self.interrupted(hold=True)
         found = self.again(late)
         assert isinstance(found, Record)
@@ -190,7 +190,7 @@ class LeasesContract(ContractSetting):
         assert claim.attempt == (1 if self.forgets_expired else 2)
 
     def test_purge_and_leases(self) -> None:
-        """What runs is never purged; what was interrupted goes when its life is over."""
+        """A running operation is never purged; an interrupted one is, after its time to live."""
         running = self.leased(ttl=MOMENT)
         gone = self.interrupted(ttl=MOMENT)
         if not self.forgets_expired:

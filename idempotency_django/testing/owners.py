@@ -27,7 +27,7 @@ class OwnersContract(ContractSetting):
             self.store.fail(second, "")
 
     def test_completed_record_is_returned(self) -> None:
-        """After completion the record is returned with the very answer, for whatever is asked."""
+        """After completion, every request gets the record with exactly its answer."""
         operation = an_operation()
         self.completed(operation)
         found = self.acquire(operation)
@@ -53,7 +53,7 @@ class OwnersContract(ContractSetting):
             assert self.record(operation).payload == answer
 
     def test_get_reads_only(self) -> None:
-        """``get`` says what is there and claims nothing."""
+        """``get`` returns the record and claims nothing."""
         operation = an_operation()
         assert self.store.get(operation.key, operation.scope) is None
         assert isinstance(self.acquire(operation), Claim)
@@ -89,7 +89,7 @@ class OwnersContract(ContractSetting):
                     assert self.store.fail(claim, "ValueError: no")
 
     def test_expired_key_is_free(self) -> None:
-        """After its time to live a record is replayed no more."""
+        """After its time to live, a record is no longer replayed."""
         operation = an_operation(ttl=timedelta(milliseconds=1))
         self.completed(operation)
         self.expire(operation)
@@ -105,7 +105,7 @@ class OwnersContract(ContractSetting):
         assert self.store.purge(timedelta(0), 100) == 0
 
     def test_late_owner_writes_nothing(self) -> None:
-        """Who lost a claim can neither complete nor fail it, before and after its successor did."""
+        """An owner that lost its claim can neither complete nor fail it."""
         operation = an_operation()
         late = self.failed(operation)
         with self.store.transaction():
@@ -133,7 +133,7 @@ class OwnersContract(ContractSetting):
         assert self.completed(operation).attempt == 1
 
     def test_on_commit_follows_the_transaction(self) -> None:
-        """What waits for the commit is called after it, once, and never after a rollback."""
+        """A callback for the commit is called after it, once, and never after a rollback."""
         calls: list[str] = []
         with self.store.transaction():
             self.store.on_commit(lambda: calls.append("committed"))
@@ -200,7 +200,7 @@ class OwnersContract(ContractSetting):
     # The end of a record.
 
     def test_purge_takes_the_oldest(self) -> None:
-        """Purge deletes what is expired, the oldest first, at most as many as it is told."""
+        """Purge deletes expired records, the oldest first, up to its limit."""
         first, second = (an_operation(ttl=timedelta(milliseconds=1)) for _ in range(2))
         alive, kept = (
             an_operation(),
@@ -224,7 +224,7 @@ class OwnersContract(ContractSetting):
             assert self.record(operation).payload == ANSWER
 
     def test_purge_spares_what_is_in_progress(self) -> None:
-        """What is in progress is not purged, however long it has been."""
+        """A record in progress is not purged, however old it is."""
         operation = an_operation(ttl=timedelta(milliseconds=1))
         with self.store.transaction():
             claim = self.claim(operation)

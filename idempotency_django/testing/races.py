@@ -1,4 +1,4 @@
-"""Contenders that come at the same moment."""
+"""Contenders that arrive at the same moment."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .support import ANSWER, PATIENCE, an_operation, in_threads, in_words
 
 
 class RacesContract(ContractSetting):
-    """Of many contenders one has the claim."""
+    """Of many contenders, one gets the claim."""
 
     def test_one_of_many_claims(self) -> None:
         """Of simultaneous duplicates, one claims; the others get "in progress" in the meantime."""
         self._race(an_operation())
 
     def test_one_of_many_takes_over_a_failed_key(self) -> None:
-        """A failed record is taken again by one contender only."""
+        """Only one contender claims a failed record again."""
         operation = an_operation()
         self.failed(operation)
         self._race(operation)
 
     def test_one_of_many_takes_over_an_expired_key(self) -> None:
-        """An expired record is taken again by one contender only."""
+        """Only one contender claims an expired record again."""
         operation = an_operation(ttl=timedelta(milliseconds=1))
         self.completed(operation)
         self.expire(operation)

@@ -1,4 +1,4 @@
-"""What every part of the contract has: the store, and how a test uses it."""
+"""What all parts of the contract share: the store, and how a test uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ContractSetting:
     """Whether a duplicate gets "in progress" while the owner holds on; SQLite makes it wait."""
 
     forgets_expired: ClassVar[bool] = False
-    """Whether an expired record is gone by itself, so that its key starts over with attempt 1."""
+    """Whether the store deletes expired records by itself, so that keys restart with attempt 1."""
 
     def acquire(self, operation: Operation) -> Claim | Record:
         """Acquire and let go: with a store that has transactions, the claim ends with the call."""
@@ -46,7 +46,7 @@ class ContractSetting:
         return claim
 
     def record(self, operation: Operation) -> Record:
-        """The operation's record, which is there."""
+        """The operation's record, which exists."""
         record = self.store.get(operation.key, operation.scope)
         assert record is not None
         return record

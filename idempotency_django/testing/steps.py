@@ -9,7 +9,7 @@ from .support import ANSWER, MOMENT
 
 
 class StepsContract(LeasesContract):
-    """Steps, of stores that keep them."""
+    """Steps, for stores that keep them."""
 
     def step(self, claim: Claim, position: int, name: str, *, failure: str = "") -> bool:
         """Store a step in a transaction of its own."""
@@ -25,7 +25,7 @@ class StepsContract(LeasesContract):
         return [step.name for step in self.store.steps(claim)]
 
     def test_steps_survive(self) -> None:
-        """Steps are there for the attempts that follow a failure or an interruption, in order."""
+        """The attempts after a failure or an interruption get the stored steps, in order."""
         if not self.store.supports_steps:
             return
         first = self.leased()
@@ -42,7 +42,7 @@ class StepsContract(LeasesContract):
         assert self.names(second) == ["debit", "ledger", "credit"]
 
     def test_late_owner_stores_no_step(self) -> None:
-        """Who was taken over adds no step to what its successor does."""
+        """An owner that was taken over cannot add a step."""
         if not self.store.supports_steps:
             return
         late = self.interrupted()
@@ -77,7 +77,7 @@ class StepsContract(LeasesContract):
         assert found == [("card", "", '{"text": "no funds"}'), ("transfer", "[1, null]", "")]
 
     def test_steps_end_with_their_record(self) -> None:
-        """What comes after the time to live is another operation, without the steps of the last."""
+        """A request after the time to live is another operation, without the old steps."""
         if not self.store.supports_steps:
             return
         claim = self.leased(ttl=MOMENT)
@@ -87,7 +87,7 @@ class StepsContract(LeasesContract):
         assert self.names(self.taken_over(claim)) == []
 
     def test_fence(self) -> None:
-        """A transaction within the fence commits for the owner, and not for who was taken over."""
+        """A fenced transaction commits for the owner, but not for an owner that was taken over."""
         if not self.store.supports_transactions:
             return
         late = self.interrupted()

@@ -17,7 +17,7 @@ from ..records import Claim, Operation, Payload, Record
 T = TypeVar("T")
 
 PATIENCE = 60.0
-"""Seconds after which a test gives up waiting for something that should have happened."""
+"""Seconds after which a test stops waiting for something that should have happened."""
 
 SECOND = timedelta(seconds=1)
 MOMENT = timedelta(milliseconds=1)

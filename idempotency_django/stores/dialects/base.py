@@ -2,8 +2,8 @@
 
 The statements are composed once per kind of database from the model's own metadata, as Django's
 database cache backend does: building them through the ORM for each request would take longer than
-running them. The unique index is what makes two owners impossible everywhere; the lock is what
-tells a duplicate at once that it is one, where the index alone would make it wait.
+running them. On every database, the unique index makes two owners impossible. The lock tells a
+duplicate at once that it is one; the index alone would make it wait.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Dialect(ABC):
     insert: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES ({values})"
     lock: ClassVar[str] = " FOR UPDATE"
     busy: ClassVar[frozenset[object]]
-    """The error codes that say: somebody else is at it."""
+    """The error codes of conflicts with another transaction."""
     read_only: ClassVar[frozenset[object]] = frozenset()
-    """Those that say that nothing can be written, where they are no operational errors."""
+    """Those that say that nothing can be written, if they are not operational errors."""
     missing: ClassVar[frozenset[object]] = frozenset()
     """Those that say that a table or a column does not exist."""
     ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
@@ -180,7 +180,7 @@ class Dialect(ABC):
             return row
 
     def is_busy(self, error: BaseException) -> bool:
-        """Whether a database error says that somebody else is at it, rather than a fault."""
+        """Whether a database error is a conflict with another transaction, not a fault."""
         return self.code(error.__cause__) in self.busy
 
     def is_read_only(self, error: BaseException) -> bool:
