@@ -246,8 +246,8 @@ def _renewed(leases: Sequence[Lease]) -> Iterator[tuple[Lease, int]]:
 def _log_loss(lease: Lease) -> None:
     if not lease.ended:
         logger.warning(
-            "Attempt %d of %s renewed its lease too late: another attempt took over, and this "
-            "one can no longer complete.",
+            "Attempt %d of %s tried to renew its lease too late: another attempt took over, and "
+            "this one can no longer complete.",
             lease.claim.attempt,
             lease.claim.operation.name,
         )

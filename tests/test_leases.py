@@ -369,7 +369,7 @@ class TestHeartbeat:
         def late(execution: Execution | None) -> None:
             successor = taken_over(store, operation)
             assert store.extend(successor, 60)
-            eventually(lambda: "renewed its lease too late" in caplog.text)
+            eventually(lambda: "tried to renew its lease too late" in caplog.text)
             asked = store.times("extend", operation)
             attempt(
                 store, going_on, lambda e: eventually(lambda: store.times("extend", going_on) > 3)
@@ -378,7 +378,7 @@ class TestHeartbeat:
 
         with caplog.at_level(logging.WARNING, "idempotency_django"):
             assert isinstance(attempt(store, operation, late), InProgress)
-        assert caplog.text.count("renewed its lease too late") == 1
+        assert caplog.text.count("tried to renew its lease too late") == 1
 
     def test_one_thread(self, store: Watched) -> None:
         """All leases of a store are renewed by one thread."""
