@@ -6,6 +6,8 @@ Django's generic class-based views and REST framework's answer that themselves, 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
@@ -15,12 +17,14 @@ from django.core.exceptions import (
     ObjectDoesNotExist,
     ValidationError,
 )
-from django.db import connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import Http404
 from django.views.generic.edit import BaseCreateView
 
 _FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")
+
+_VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 _NO_TELLING: Final = (Http404, FieldError, ImproperlyConfigured, AttributeError, AssertionError)
 """What a view raises when it is asked for its model, or a model for what it has no field for."""
@@ -51,24 +55,24 @@ def check_object(view: Any) -> None:
 
 
 def _get_object(view: Any) -> None:
-    get_object = view.get_object
-    if iscoroutinefunction(get_object):
-        async_to_sync(get_object)()
+    look_up: Any = lookup_of(view)
+    if iscoroutinefunction(look_up):
+        async_to_sync(look_up)()
         return
     try:
-        get_object()
+        look_up()
     except TransactionManagementError:
-        alias = router.db_for_write(_model(view))
+        alias = _alias(view)
         if connections[alias].in_atomic_block:
             raise
         with transaction.atomic(using=alias):  # it locks the object, as a leased handler's does
-            get_object()
+            look_up()
 
 
 def has_object(view: Any) -> bool:
     """Whether ``get_object()`` of a view finds what this request is about."""
-    own = not _module(view, "get_object").startswith(_FRAMEWORKS)
-    if not hasattr(view, "get_object") or not (own or _has_rows(view)):
+    own = _has_own_lookup(view)
+    if lookup_of(view) is None or not (own or _has_rows(view)):
         return False
     detail = getattr(view, "detail", None)
     if detail is not None:  # REST framework's routers tell
@@ -76,6 +80,46 @@ def has_object(view: Any) -> bool:
     if _creates(view):
         return False
     return own or bool(_lookup(view))
+
+
+def lookup_of(view: Any) -> Callable[[], Any] | None:
+    """``get_object()`` with what the view's URL has for it; ``None``: nobody can tell how.
+
+    Some views give it arguments, as REST framework's tutorial does (``self.get_object(pk)``). It
+    gets those of the same name, or else the only one that the URL has.
+    """
+    get_object = getattr(view, "get_object", None)
+    if get_object is None:
+        return None
+    signature = inspect.signature(get_object)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if kinds & _VARIADIC and not _overrides_lookup(view):
+        return None  # its signature does not say what it needs
+    given = {"request": view.request, **view.kwargs}
+    named = {name: given[name] for name in signature.parameters if name in given}
+    values = (*view.args, *view.kwargs.values())
+    calls = [partial(get_object, **named)]
+    if len(values) == 1:
+        calls.append(partial(get_object, *values))
+    return next((call for call in calls if _fits(signature, call)), None)
+
+
+def _fits(signature: inspect.Signature, call: partial[Any]) -> bool:
+    try:
+        signature.bind(*call.args, **call.keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def _overrides_lookup(view: Any) -> bool:
+    """Whether a framework calls the view's ``get_object()``, which it does without arguments."""
+    bases = [base for base in type(view).__mro__ if base.__module__.startswith(_FRAMEWORKS)]
+    return any("get_object" in vars(base) for base in bases)
+
+
+def _has_own_lookup(view: Any) -> bool:
+    return not _module(view, "get_object").startswith(_FRAMEWORKS)
 
 
 def _has_rows(view: Any) -> bool:
@@ -122,13 +166,20 @@ def _is_gone(view: Any) -> bool:
     if not lookup:
         return False
     try:
-        model = _model(view)
-        rows = model._base_manager.using(router.db_for_write(model))
+        rows = _model(view)._base_manager.using(_alias(view))
         return not rows.filter(**lookup).exists()
     except _NO_TELLING:
         return False
     except (TypeError, ValueError, OverflowError, ValidationError):
         return True  # it can be the name of no object
+
+
+def _alias(view: Any) -> str:
+    """The database in which the view's objects are written."""
+    try:
+        return router.db_for_write(_model(view))
+    except _NO_TELLING:
+        return DEFAULT_DB_ALIAS
 
 
 def _model(view: Any) -> Any:

@@ -590,6 +590,7 @@ def test_hook_that_returns(alice: Caller) -> None:
 class Own(APIView):
     """Looks its object up by itself."""
 
+    args = ()
     error: Exception = Http404()
 
     def get_object(self) -> Effect:
@@ -607,7 +608,8 @@ def test_views_with_an_object() -> None:
 
     def on(view_class: Any, *, method: str = "POST", action: Any = None, **kwargs: Any) -> bool:
         view = view_class()
-        view.kwargs, view.request, view.action = kwargs, HttpRequest(), action
+        view.args, view.kwargs = (), kwargs
+        view.request, view.action = HttpRequest(), action
         view.request.method = method
         return has_object(view)
 
@@ -663,6 +665,7 @@ def test_existence_that_nobody_can_tell() -> None:
     """Where nobody can tell whether the object is gone, the refusal stands."""
 
     class Unknown(generics.UpdateAPIView[Effect]):
+        args = ()
         lookup_field = "annotated"
 
         def get_object(self) -> Effect:
