@@ -24,6 +24,8 @@ from django.views.generic.edit import BaseCreateView
 
 _FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")
 
+_OF_OBJECTS: Final = {"RetrieveModelMixin", "UpdateModelMixin", "DestroyModelMixin"}
+
 _VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 _NO_TELLING: Final = (Http404, FieldError, ImproperlyConfigured, AttributeError, AssertionError)
@@ -135,7 +137,13 @@ def _creates(view: Any) -> bool:
         return True
     if getattr(view, "action", None) is not None:
         return bool(view.action == "create")
-    return view.request.method == "POST" and _module(view, "post") == "rest_framework.generics"
+    if view.request.method != "POST":
+        return False
+    bases = [base for base in type(view).__mro__ if base.__module__ == "rest_framework.mixins"]
+    names = {base.__name__ for base in bases}
+    if "CreateModelMixin" in names and not names & _OF_OBJECTS and not _has_own_lookup(view):
+        return True
+    return _module(view, "post") == "rest_framework.generics"
 
 
 def _module(view: Any, name: str) -> str:

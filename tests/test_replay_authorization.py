@@ -22,7 +22,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from django.views.generic.detail import SingleObjectMixin
 from django.views.generic.edit import CreateView, DeleteView
-from rest_framework import exceptions, generics, permissions, serializers, viewsets
+from rest_framework import exceptions, generics, mixins, permissions, serializers, viewsets
 from rest_framework.authentication import BasicAuthentication
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
@@ -633,6 +633,15 @@ def test_views_with_an_object() -> None:
     class Creating(CreateView):
         model = Effect
 
+    class CreatingByHand(mixins.CreateModelMixin, Paying):
+        """Updates as well: which of them its POST does, nobody can tell."""
+
+    class Below(generics.CreateAPIView[Effect]):
+        queryset = Effect.objects.all()
+
+        def post(self, request: Request) -> Response:
+            raise NotImplementedError
+
     class Proxy(viewsets.GenericViewSet[Effect]):
         """Has no table: what it names is at somebody else's."""
 
@@ -652,6 +661,9 @@ def test_views_with_an_object() -> None:
     assert on(Paying, pk=1)
     assert not on(Paying, parent=1)
     assert not on(Listing, pk=1)
+    assert not on(Below, pk=1)
+    assert on(Below, method="PATCH", pk=1)
+    assert on(CreatingByHand, pk=1)
     assert on(Updating, method="PUT", pk=1)
     assert not on(Permitted, action="create", pk=1)
     assert on(Permitted, action="pay", pk=1)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
@@ -14,7 +15,7 @@ from django.test import Client
 from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views.generic import View
-from rest_framework import generics, permissions
+from rest_framework import generics, mixins, permissions
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -253,3 +254,71 @@ def test_lookup_without_permissions(thing: Effect) -> None:
 def test_check() -> None:
     """The check warns of the views that are refused at run time, and of no other."""
     assert warned() == {"Unknown", "Opaque"}
+
+
+class Payments(generics.CreateAPIView[Effect]):
+    """Makes something below the object that its URL names, in a handler of its own."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    permission_classes = [Owned]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    def post(self, request: Request, pk: int) -> Response:
+        return self.create(request)
+
+
+class MixedPayments(
+    mixins.ListModelMixin, mixins.CreateModelMixin, generics.GenericAPIView[Effect]
+):
+    """The same, of single mixins."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    permission_classes = [Owned]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    def post(self, request: Request, pk: int) -> Response:
+        return self.create(request)
+
+
+class Refunding(Payments):
+    """Finds by itself what it works on."""
+
+    def get_object(self) -> Effect:
+        found = Effect.objects.get(pk=self.kwargs["pk"])
+        self.check_object_permissions(self.request, found)
+        return found
+
+    def post(self, request: Request, pk: int) -> Response:
+        self.get_object()
+        return self.create(request)
+
+
+urlpatterns += [
+    path("payments/<int:pk>/", with_mixin(Payments)),
+    path("mixed-payments/<int:pk>/", with_mixin(MixedPayments)),
+    path("refunding/<int:pk>/", with_mixin(Refunding)),
+]
+
+
+@pytest.mark.parametrize("url", ["/payments/{}/", "/mixed-payments/{}/"])
+def test_parent_of_what_is_made(url: str, thing: Effect) -> None:
+    """What a creating view's URL names is a parent, and no object of the view's own model."""
+    give_away(thing)  # of the same number, and not the caller's
+    User.objects.create(pk=thing.pk, username="parent")
+    key = new_key()
+    first = send("post", url.format(thing.pk), key)
+    assert first.status_code == 201
+    assert_replays(first, send("post", url.format(thing.pk), key))
+    assert effects("changed") == 1
+
+
+def test_own_lookup_of_what_makes_something(thing: Effect) -> None:
+    """A creating view with a get_object() of its own says what its URL names."""
+    key, url = new_key(), f"/refunding/{thing.pk}/"
+    first = send("post", url, key)
+    assert_replays(first, send("post", url, key))
+    give_away(thing)
+    assert send("post", url, key).status_code == 403
+    assert effects("changed") == 1
