@@ -192,7 +192,7 @@ class IdempotentViewMixin:  # see below
             PermissionDenied: or ``Http404``, or any other exception. The caller gets the answer
                 that the project's exception handler makes of it.
         """
-        check_object(self)
+        check_object(self, record)
 
     def rebuild_idempotent_response(self, record: Record) -> HttpResponseBase:
         """The answer of a record whose body was not kept, for example from the model's rows.
@@ -259,7 +259,7 @@ class _DRFExchange(Exchange):
 
     def authorize(self, record: Record, policy: Policy) -> None:
         super().authorize(record, policy)
-        check_object(self.view)
+        check_object(self.view, record)
 
     def refuse_unacceptable(self, payload: Payload) -> None:
         if not self._shows_as_page(payload):

@@ -39,7 +39,7 @@ class ViewExchange(Exchange):
     def authorize(self, record: Record, policy: Policy) -> None:
         super().authorize(record, policy)
         if self._instance is not None:
-            check_object(self._instance)
+            check_object(self._instance, record)
 
     def respond(self) -> HttpResponseBase:
         # A template is rendered here, inside the transaction, because what it says is stored.

@@ -22,6 +22,8 @@ from django.db.transaction import TransactionManagementError
 from django.http import Http404
 from django.views.generic.edit import BaseCreateView
 
+from .records import Record
+
 _FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")
 
 _OF_OBJECTS: Final = {"RetrieveModelMixin", "UpdateModelMixin", "DestroyModelMixin"}
@@ -32,11 +34,15 @@ _NO_TELLING: Final = (Http404, FieldError, ImproperlyConfigured, AttributeError,
 """What a view raises when it is asked for its model, or a model for what it has no field for."""
 
 
-def check_object(view: Any) -> None:
+def check_object(view: Any, record: Record) -> None:
     """Let a class-based view look up the object in its URL, as its handler does.
 
     The view refuses callers who may not have the object, and callers for whom an existing object is
     not visible. An object that is gone, for example after a DELETE, is not a reason to refuse.
+
+    Args:
+        view: the view, which has its request.
+        record: what is to be replayed.
 
     Raises:
         Exception: whatever the view's ``get_object()`` raises.
@@ -49,7 +55,7 @@ def check_object(view: Any) -> None:
         missing = isinstance(error, ObjectDoesNotExist)
         if not (missing or _is_not_found(error)):
             raise
-        if _is_gone(view):
+        if _is_gone(view, record):
             return
         if missing:
             raise Http404 from error
@@ -168,18 +174,43 @@ def _is_not_found(error: Exception) -> bool:
     return isinstance(error, Http404) or getattr(error, "status_code", None) == 404
 
 
-def _is_gone(view: Any) -> bool:
-    """Whether the object in the URL does not exist for anybody; ``False``: it may exist."""
-    lookup = _lookup(view)
+def _is_gone(view: Any, record: Record) -> bool:
+    """Whether the object in the URL does not exist for anybody; ``False``: nobody can tell."""
+    exists = _exists(view, _lookup(view))
+    if exists is not None:
+        return not exists
+    # A lookup of the view's own has not found it, by whatever the URL has. That a field is named
+    # alike shows that an object exists, never that none does: it may be looked up in another way.
+    return _has_deleted(view, record) and not _exists(view, _fields_in_url(view))
+
+
+def _has_deleted(view: Any, record: Record) -> bool:
+    """Whether the object is gone according to the record: a DELETE was a success."""
+    payload = record.payload
+    return view.request.method == "DELETE" and payload is not None and 200 <= payload.status < 300
+
+
+def _exists(view: Any, lookup: dict[str, Any]) -> bool | None:
+    """Whether the model has such an object; ``None``: nobody can tell."""
     if not lookup:
-        return False
+        return None
     try:
         rows = _model(view)._base_manager.using(_alias(view))
-        return not rows.filter(**lookup).exists()
+        return bool(rows.filter(**lookup).exists())
     except _NO_TELLING:
-        return False
+        return None
     except (TypeError, ValueError, OverflowError, ValidationError):
-        return True  # it can be the name of no object
+        return False  # it can be the name of no object
+
+
+def _fields_in_url(view: Any) -> dict[str, Any]:
+    """What the URL has under the names of the model's fields."""
+    try:
+        fields = _model(view)._meta.concrete_fields
+    except _NO_TELLING:
+        return {}
+    names = {name for field in fields for name in (field.name, field.attname)}
+    return {name: value for name, value in view.kwargs.items() if name in names}
 
 
 def _alias(view: Any) -> str:

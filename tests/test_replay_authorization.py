@@ -34,7 +34,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.objects import check_object, has_object
 from idempotency_django.policy import Policy
-from idempotency_django.records import Record
+from idempotency_django.records import Record, Status
 from tests.models import Effect
 from tests.support import assert_replays, effects, is_replay, new_key, record
 
@@ -42,6 +42,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
 PATH = "idempotency_django.middleware.IdempotencyMiddleware"
 LEASED = Policy(mode="leased")
+RECORD = Record(key="k", scope="s", status=Status.COMPLETED)
 
 
 class EffectSerializer(serializers.ModelSerializer[Effect]):
@@ -691,15 +692,15 @@ def test_existence_that_nobody_can_tell() -> None:
         view = Unknown()
         view.queryset, view.kwargs, view.request = queryset, kwargs, HttpRequest()  # type: ignore[assignment]
         with pytest.raises(Http404):
-            check_object(view)
+            check_object(view, RECORD)
     own = Own()
     own.kwargs, own.request = {"pk": 1}, HttpRequest()  # type: ignore[assignment]
     with pytest.raises(Http404):
-        check_object(own)
+        check_object(own, RECORD)
     view = Unknown()
     view.lookup_field, view.request = "pk", HttpRequest()  # type: ignore[assignment]
     view.queryset, view.kwargs = Effect.objects.all(), {"pk": "no number"}
-    check_object(view)  # it names nothing that could exist
+    check_object(view, RECORD)  # it names nothing that could exist
 
 
 def warned() -> set[str]:
@@ -726,4 +727,4 @@ def test_error_of_a_transaction() -> None:
     view.error = transaction.TransactionManagementError("broken")
     view.queryset, view.kwargs, view.request = Effect.objects.all(), {}, HttpRequest()  # type: ignore[attr-defined,assignment]
     with transaction.atomic(), pytest.raises(transaction.TransactionManagementError):
-        check_object(view)
+        check_object(view, RECORD)
