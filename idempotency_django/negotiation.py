@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.middleware import csrf
 
 from .errors import AnswerNotAcceptable
 from .records import Payload
@@ -21,21 +24,61 @@ _GIVEN_OUT: Final = "CSRF_COOKIE_NEEDS_UPDATE"
 It is there from then on: true until the token's cookie is set, then false.
 """
 
+_PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
 
-@contextmanager
-def noticing_csrf_tokens(request: HttpRequest) -> Iterator[None]:
-    """Forget for a while that a token was given out before, as by a decorator around the view."""
-    before = request.META.pop(_GIVEN_OUT, False)
-    try:
-        yield
-    finally:
-        if before:
-            request.META[_GIVEN_OUT] = True
+_matches: Final[Callable[[str, str], bool]] = csrf._does_token_match  # type: ignore[attr-defined]
+"""Django has no public name for it: whether a token, or a secret, is that of a secret."""
+
+_LETTERS: Final = re.compile(rb"[A-Za-z0-9]{%d,}" % csrf.CSRF_SECRET_LENGTH)
+"""What may hold a token, or the secret that it is made of."""
 
 
-def holds_csrf_token(request: HttpRequest) -> bool:
-    """Whether the answer is a page that contains this visitor's token, as far as Django knows."""
-    return _GIVEN_OUT in request.META
+class GivenTokens:
+    """Whether CSRF tokens were given out while the answer to a request was made.
+
+    Args:
+        request: the one that is answered.
+    """
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+        self._given = False
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        """Notice those of the block, and none before it, as by a decorator around the view."""
+        before = self._request.META.pop(_GIVEN_OUT, False)
+        try:
+            yield
+        finally:
+            self._given = self._given or _GIVEN_OUT in self._request.META
+            if before:
+                self._request.META[_GIVEN_OUT] = True
+
+    def are_in(self, response: HttpResponseBase) -> bool:
+        """Whether an answer that was made in such blocks holds this visitor's token.
+
+        A page is taken to hold what was given out, however it is encoded. In anything else the
+        token is looked for: ``login()`` changes it, and most answers do not show it.
+        """
+        if not (self._given or _GIVEN_OUT in self._request.META):
+            return False
+        if not isinstance(response, HttpResponse):
+            return True  # it is streamed, and not kept anyway
+        if response.content and _media_type(response.get("Content-Type", "")) in _PAGES:
+            return True
+        secret = self._request.META.get("CSRF_COOKIE", "")
+        return any(_matches(text, secret) for text in _candidates(response.content))
+
+
+def _candidates(content: bytes) -> Iterator[str]:
+    """What may be a token: the letters of an escape sequence may stand before it, or behind it."""
+    for match in _LETTERS.finditer(content):
+        letters = match[0].decode()
+        for length in (csrf.CSRF_TOKEN_LENGTH, csrf.CSRF_SECRET_LENGTH):
+            if len(letters) >= length:
+                yield letters[:length]
+                yield letters[-length:]
 
 
 def suited_to(request: HttpRequest, payload: Payload, content_type: str) -> Payload:
@@ -71,6 +114,10 @@ def _admits(request: HttpRequest, content_type: str) -> bool:
     if not header or header == "*/*" or not content_type:
         return True
     # Parameters say how to write a type ("indent=4"), or which version of it, not which it is.
-    media_type = content_type.partition(";")[0].strip().lower()
+    media_type = _media_type(content_type)
     ranges = (f"{each.main_type}/{each.sub_type}".lower() for each in request.accepted_types)
     return request.accepts(media_type) or media_type in ranges
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()

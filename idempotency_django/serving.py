@@ -39,12 +39,7 @@ from .http import (
     response_of,
     shows_refused_form,
 )
-from .negotiation import (
-    holds_csrf_token,
-    noticing_csrf_tokens,
-    refuse_unacceptable,
-    suited_to,
-)
+from .negotiation import GivenTokens, refuse_unacceptable, suited_to
 from .policy import Policy
 from .records import Call, Operation, Payload, Record
 from .sessions import SessionBefore, save_session
@@ -61,6 +56,7 @@ class Exchange(ABC):
 
     def __init__(self, request: HttpRequest) -> None:
         self.http_request = request
+        self.tokens = GivenTokens(request)
 
     @property
     def request(self) -> Any:
@@ -117,7 +113,7 @@ class Exchange(ABC):
 
     def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
         """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
-        return None if holds_csrf_token(self.http_request) else response
+        return None if self.tokens.are_in(response) else response
 
     def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
         """The stored answer."""
@@ -171,7 +167,7 @@ def serve(
 
     def execute(execution: Execution) -> Answer:
         request = exchange.http_request
-        with _running(request, execution), noticing_csrf_tokens(request):
+        with _running(request, execution), exchange.tokens.noticed():
             if asked.operation.lease is not None:
                 return _answer(exchange, exchange.respond(), policy)
             return _with_session(exchange, policy, asked.store)
@@ -196,7 +192,7 @@ async def aserve(exchange: Exchange, policy: Policy) -> HttpResponseBase:
 
     async def execute(execution: Execution) -> Answer:
         request = exchange.http_request
-        with _running(request, execution), noticing_csrf_tokens(request):
+        with _running(request, execution), exchange.tokens.noticed():
             response = await exchange.arespond()
             if policy.stores is None and not hasattr(response, "context_data"):
                 return _answer(exchange, response, policy)
@@ -299,7 +295,9 @@ def _recover(exchange: Exchange, policy: Policy) -> Callable[[Exception], Answer
     def recover(error: Exception) -> Answer:
         if isinstance(error, IdempotencyError) and not error.foreign:
             raise error  # ours, not the view's
-        return _answer_to_error(exchange, exchange.recover(error, policy), error, policy)
+        with exchange.tokens.noticed():
+            response = exchange.recover(error, policy)
+        return _answer_to_error(exchange, response, error, policy)
 
     return recover
 
@@ -399,7 +397,8 @@ def _answer_to_error(
     exchange: Exchange, response: HttpResponseBase, error: Exception, policy: Policy
 ) -> Answer:
     def payload() -> Payload:
-        return _payload(exchange, rendered(response), policy)
+        with exchange.tokens.noticed():  # it may be called later than what recovers
+            return _payload(exchange, rendered(response), policy)
 
     status = response.status_code
     keeps = policy.keeps_raised(status) and not _unwanted(exchange, response, policy)

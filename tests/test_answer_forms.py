@@ -8,10 +8,17 @@ from typing import Any, ClassVar
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth import login
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import connections
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    JsonResponse,
+    StreamingHttpResponse,
+)
 from django.middleware.csrf import get_token
 from django.template import Context, Template
 from django.test import AsyncClient, Client
@@ -64,6 +71,47 @@ async def async_page(request: HttpRequest) -> HttpResponse:
 def token_error(request: HttpRequest) -> HttpResponse:
     """Gives a token out, and fails."""
     get_token(request)
+    raise PermissionDenied
+
+
+@idempotent
+def login_as_json(request: HttpRequest) -> HttpResponse:
+    """Logs the caller in, which changes the token, and answers without it."""
+    user = User.objects.create(username="ann")
+    login(request, user)
+    return JsonResponse({"id": user.pk}, status=201)
+
+
+@idempotent
+def login_and_redirect(request: HttpRequest) -> HttpResponse:
+    """The same, with a redirect: HTML without content."""
+    login(request, User.objects.create(username="ann"))
+    return HttpResponseRedirect("/home/")
+
+
+@idempotent
+def token_as_json(request: HttpRequest) -> HttpResponse:
+    """Answers with the token in a form, in JSON."""
+    get_token(request)  # each call gives it out in another shape
+    return JsonResponse({"form": f"<input>\n{get_token(request)}"})
+
+
+@idempotent
+def secret_as_text(request: HttpRequest) -> HttpResponse:
+    """Answers with what the cookie holds."""
+    get_token(request)
+    return HttpResponse(f"token={request.META['CSRF_COOKIE']}", content_type="text/plain")
+
+
+@idempotent
+def token_as_stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse([get_token(request)], content_type="text/plain")
+
+
+@ensure_csrf_cookie
+@idempotent(store_errors=True, never_store=set())
+def error_with_cookie(request: HttpRequest) -> HttpResponse:
+    """Fails for everybody alike; the token is given out as a cookie."""
     raise PermissionDenied
 
 
@@ -157,6 +205,12 @@ urlpatterns = [
     path("page/", page),
     path("async-page/", async_page),
     path("token-error/", token_error),
+    path("login/", login_as_json),
+    path("login-redirect/", login_and_redirect),
+    path("token-json/", token_as_json),
+    path("secret-text/", secret_as_text),
+    path("token-stream/", token_as_stream),
+    path("error-with-cookie/", error_with_cookie),
     path("rebuilt/", rebuilt),
     path("thanks/", thanks),
     path("with-cookie/", with_cookie),
@@ -196,6 +250,33 @@ def test_error_page_for_one_visitor(client: Client) -> None:
     assert post(client, "/token-error/", key).status_code == 403
     stored = record(key)
     assert (stored.response_status, stored.response_body) == (403, None)
+
+
+def test_error_page_for_everybody(client: Client) -> None:
+    """A token that was given out before the view ran is not in the page of its error."""
+    key = new_key()
+    first = post(client, "/error-with-cookie/", key)
+    assert (first.status_code, bool(first.content)) == (403, True)
+    assert first.cookies["csrftoken"].value
+    assert_replays(first, post(client, "/error-with-cookie/", key))
+
+
+@pytest.mark.parametrize("url", ["/login/", "/login-redirect/"])
+def test_login(url: str, client: Client) -> None:
+    """A login changes the token; an answer that does not show it is kept."""
+    key = new_key()
+    first, again = post(client, url, key), post(Client(), url, key)
+    assert first.status_code in (201, 302)
+    assert_replays(first, again)
+    assert User.objects.count() == 1
+
+
+@pytest.mark.parametrize("url", ["/token-json/", "/secret-text/", "/token-stream/"])
+def test_token_in_another_form(url: str, client: Client) -> None:
+    """What holds the token is not kept, whatever its form."""
+    key = new_key()
+    assert post(client, url, key).status_code == 200
+    assert_problem(post(client, url, key), 409, "response-not-stored")
 
 
 def test_page_for_everybody(client: Client) -> None:
