@@ -42,7 +42,7 @@ from .http import (
 from .negotiation import GivenTokens, refuse_unacceptable, suited_to
 from .policy import Policy
 from .records import Call, Operation, Payload, Record
-from .sessions import SessionBefore, save_session
+from .sessions import Before, save_session
 from .status import accepted
 from .stores import Store, stores
 from .stores.surroundings import opened_by_django, refuse_others
@@ -165,18 +165,26 @@ def serve(
     if asked is None:
         return exchange.respond()
 
+    request, before = exchange.http_request, Before(exchange.http_request)
+
     def execute(execution: Execution) -> Answer:
-        request = exchange.http_request
         with _running(request, execution), exchange.tokens.noticed():
             if asked.operation.lease is not None:
                 return _answer(exchange, exchange.respond(), policy)
-            return _with_session(exchange, policy, asked.store)
+            return _with_session(exchange, policy, asked.store, before)
 
     with _explained(asked.operation, policy):
         surroundings = _surroundings(asked, transactions)
         recover, admit = _recover(exchange, policy), partial(_admit, exchange, policy)
         outcome = engine.run(
-            asked.store, policy, asked.operation, execute, recover, admit=admit, **surroundings
+            asked.store,
+            policy,
+            asked.operation,
+            execute,
+            recover,
+            undo=before.restore,
+            admit=admit,
+            **surroundings,
         )
         return asked.marked(_response(exchange, policy, asked, outcome))
 
@@ -276,18 +284,12 @@ def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> di
     return {"outer": outer, "inner": inner}
 
 
-def _with_session(exchange: Exchange, policy: Policy, store: Store) -> Answer:
-    """Run the view in the claim's transaction, which its changes to the session share."""
-    before = SessionBefore(exchange.http_request)
-    try:
-        answer = _answer(exchange, exchange.respond(), policy)
-        if answer.payload is not None:
-            save_session(exchange.http_request, store.using)
-    except Exception:
-        before.restore()
-        raise
-    if answer.payload is None:
-        before.restore()
+def _with_session(exchange: Exchange, policy: Policy, store: Store, before: Before) -> Answer:
+    """Run the view in the claim's transaction, and save in it what it wrote to the session."""
+    before.forget_cached_at_commit(exchange.http_request, store.using)
+    answer = _answer(exchange, exchange.respond(), policy)
+    if answer.payload is not None:
+        save_session(exchange.http_request, store.using)
     return answer
 
 

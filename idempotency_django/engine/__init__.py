@@ -66,6 +66,7 @@ def run(
     *,
     after: ExitStack | None = None,
     waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    undo: Callable[[], object] = nullcontext,
     outer: AbstractContextManager[object] = _NOWHERE,
     inner: AbstractContextManager[object] = _NOWHERE,
     admit: Admit | None = None,
@@ -90,6 +91,9 @@ def run(
             transaction is opened here.
         waiting: given by the same caller; called to end that transaction while the call waits for
             another owner.
+        undo: without a lease, called when what ``execute`` did was rolled back: before ``recover``,
+            or with ``after`` when that transaction has ended. It takes back what no database
+            knows of. It is not called when nobody knows whether the transaction was committed.
         outer: with a lease, a transaction on the store's database for ``execute`` and its answer.
         inner: with a lease, transactions on other databases for ``execute``.
         admit: called with the record before a replay is counted and announced; what it raises
@@ -105,7 +109,7 @@ def run(
     def attempt(operation: Operation) -> Outcome:
         if operation.lease is None:
             return transactional.run(
-                store, policy, operation, execute, recover, after, waiting, admit
+                store, policy, operation, execute, recover, after, waiting, undo, admit
             )
         wanted = Run(store, policy, operation, operation.lease, recover, outer, inner, admit)
         return drive(wanted.flow(), store, execute)

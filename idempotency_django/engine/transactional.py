@@ -38,6 +38,7 @@ logger = logging.getLogger("idempotency_django")
 
 Execute = Callable[[Execution], Answer]
 Recover = Callable[[Exception], Answer]
+Undo = Callable[[], object]
 Waiting = Callable[[], AbstractContextManager[object]]
 
 UNKNOWN: Final = (OperationalError, InterfaceError)
@@ -72,12 +73,13 @@ def run(
     recover: Recover,
     after: ExitStack | None,
     waiting: Waiting,
+    undo: Undo,
     admit: Admit | None,
 ) -> Outcome:
     """Run an operation in a transaction; see :func:`idempotency_django.engine.run`."""
     patience = Patience(policy)
     while True:
-        outcome = _run_once(store, operation, execute, recover, after, admit)
+        outcome = _run_once(store, operation, execute, recover, after, undo, admit)
         if not isinstance(outcome, InProgress):
             return outcome
         pause = patience.pause()
@@ -93,6 +95,7 @@ def _run_once(
     execute: Execute,
     recover: Recover,
     after: ExitStack | None,
+    undo: Undo,
     admit: Admit | None,
 ) -> Outcome:
     known = store.recall(operation) if store.recalls else None
@@ -109,7 +112,7 @@ def _run_once(
                 _replay(store, decision.record, operation, admit)
             if not isinstance(decision, Claim):
                 return decision
-            done = _execute(store, decision, execute)
+            done = _execute(store, decision, execute, undo)
             if after is not None:
                 after.push(done.ended)
             return Executed(done.response)
@@ -149,9 +152,10 @@ def _replay(store: Store, record: Record, operation: Operation, admit: Admit | N
 class _Done:
     """What was executed and is to be committed, which a deferred constraint may still prevent."""
 
-    def __init__(self, store: Store, claim: Claim) -> None:
+    def __init__(self, store: Store, claim: Claim, undo: Undo) -> None:
         self.store = store
         self.claim = claim
+        self.undo = undo
         self.execution = Execution(store, claim, None)
         self.response: Any = None
         self.payload: Payload | None = None
@@ -166,12 +170,13 @@ class _Done:
     def ended(self, _: object, error: BaseException | None, __: object) -> None:
         """Called when a transaction ended that had begun before."""
         if isinstance(error, Exception) and not isinstance(error, UNKNOWN) and not self.committed:
+            self.undo()
             _settle(self, failure(error))
 
 
-def _execute(store: Store, claim: Claim, execute: Execute) -> _Done:
+def _execute(store: Store, claim: Claim, execute: Execute, undo: Undo) -> _Done:
     send(signals.claimed, claim.operation, attempt=claim.attempt)
-    done = _Done(store, claim)
+    done = _Done(store, claim, undo)
     store.on_commit(done.announce)  # before the handler's own hooks: one may raise and end them all
     try:
         with store.unbroken(claim.operation.name):
@@ -223,8 +228,12 @@ def _after_rollback(
     store: Store, rolled_back: _RolledBack, recover: Recover, after: ExitStack | None
 ) -> Any:
     answer = rolled_back.answer
+    if after is None:
+        rolled_back.done.undo()
 
     def settle() -> None:
+        if after is not None:  # until now the caller's transaction showed what was done in it
+            rolled_back.done.undo()
         _settle(rolled_back.done, answer)
 
     try:
