@@ -14,7 +14,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
+from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig, SuspiciousOperation
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest, QueryDict, UnreadablePostError
@@ -26,6 +26,9 @@ from .records import Body, Form, Hashed, UploadedFile
 CHUNK: Final = 64 * 1024
 """Bytes that are read at once."""
 
+LONGEST: Final = 1024**3
+"""Bytes of a body that is read for its fingerprint: what is longer would fill the disk."""
+
 MULTIPART: Final = "multipart/form-data"
 URLENCODED: Final = "application/x-www-form-urlencoded"
 
@@ -35,6 +38,7 @@ def body_of(request: HttpRequest) -> Body:
 
     Raises:
         ImproperlyConfigured: somebody has read the stream before, and it cannot be read again.
+        RequestDataTooBig: it is JSON that no view may have in memory, or longer than ``LONGEST``.
         UnreadablePostError: its end is missing.
     """
     unseen = body_that_django_ignores(request)
@@ -44,6 +48,8 @@ def body_of(request: HttpRequest) -> Body:
         return _parsed_before(request)
     if request.content_type == MULTIPART:
         return _multipart(request)
+    if is_json(request.content_type or "") and _is_refused_in_memory(request):
+        return request.body  # refused by Django before it reads anything, as in the view
     raw = raw_body_of(request)
     if request.content_type == URLENCODED and isinstance(raw, bytes):
         try:
@@ -55,8 +61,8 @@ def body_of(request: HttpRequest) -> Body:
 
 def raw_body_of(request: HttpRequest) -> bytes | Hashed:
     """The bytes of a readable body, or their digest where they are too many to hold in memory."""
-    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    if hasattr(request, "_body") or limit is None or _size(request) <= limit:
+    has_length = _announced(request) is not None  # without, Django's own body is an error
+    if hasattr(request, "_body") or (has_length and not _is_too_large(_size(request))):
         body = request.body
         _refuse_half(request, len(body))
         _rewind(request, request._stream)
@@ -64,6 +70,21 @@ def raw_body_of(request: HttpRequest) -> bytes | Hashed:
     hashed = _hashed(_rewindable(request))
     _refuse_half(request, hashed.size)
     return hashed
+
+
+def _is_refused_in_memory(request: HttpRequest) -> bool:
+    """Whether a body announces more than Django lets a view have in memory."""
+    return not hasattr(request, "_body") and _is_too_large(_announced(request) or 0)
+
+
+def _is_too_large(size: int) -> bool:
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return limit is not None and size > limit
+
+
+def is_json(media_type: str) -> bool:
+    """Whether a media type in lower case is JSON's."""
+    return media_type == "application/json" or media_type.endswith("+json")
 
 
 def as_file(raw: bytes | Hashed, name: str, media_type: str) -> UploadedFile:
@@ -114,6 +135,8 @@ def _rewindable(request: Any) -> Any:
     """The request's stream, at its beginning, such that it can be read again."""
     stream = request._stream
     if not _is_seekable(stream):
+        if (_announced(request) or 0) > LONGEST:
+            raise _too_long()
         stream = _spooled(request)
     _rewind(request, stream)
     return stream
@@ -122,9 +145,18 @@ def _rewindable(request: Any) -> Any:
 def _spooled(source: Any) -> Any:
     spool = _Spool(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, dir=settings.FILE_UPLOAD_TEMP_DIR)
     while chunk := source.read(CHUNK):
+        if spool.tell() + len(chunk) > LONGEST:
+            raise _too_long()
         spool.write(chunk)
     spool.seek(0)
     return spool
+
+
+def _too_long() -> RequestDataTooBig:
+    return RequestDataTooBig(
+        f"A body of more than {LONGEST} bytes is not read to compare it with a retry's. Give the "
+        "view's idempotency policy fingerprint=fingerprints.without_body to take longer ones."
+    )
 
 
 def _size(request: Any) -> int:
@@ -132,18 +164,23 @@ def _size(request: Any) -> int:
         size: int = request._stream.seek(0, os.SEEK_END)
         request._stream.seek(0)
         return size
-    return _announced(request)
+    return _announced(request) or 0
 
 
-def _announced(request: HttpRequest) -> int:
-    return int(request.META.get("CONTENT_LENGTH") or 0)
+def _announced(request: HttpRequest) -> int | None:
+    """The length that was sent, 0 where none was; ``None``: it is no number."""
+    try:
+        return int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        return None
 
 
 def _refuse_half(request: HttpRequest, received: int) -> None:
     """Refuse a body whose end is missing, which some servers hand on when a client breaks off."""
-    if received < _announced(request):
+    announced = _announced(request) or 0
+    if received < announced:
         raise UnreadablePostError(
-            f"Only {received} of the {_announced(request)} bytes that {request.method} "
+            f"Only {received} of the {announced} bytes that {request.method} "
             f"{request.path} announced have arrived, so nothing was executed. The client has "
             "closed the connection."
         )

@@ -26,7 +26,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import fingerprints
+from idempotency_django import bodies, fingerprints
 from idempotency_django.bodies import body_of
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
@@ -348,6 +348,61 @@ class TestPlainViews:
             response = send(client, "/decorated/by_body/", CONTENT, "application/json", key)
             assert response.status_code == 400
         assert effects() == 0
+
+    def test_json_that_no_view_may_have_in_memory(self, settings: Any) -> None:
+        """It is refused as Django refuses it: before any of it is read."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 300
+        source = Terminated(CONTENT)
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": "application/json",
+            "CONTENT_LENGTH": "400",
+            "wsgi.input": source,
+        }
+        headers = {"Idempotency-Key": new_key()}
+        url = "/decorated/by_body/"
+        assert Client().generic("POST", url, headers=headers, **environ).status_code == 400
+        assert source.tell() == 0
+
+    @pytest.mark.parametrize("url", ["/decorated/by_read/", "/drf/by_read/"])
+    @pytest.mark.parametrize("kind", ["application/octet-stream", FORM])
+    def test_longest(self, monkeypatch: pytest.MonkeyPatch, url: str, kind: str) -> None:
+        """What is longer than the longest body that is read is refused, and not read."""
+        monkeypatch.setattr(bodies, "LONGEST", 399)
+        source = Terminated(CONTENT)
+        environ = {"CONTENT_TYPE": kind, "CONTENT_LENGTH": "400", "wsgi.input": source}
+        headers = {"Idempotency-Key": new_key()}
+        assert Client().generic("POST", url, headers=headers, **environ).status_code == 400
+        assert source.tell() == 0
+        assert effects() == 0
+
+    @pytest.mark.parametrize("url", ["/decorated/by_chunks/", "/drf/by_chunks/"])
+    def test_longest_in_chunks(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+        """It is refused where it turns out to be longer, too."""
+        monkeypatch.setattr(bodies, "LONGEST", 399)
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": "application/octet-stream",
+            "HTTP_TRANSFER_ENCODING": "chunked",
+            "wsgi.input": Terminated(CONTENT),
+            "wsgi.input_terminated": True,
+        }
+        headers = {"Idempotency-Key": new_key()}
+        assert Client().generic("POST", url, headers=headers, **environ).status_code == 400
+        assert effects() == 0
+
+    @pytest.mark.parametrize("url", ["/decorated/by_read/", "/drf/by_read/"])
+    def test_length_that_is_no_number(self, url: str) -> None:
+        """Django takes it for 0; so does the fingerprint."""
+        key = new_key()
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": "application/octet-stream",
+            "CONTENT_LENGTH": "abc",
+        }
+        headers = {"Idempotency-Key": key}
+        first, second = (
+            Client().generic("POST", url, b"", headers=headers, **environ) for _ in "ab"
+        )
+        assert first.json()["size"] == 0
+        assert_replays(first, second)
 
 
 class TestAsync:
