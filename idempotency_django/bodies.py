@@ -54,8 +54,8 @@ def body_of(request: HttpRequest) -> Body:
     if request.content_type == URLENCODED and isinstance(raw, bytes):
         try:
             return form_of(QueryDict(raw, encoding=request.encoding), MultiValueDict())
-        except SuspiciousOperation:
-            return raw  # too many fields: the view's to refuse, if it looks at them
+        except (SuspiciousOperation, LookupError):
+            return raw  # too many fields, or no such charset: the view's to refuse, if it looks
     return raw
 
 
@@ -219,7 +219,7 @@ def _multipart(request: HttpRequest) -> Form | Hashed:
     stream.seek(0)
     try:
         fields, files = MultiPartParser(meta, stream, [_Digests()], request.encoding).parse()
-    except (MultiPartParserError, SuspiciousOperation):
+    except (MultiPartParserError, SuspiciousOperation, LookupError):
         stream.seek(0)
         return _hashed(stream)  # no form, or a large one: the view's to refuse, if it parses it
     finally:

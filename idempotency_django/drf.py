@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
-from rest_framework.exceptions import APIException
+from rest_framework.exceptions import APIException, ParseError
 from rest_framework.parsers import FileUploadParser, FormParser, MultiPartParser
-from rest_framework.request import Request
+from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -327,6 +327,10 @@ class _DRFExchange(Exchange):
             return Form({}, (as_file(raw, name or "", request.content_type or ""),))
         try:
             return self._parsed(raw)
+        except _UNPARSED:
+            # The view meets it itself, if it looks: REST framework would show it an empty body now.
+            request._data = request._files = request._full_data = Empty
+            return raw
         finally:
             rewind(self.http_request)
 
@@ -337,6 +341,10 @@ class _DRFExchange(Exchange):
         if isinstance(data, QueryDict):
             return form_of(data, files)
         return form_of(MultiValueDict(), files) if files else Parsed(data, raw)
+
+
+_UNPARSED: Final = (ParseError, RecursionError, LookupError)
+"""What a body that is none raises: broken, nested too deep, of a charset that nobody knows."""
 
 
 class _MixinExchange(_DRFExchange):

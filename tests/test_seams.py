@@ -20,7 +20,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.decorators import idempotency_exempt
+from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
 from tests.models import Effect
@@ -74,6 +74,23 @@ class LoopInside(IdempotentViewMixin, Retries, Deadlocked):
     pass
 
 
+class Looks(IdempotentViewMixin, APIView):
+    """Looks at its body, or not."""
+
+    authentication_classes: list[Any] = []
+
+    def post(self, request: Request) -> Response:
+        sent = request.data if "look" in request.GET else None
+        Effect.objects.create(reference="a")
+        return Response({"sent": sent}, status=201)
+
+
+def looks(request: HttpRequest) -> HttpResponse:
+    sent = request.POST.dict() if "look" in request.GET else None
+    Effect.objects.create(reference="a")
+    return JsonResponse({"sent": sent}, status=201)
+
+
 class Claims(BaseAuthentication):
     """Knows callers who are no models, and the claims of their tokens."""
 
@@ -95,7 +112,17 @@ class Named(WithClaims):
     idempotency_policy = Policy(principal=lambda call: f"claims:{call.request.user.name}")
 
 
+BROKEN = {
+    "malformed": (b"{", "application/json"),
+    "a space": (b" ", "application/json"),
+    "NUL": (b"\0", "application/json"),
+    "deep": (b"[" * 100_000, "application/json"),
+    "charset": (b"a=1", "application/x-www-form-urlencoded; charset=rot13"),
+}
+
 urlpatterns = [
+    path("looks/", Looks.as_view()),
+    path("plain-looks/", idempotent(looks)),
     path("metrics/", Metrics.as_view()),
     path("payments/", Payments.as_view()),
     path("outside/", LoopOutside.as_view()),
@@ -185,3 +212,35 @@ def test_admin_form(client: Client) -> None:
     assert first.status_code == 302
     assert is_replay(add("team"))
     assert Group.objects.filter(name="team").count() == 1
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("url", ["/looks/", "/plain-looks/"])
+class TestBrokenBodies:
+    """A body that cannot be parsed is compared byte for byte."""
+
+    def test_not_looked_at(self, client: Client, url: str, kind: str) -> None:
+        """A view that does not look at its body answers as it does without a key."""
+        body, media_type = BROKEN[kind]
+        key = new_key()
+
+        def send(content: bytes = body) -> HttpResponse:
+            headers = {"Idempotency-Key": key}
+            return client.generic("POST", url, content, media_type, headers=headers)
+
+        first = send()
+        assert first.status_code == 201
+        assert_replays(first, send())
+        assert_problem(send(body + b" "), 422, "mismatch")
+        assert effects() == 1
+
+    def test_looked_at(self, client: Client, url: str, kind: str) -> None:
+        """One that does meets what it meets without a key; nothing is stored."""
+        body, media_type = BROKEN[kind]
+        client.raise_request_exception = False
+        answers = [
+            client.generic("POST", f"{url}?look", body, media_type, headers=headers)
+            for headers in ({}, {"Idempotency-Key": new_key()})
+        ]
+        assert answers[0].status_code == answers[1].status_code
+        assert effects() == sum(answer.status_code == 201 for answer in answers)
