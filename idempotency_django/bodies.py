@@ -48,7 +48,7 @@ def body_of(request: HttpRequest) -> Body:
         return _parsed_before(request)
     if request.content_type == MULTIPART:
         return _multipart(request)
-    if is_json(request.content_type or "") and _is_refused_in_memory(request):
+    if _is_json(request.content_type or "") and _is_refused_in_memory(request):
         return request.body  # refused by Django before it reads anything, as in the view
     raw = raw_body_of(request)
     if request.content_type == URLENCODED and isinstance(raw, bytes):
@@ -82,7 +82,7 @@ def _is_too_large(size: int) -> bool:
     return limit is not None and size > limit
 
 
-def is_json(media_type: str) -> bool:
+def _is_json(media_type: str) -> bool:
     """Whether a media type in lower case is JSON's."""
     return media_type == "application/json" or media_type.endswith("+json")
 
