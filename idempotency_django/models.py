@@ -17,6 +17,14 @@ from .records import Status
 BATCH_SIZE: Final = 5_000
 """Records that a purge deletes at once. A larger batch is hardly faster, and locks for longer."""
 
+GRACE: Final = timedelta(minutes=1)
+"""For so long a row in progress that has no lease is taken to have an owner.
+
+Nobody sees such a row unless its transaction was ended in the middle of the operation, which may
+still be running. A lease of its own would say so, too, but has an index: PostgreSQL could no longer
+update the row in place when it is completed.
+"""
+
 _DELETE_BATCH: Final = {
     # From the batch to its rows by their index. IN, where few rows are left, would read the whole
     # table and wait for each row that somebody holds: two purges would deadlock.
@@ -44,8 +52,12 @@ class DatabaseNow(Now):
 
 
 def lease_is_over() -> Q:
-    """The rows whose owner's lease is over, or that have none, by the database's clock."""
-    return Q(lease_expires_at=None) | Q(lease_expires_at__lte=DatabaseNow())
+    """The rows whose owner's lease is over, or that have none and are old, by the database's clock.
+
+    ``GRACE`` says how old.
+    """
+    no_lease = Q(lease_expires_at=None, created_at__lte=DatabaseNow() - GRACE)
+    return no_lease | Q(lease_expires_at__lte=DatabaseNow())
 
 
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at runtime
@@ -76,7 +88,7 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
         """The records in progress whose owner is dead, or late: their lease is over.
 
         Or they have no lease and should not be visible: the transaction that held them was ended in
-        the middle of the operation.
+        the middle of the operation, longer ago than ``GRACE``.
         """
         return self.filter(lease_is_over(), status=Status.IN_PROGRESS)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,10 +16,11 @@ from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
+from django.utils.module_loading import import_string
 
 from idempotency_django.admin.states import HELD, INTERRUPTED, in_state, state_of
 from idempotency_django.decorators import idempotent
-from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.models import GRACE, DatabaseNow, IdempotencyKey
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import ANSWER, an_operation, in_threads
@@ -35,7 +37,14 @@ pytestmark = [
 ALIASES = list(settings.DATABASES)
 
 ENDS = {
-    "postgresql": ["COMMIT", "rollback", "END", "/* why */ COMMIT AND CHAIN"],
+    "postgresql": [
+        "COMMIT",
+        "rollback",
+        "END",
+        "/* why */ COMMIT AND CHAIN",
+        "SELECT 1; COMMIT",
+        "SELECT 'it''s', E'it\\'s', $a$ ' $a$; /* ; */ COMMIT",
+    ],
     "mysql": [
         "COMMIT",
         "rollback",
@@ -44,17 +53,30 @@ ENDS = {
         "DROP TABLE IF EXISTS spare",
         "START TRANSACTION",
         "SET autocommit = 1",
+        "SELECT 'it\\'s', 1 --1; COMMIT",
     ],
     "sqlite": ["COMMIT", "rollback", "END TRANSACTION"],
 }
 STAYS = {
-    "postgresql": ["CREATE TABLE spare (id INT)", "DROP TABLE spare", "TRUNCATE tests_effect"],
+    "postgresql": [
+        "CREATE TABLE spare (id INT)",
+        "DROP TABLE spare",
+        "TRUNCATE tests_effect",
+        "SELECT 'a;COMMIT'",
+        "SELECT E'\\';COMMIT' -- ;COMMIT",
+        'SELECT 1 AS ";COMMIT"; /* ;COMMIT */ SELECT 1',
+        "DO $_$BEGIN PERFORM 1; END$_$",
+    ],
     "mysql": [
         "CREATE TEMPORARY TABLE spare (id INT)",
         "DROP TEMPORARY TABLE spare",
         "SELECT 'a;COMMIT'",
     ],
-    "sqlite": ["CREATE TABLE spare (id INT)", "DROP TABLE spare"],
+    "sqlite": [
+        "CREATE TABLE spare (id INT)",
+        "CREATE TEMPORARY TRIGGER spared AFTER INSERT ON spare BEGIN SELECT 1; END",
+        "DROP TABLE spare",
+    ],
 }
 
 
@@ -67,15 +89,46 @@ def runs_sql(request: HttpRequest) -> HttpResponse:
     return JsonResponse({}, status=201)
 
 
-def runs_as_the_driver_does(request: HttpRequest) -> HttpResponse:
-    """The same by the driver's own cursor, of which Django does not know."""
-    reference = json.loads(request.body)["reference"]
-    Effect.objects.create(reference=reference)
+def runs_in_many_forms(request: HttpRequest) -> HttpResponse:
+    """Has an effect, and executes a COMMIT that is no text, or is in a list of executions."""
+    form = json.loads(request.body)["reference"]
+    Effect.objects.create(reference="a")
+    with connection.cursor() as cursor:
+        if form == "many":
+            cursor.executemany("COMMIT", [()])
+        elif form == "composed":
+            composed = import_string("django.db.backends.postgresql.psycopg_any.sql")
+            cursor.execute(composed.SQL("{}").format(composed.SQL("COMMIT")))
+        else:
+            cursor.execute(b"COMMIT")
+    return JsonResponse({}, status=201)
+
+
+def end_unseen() -> None:
+    """End the transaction by the driver's own cursor, of which Django does not know."""
     with closing(connection.connection.cursor()) as cursor:
         if connection.vendor == "sqlite":
             cursor.executescript("SELECT 1;")
         else:
             cursor.execute("COMMIT")
+
+
+def meets_its_duplicate(request: HttpRequest) -> HttpResponse:
+    """Ends its transaction unseen, and is sent a second time before it returns."""
+    Effect.objects.create(reference="a")
+    if "X-Second" in request.headers:
+        return JsonResponse({}, status=201)
+    end_unseen()
+    key, again = request.headers["Idempotency-Key"].strip('"'), {"X-Second": "1"}
+    [second] = in_threads([lambda: post(Client(), request.path, key, headers=again).status_code])
+    return JsonResponse({"second": second}, status=201)
+
+
+def runs_as_the_driver_does(request: HttpRequest) -> HttpResponse:
+    """The same by the driver's own cursor, of which Django does not know."""
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    end_unseen()
     Effect.objects.create(reference="after")
     if reference == "fails":
         raise InterruptedError
@@ -93,6 +146,8 @@ def commits_at_the_end(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("at-the-end/", idempotent(commits_at_the_end)),
+    path("duplicate/", idempotent(meets_its_duplicate)),
+    path("forms/", idempotent(runs_in_many_forms)),
     path("sql/", idempotent(runs_sql)),
     path("driver/", idempotent(runs_as_the_driver_does)),
     path("held/", idempotent(on_interrupted="hold")(runs_as_the_driver_does)),
@@ -110,7 +165,7 @@ def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 class TestRefused:
     """What Django's cursors are given is looked at before it is executed."""
 
-    @pytest.mark.parametrize("number", range(7))
+    @pytest.mark.parametrize("number", range(8))
     def test_refused(self, client: Client, number: int) -> None:
         """A statement that would end the transaction is refused, and nothing was done."""
         statements = ENDS[connection.vendor]
@@ -120,6 +175,15 @@ class TestRefused:
                 post(client, "/sql/", key, statement)
             assert effects() == 0
             assert (record(key).status, record(key).attempt) == ("failed", attempt)
+
+    @pytest.mark.parametrize("form", ["bytes", "composed", "many"])
+    def test_refused_in_any_form(self, client: Client, form: str) -> None:
+        """So is one in bytes, composed by psycopg's own means, or executed several times."""
+        if form == "composed" and connection.vendor != "postgresql":
+            pytest.skip("ONLY PSYCOPG COMPOSES STATEMENTS")
+        with pytest.raises(ImproperlyConfigured, match="'COMMIT' would end the transaction"):
+            post(client, "/forms/", new_key(), form)
+        assert effects() == 0
 
     def test_what_stays_within(self, client: Client) -> None:
         """What ends no transaction is executed as ever, savepoints included."""
@@ -136,7 +200,15 @@ class TestRefused:
 
 
 def abandoned(alias: str, operation: Operation) -> Claim:
-    """A claim whose transaction was ended by a commit of its own, and whose owner is gone."""
+    """A claim whose transaction was ended by a commit of its own, and whose owner is long gone."""
+    claim = just_abandoned(alias, operation)
+    old = {"created_at": DatabaseNow() - GRACE}
+    assert IdempotencyKey.objects.using(alias).filter(pk=claim.record_id).update(**old) == 1
+    return claim
+
+
+def just_abandoned(alias: str, operation: Operation) -> Claim:
+    """The same of an owner that may still be there."""
     store = DatabaseStore("default", using=alias)
     with store.transaction():
         claim = store.acquire(operation)
@@ -179,6 +251,14 @@ class TestBehindOurBack:
         if connection.vendor == "sqlite":
             assert "ended while its view was running" in caplog.text
 
+    def test_duplicate_meanwhile(self, client: Client, atomic: bool) -> None:
+        """Whoever sends it again while it still runs is asked to wait, and then gets its answer."""
+        key = new_key()
+        first = post(client, "/duplicate/", key)
+        assert (first.status_code, first.json()) == (201, {"second": 409})
+        assert effects() == 1
+        assert_replays(first, post(client, "/duplicate/", key))
+
     def test_failed(self, client: Client, atomic: bool) -> None:
         """What was committed before a failure stays; the key is free for a retry."""
         key = new_key()
@@ -193,6 +273,8 @@ class TestBehindOurBack:
         key = new_key()
         with pytest.raises(InterruptedError):
             post(client, "/held/", key, "fails")
+        assert_problem(post(client, "/held/", key, "fails"), 409, "in-progress")
+        assert IdempotencyKey.objects.update(created_at=DatabaseNow() - GRACE) == 1
         for _ in range(2):
             assert_problem(post(client, "/held/", key, "fails"), 409, "held")
         assert effects("fails") == 1
@@ -201,7 +283,27 @@ class TestBehindOurBack:
 
 @pytest.mark.parametrize("alias", ALIASES)
 class TestRow:
-    """A row in progress that has no lease, and is seen, is interrupted."""
+    """A row in progress that has no lease, and is seen, is interrupted after a minute."""
+
+    def test_at_first(self, alias: str) -> None:
+        """Until then it is in progress for everybody: its owner may still run."""
+        store = DatabaseStore("default", using=alias)
+        operation = an_operation(ttl=timedelta(microseconds=1))
+        claim = just_abandoned(alias, operation)
+        found = store.get(operation.key, operation.scope)
+        assert found is not None
+        assert not found.interrupted
+        for lease in (None, timedelta(seconds=30)):
+            again = replace(operation, lease=lease)
+            with store.transaction() if lease is None else nullcontext():
+                answer = store.acquire(again)
+            assert isinstance(answer, Record)
+            assert answer.status is Status.IN_PROGRESS
+        rows = IdempotencyKey.objects.using(alias)
+        row = in_state(rows.all(), Status.IN_PROGRESS).annotate(now=DatabaseNow()).get()  # type: ignore[arg-type]
+        assert state_of(row) == Status.IN_PROGRESS
+        assert (rows.interrupted().count(), rows.purge()) == (0, 0)
+        assert store.complete(claim, ANSWER)
 
     def test_resumed(self, alias: str) -> None:
         """A retry takes it over, one of several at once, and the late owner cannot complete."""
@@ -270,8 +372,8 @@ class TestRow:
     def test_purge(self, alias: str) -> None:
         """It is purged when its time is over, unless it is held."""
         for hold in (True, False):
-            traits = {"lease_expires_at": None, "hold": hold, "purge_at": ago(days=1)}
-            a_record(alias, in_progress=True, **traits)
+            times = {"created_at": ago(days=2), "purge_at": ago(days=1)}
+            a_record(alias, in_progress=True, lease_expires_at=None, hold=hold, **times)
         rows = IdempotencyKey.objects.using(alias)
         assert rows.purge() == 1
         assert rows.get().hold

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from ..models import DatabaseNow, IdempotencyKeyQuerySet
+from ..models import GRACE, DatabaseNow, IdempotencyKeyQuerySet
 from ..records import Status
 
 INTERRUPTED: Final = "interrupted"
@@ -24,8 +25,8 @@ STATES: Final[dict[str, Any]] = {
 
 def state_of(record: Any) -> str:
     """The state of a record as the admin's queryset reads it: one of ``STATES``."""
-    ends = record.lease_expires_at
-    if record.status != Status.IN_PROGRESS or (ends is not None and ends > record.now):
+    ends = record.lease_expires_at or record.created_at + GRACE
+    if record.status != Status.IN_PROGRESS or ends > record.now:
         return str(record.status)
     return HELD if record.hold else INTERRUPTED
 
@@ -37,5 +38,6 @@ def in_state(rows: IdempotencyKeyQuerySet, state: str) -> IdempotencyKeyQuerySet
     if state == INTERRUPTED:
         return rows.interrupted().filter(hold=False)
     if state == Status.IN_PROGRESS:
-        return rows.filter(status=state, lease_expires_at__gt=DatabaseNow())
+        young = Q(lease_expires_at=None, created_at__gt=DatabaseNow() - GRACE)
+        return rows.filter(young | Q(lease_expires_at__gt=DatabaseNow()), status=state)
     return rows.filter(status=state)

@@ -262,12 +262,14 @@ def _settle(done: _Done, answer: Answer) -> None:
     try:
         with store.transaction():
             held = store.acquire(uncounted)
-            if isinstance(held, Claim) and payload is not None:
-                store.on_commit(partial(_announce, held, payload))
-                store.complete(held, payload)
+            # A record that is not claimed here is not ours, unless the handler has ended its
+            # transaction unseen. Where that is to be held, it is left to a person.
+            mine = held if isinstance(held, Claim) else None if claim.operation.hold else claim
+            if mine and payload is not None and store.complete(mine, payload):
+                store.on_commit(partial(_announce, mine, payload))
                 return
-            if isinstance(held, Claim):
-                store.fail(held, answer.error, pinned=done.execution.pinned)
+            if mine and payload is None:
+                store.fail(mine, answer.error, pinned=done.execution.pinned)
     except (IdempotencyError, DatabaseFault):
         # The key is free and the client gets its answer; only the audit misses an attempt.
         logger.warning(

@@ -58,8 +58,9 @@ class Store(ABC):
 
         - no record, or an expired one;
         - a FAILED record; if it is pinned or has recovery points, only for the same fingerprint;
-        - a record in progress whose lease is over, or that is visible although it has no lease, for
-          the same fingerprint, unless it was claimed with ``hold``. Its owner is late from then on.
+        - a record in progress whose lease is over, or that is still visible a minute after it was
+          claimed without a lease, for the same fingerprint, unless it was claimed with ``hold``.
+          Its owner is late from then on.
 
         Otherwise the record is returned: COMPLETED with its payload, or IN_PROGRESS, or FAILED for
         another fingerprint. (The engine never replays a FAILED record: for the same fingerprint it

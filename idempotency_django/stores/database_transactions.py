@@ -24,9 +24,10 @@ def unbroken(dialect: Dialect, what: str) -> Iterator[None]:
     """
 
     def refuse(execute: Callable[..., Any], sql: Any, *arguments: Any) -> Any:
-        if dialect.ends_transaction(sql):
+        text = dialect.text_of(sql)
+        if dialect.ends_transaction(text):
             raise ImproperlyConfigured(
-                f"{sql[:40].strip()!r} would end the transaction that {what} runs in, so its "
+                f"{text[:40].strip()!r} would end the transaction that {what} runs in, so its "
                 "effects and its answer would not commit together. Move the statement out of the "
                 "view, or give the view's idempotency policy mode='leased'."
             )

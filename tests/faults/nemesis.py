@@ -56,12 +56,14 @@ class Target:
         works: what is asked of them.
         faults: what the nemesis may do besides killing and pausing workers, by name.
         effects: the kinds of the effects that a reference has in the database.
+        pass_a_minute: what is in progress without a lease has begun a minute earlier.
     """
 
     settings: dict[str, Any]
     works: Sequence[Work]
     faults: dict[str, Callable[[random.Random], object]]
     effects: Callable[[str], tuple[str, ...]]
+    pass_a_minute: Callable[[], object] = lambda: None
 
 
 class Workers:
@@ -255,5 +257,7 @@ class Campaign:
         deadline = time.monotonic() + PATIENCE
         while not self.note(order, ended := caller.send(order)):
             assert time.monotonic() < deadline, (self.seed, order, "is wedged", ended)
+            with self.lock:
+                self.target.pass_a_minute()
             time.sleep(0.02)
         return ended

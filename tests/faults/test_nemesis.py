@@ -49,6 +49,15 @@ IN_DATABASE = (
 ON_SERVERS = (*IN_DATABASE, Work("/committing/", CHARGE))
 IN_REDIS = (Work("/outside/", ()),)
 EFFECTS = "SELECT kind FROM bank_effect WHERE reference = "
+# What a COMMIT has shown to all is in progress for a minute after its attempt began.
+SHOWN = (
+    "SELECT id FROM idempotency_django_idempotencykey "
+    "WHERE status = 'in_progress' AND lease_expires_at IS NULL"
+)
+OLDER = (
+    "UPDATE idempotency_django_idempotencykey SET created_at = created_at - INTERVAL '1' MINUTE "
+    "WHERE id = %s"
+)
 
 Targets = Callable[[ExitStack, Path], Target]
 
@@ -84,8 +93,13 @@ def postgres(stack: ExitStack, folder: Path) -> Target:
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
 
+    def pass_a_minute(_: object = None) -> None:
+        for shown in admin.execute(SHOWN).fetchall():
+            admin.execute(OLDER, shown)
+
     settings = {"database": through(url, wire), "store": {"BACKEND": DATABASE}, "redis": ""}
-    return Target(settings, ON_SERVERS, {"cut": wire.cut, "end sessions": end_sessions}, effects)
+    faults = {"cut": wire.cut, "end sessions": end_sessions, "a minute passes": pass_a_minute}
+    return Target(settings, ON_SERVERS, faults, effects, pass_a_minute)
 
 
 def mariadb(stack: ExitStack, folder: Path) -> Target:
@@ -115,8 +129,13 @@ def mariadb(stack: ExitStack, folder: Path) -> Target:
                 if error.args[0] != 1094:  # it has ended by itself
                     raise
 
+    def pass_a_minute(_: object = None) -> None:
+        for (number,) in ask(SHOWN):
+            ask(OLDER, number)
+
     settings = {"database": through(url, wire), "store": {"BACKEND": DATABASE}, "redis": ""}
-    return Target(settings, ON_SERVERS, {"cut": wire.cut, "end sessions": end_sessions}, effects)
+    faults = {"cut": wire.cut, "end sessions": end_sessions, "a minute passes": pass_a_minute}
+    return Target(settings, ON_SERVERS, faults, effects, pass_a_minute)
 
 
 def sqlite_effects(path: Path) -> Callable[[str], tuple[str, ...]]:
@@ -142,7 +161,8 @@ def cached(stack: ExitStack, folder: Path) -> Target:
     target = postgres(stack, folder)
     url, faults = restartable_valkey(stack)
     settings = target.settings | {"store": {"BACKEND": CACHED}, "redis": url}
-    return Target(settings, target.works, {**target.faults, **faults}, target.effects)
+    faults = {**target.faults, **faults}
+    return Target(settings, target.works, faults, target.effects, target.pass_a_minute)
 
 
 def redis(stack: ExitStack, folder: Path) -> Target:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from django.db import connections
 from django.db.models import QuerySet
 
-from ...models import IdempotencyKey, IdempotencyStep
+from ...models import GRACE, IdempotencyKey, IdempotencyStep
 from ...records import Claim, Operation, Payload, Status, Step
 
 _GIVEN = "key scope operation fingerprint owner_token principal method path hold".split()
@@ -50,6 +50,11 @@ class Dialect(ABC):
     """Those that say that a table or a column does not exist."""
     ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
     """Matches the beginning of a statement that ends the transaction that it is executed in."""
+    aside: ClassVar[str] = ""
+    """Matches strings and comments, where a cursor may be given several statements at once.
+
+    What is not closed is one up to the end, so that nothing of it is looked at twice.
+    """
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -76,7 +81,8 @@ class Dialect(ABC):
         )
         self.select_sql = (
             f"SELECT {names['selected']}, {names['expires_at']} <= {self.now}, "
-            f"({names['lease_expires_at']} IS NULL OR {names['lease_expires_at']} <= {self.now}), "
+            f"COALESCE({names['lease_expires_at']} <= {self.now}, "
+            f"{names['created_at']} <= {self.later}), "
             f"{names['hold']} "
             f"FROM {names['table']} "
             f"WHERE {names['key']} = %s AND {names['scope']} = %s"
@@ -90,6 +96,7 @@ class Dialect(ABC):
         self.step_sql = self._step_sql()
         self.extend_sql, self.owned_sql = self._extend_sql()
         self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
+        self._aside = re.compile(self.aside)
 
     def _owned(self) -> str:
         """The row of a claim, as long as it is its owner's: id and token."""
@@ -141,9 +148,21 @@ class Dialect(ABC):
     def release(self) -> None:
         """Free what the end of the transaction does not free, when the outermost has ended."""
 
-    def ends_transaction(self, sql: object) -> bool:
-        """Whether the statement would end the transaction that it is executed in."""
-        return isinstance(sql, str) and self._ends.match(sql) is not None
+    def text_of(self, sql: Any) -> str:
+        """What a cursor is given as text: it may be bytes, or one of psycopg's ``Composable``."""
+        if isinstance(sql, bytes):
+            return sql.decode("utf-8", "replace")
+        if hasattr(sql, "as_string"):
+            return str(sql.as_string(connections[self.using].connection))
+        return str(sql)
+
+    def ends_transaction(self, text: str) -> bool:
+        """Whether the statement, or one of several, would end the transaction it is executed in."""
+        if self._ends.match(text):
+            return True
+        if not self.aside or ";" not in text:
+            return False
+        return any(map(self._ends.match, self._aside.sub(" ", text).split(";")))
 
     def has_ended(self) -> bool:
         """Whether the transaction that Django takes to be open is known to have ended."""
@@ -175,7 +194,7 @@ class Dialect(ABC):
 
     def select(self, key: str, scope: str) -> tuple[Any, ...] | None:
         with connections[self.using].cursor() as cursor:
-            cursor.execute(self.select_sql, [key, scope])
+            cursor.execute(self.select_sql, [-GRACE.total_seconds(), key, scope])
             row: tuple[Any, ...] | None = cursor.fetchone()
             return row
 

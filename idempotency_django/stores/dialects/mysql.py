@@ -44,6 +44,10 @@ class MySQL(Dialect):
         r"CACHE|LOAD\s+INDEX|INSTALL|UNINSTALL|STOP|CHANGE|SET\s+PASSWORD|"
         r"SET\s+(SESSION\s+|@@(SESSION\.)?)?AUTOCOMMIT"
     )
+    aside = (
+        r"'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\(?s:.))*+(?:\"|\\?\Z)|`[^`]*+(?:`|\Z)|"
+        r"--(?!\S)[^\n]*|#[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
+    )
 
     def __init__(self, using: str) -> None:
         super().__init__(using)

@@ -33,6 +33,10 @@ class PostgreSQL(Dialect):
     read_only = frozenset({"25006"})  # read_only_sql_transaction
     missing = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
     ends = Dialect.ends + r"|ABORT|PREPARE\s+TRANSACTION"
+    aside = (
+        r"(?<!\w)[eE]'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|'[^']*+(?:'|\Z)|\"[^\"]*+(?:\"|\Z)|"
+        r"(?<![\w$])\$(\w*)\$(?s:.*?)(?:\$\1\$|\Z)|--[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
+    )
 
     def __init__(self, using: str) -> None:
         super().__init__(using)
