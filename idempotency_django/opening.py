@@ -2,15 +2,19 @@
 
 A decorator may call its view through anything: an attribute, a default argument, a helper. A
 decorator that is not known here is refused: a wrong guess would leave the view unprotected, or
-replay an answer to a caller whom the decorator would have refused.
+replay an answer to a caller whom the decorator would have refused. A view that holds a function of
+the project for its work looks the same, so it is refused, too. What a function looks up by name
+while it runs cannot be seen: it counts as a part of the function.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial, update_wrapper
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -45,10 +49,10 @@ def opened(view: Any, protect: Protect) -> Any:
         return view
     if isinstance(view, MethodType):
         if not isinstance(view.__self__, View):  # which holds what we gave it
-            _refuse_held(view, vars_of(view.__self__).values())
+            _refuse(view, [*filter(_may_be_a_view, _parts(view.__self__))])
         return MethodType(opened(view.__func__, protect), view.__self__)
     if isinstance(view, partial):
-        _refuse_held(view, (*view.args, *view.keywords.values()))
+        _refuse(view, _suspects((*view.args, *view.keywords.values())))
         inner = opened(view.func, protect)
         again = partial(inner, *view.args, **view.keywords)
         again.__dict__.update(vars_of(view))
@@ -56,8 +60,12 @@ def opened(view: Any, protect: Protect) -> Any:
     name = None if is_as_view(view) else held_as(view)
     if name is not None:
         return _around(opened(closure_of(view)[name], protect), view, name)
-    if not is_as_view(view):
-        _refuse_unknown(view)
+    if is_as_view(view):
+        return protect(view)
+    inside = _inside(view)
+    if inside and all(PROTECTED in vars_of(suspect) for suspect in inside):
+        return _around(inside[0], view)
+    _refuse(view, inside)
     return protect(view)
 
 
@@ -119,7 +127,7 @@ def with_variable(function: FunctionType, name: str, content: Any) -> FunctionTy
     return again
 
 
-def _around(protected: Any, decorated: FunctionType, name: str) -> Any:
+def _around(protected: Any, decorated: FunctionType, name: str = "") -> Any:
     again = with_variable(decorated, name, protected)
     again.__dict__["__wrapped__"] = protected
     return _marked(again, protected)
@@ -137,40 +145,89 @@ def _marked(again: Any, protected: Any) -> Any:
     return again
 
 
-def _refuse_unknown(view: Any) -> None:
-    """Refuse what is, or may be, a decorator that is not known."""
+def _inside(view: Any) -> list[Any]:
+    """What a function may be a decorator around.
+
+    Raises:
+        ImproperlyConfigured: it is a decorator that is not known, or an object.
+    """
     if "__wrapped__" in vars_of(view):
         raise _unknown(view, innermost(view))
-    if not isinstance(view, FunctionType):
-        if module_of(view).startswith("django."):
-            return
-        held = [value for value in vars_of(view).values() if _is_like_a_view(value)]
-        raise _unknown(view, held[0] if held else None)
-    defaults = (*(view.__defaults__ or ()), *(view.__kwdefaults__ or {}).values())
-    _refuse_held(view, (*closure_of(view).values(), *defaults))
+    if isinstance(view, FunctionType):
+        defaults = (*(view.__defaults__ or ()), *(view.__kwdefaults__ or {}).values())
+        return _suspects((*closure_of(view).values(), *defaults))
+    if module_of(view).startswith("django."):
+        return []
+    held = [*filter(_may_be_a_view, _parts(view))]
+    raise _unknown(view, innermost(held[0]) if held else None)
 
 
-def _refuse_held(view: Any, values: Iterable[Any]) -> None:
-    for value in values:
-        if _is_like_a_view(value):
-            raise _unknown(view, innermost(value))
+def _suspects(values: Iterable[Any]) -> list[Any]:
+    return [part for value in values for part in (value, *_parts(value)) if _may_be_a_view(part)]
 
 
-def _is_like_a_view(value: Any) -> bool:
-    """Whether it is a function of a request, which a decorator may wrap."""
-    if not isinstance(value, FunctionType | MethodType | partial):
-        return False
-    code = getattr(innermost(value), "__code__", None)
-    return bool(code and "request" in code.co_varnames[: min(2, code.co_argcount)])
+def _refuse(view: Any, suspects: list[Any]) -> None:
+    if suspects:
+        raise _unknown(view, innermost(suspects[0]))
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What a container or an object holds itself."""
+    kind = type(value)  # isinstance() would make a lazy object do its work
+    if issubclass(kind, dict):
+        yield from value.values()
+    elif issubclass(kind, list | tuple | set | frozenset):
+        yield from value
+    elif not issubclass(kind, type | ModuleType | FunctionType | MethodType | partial):
+        yield from vars_of(value).values()
+        members = (member for base in kind.__mro__ for member in vars(base).values())
+        for slot in filter(inspect.ismemberdescriptor, members):
+            with suppress(AttributeError):  # an empty slot
+                yield slot.__get__(value)
+
+
+def _may_be_a_view(value: Any) -> bool:
+    """Whether a decorator may be around it: a function of the project's that takes an argument.
+
+    Of functions of Django, REST framework and the standard library, only what takes a ``request``.
+    """
+    given = 0  # arguments that it has already
+    while (kind := type(value)) is not FunctionType:
+        called = kind.__call__ if callable(value) else None
+        if kind is MethodType:
+            value, given = value.__func__, given + 1
+        elif issubclass(kind, partial):
+            value, given = value.func, given + len(value.args)
+        elif isinstance(called, FunctionType) and not issubclass(kind, type):
+            value, given = called, given + 1
+        else:
+            return False
+    if is_as_view(value):
+        return True
+    if (name := held_as(value)) is not None:
+        return _may_be_a_view(closure_of(value)[name])
+    code = value.__code__
+    if not _is_known(module_of(value)):
+        anything = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+        return bool(anything) or code.co_argcount + code.co_kwonlyargcount > given
+    if "__wrapped__" in vars_of(value):
+        return _may_be_a_view(value.__wrapped__)
+    return "request" in code.co_varnames[: min(2, code.co_argcount)]
+
+
+def _is_known(module: str) -> bool:
+    # A project may have an app "profile" or "calendar", but its views are in a module below that.
+    return module in sys.stdlib_module_names or module.startswith(("django.", "rest_framework."))
 
 
 def _unknown(decorator: Any, inner: Any) -> ImproperlyConfigured:
     place = f"on {name_of(inner)} itself" if inner else "on a function that calls it"
     return ImproperlyConfigured(
         f"{name_of(decorator)} is or has a decorator that idempotency_django does not know, so it "
-        f"cannot tell whether the decorator would run before a replay. Put @idempotent {place}, "
-        "below all decorators. Or apply the decorator of a method with method_decorator(). Or "
-        "leave the view unprotected: use @idempotency_exempt, or remove the mixin."
+        f"cannot tell whether that would run before a replay. Put @idempotent {place}, below all "
+        "decorators. Or put the decorator of a method on with method_decorator(). Or leave the "
+        "view unprotected: with @idempotency_exempt, or without the mixin. If it is no decorator, "
+        "protect a function that calls it by its name in the module: all of that runs once."
     )
 
 

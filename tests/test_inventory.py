@@ -15,6 +15,7 @@ from django.test import Client
 from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views.generic import View
+from django.views.i18n import set_language
 from rest_framework import routers, viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
@@ -181,8 +182,9 @@ class TestEndpoints:
         assert [e[3] for e in found(*patterns)] == ["", "middleware", "", "exempt"]
 
     def test_admin(self, found: Any) -> None:
-        """The admin's views can all be protected."""
-        found(path("admin/", admin.site.urls))
+        """The views of the admin, and those of Django's users, can all be protected."""
+        users = include("django.contrib.auth.urls")
+        found(path("admin/", admin.site.urls), path("users/", users), path("i18n/", set_language))
         everything = list(endpoints())
         assert len(everything) > 10
         assert {e.problem for e in everything} == {""}

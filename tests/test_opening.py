@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import json
+import logging
 import weakref
 from functools import partial
 from typing import Any
@@ -19,6 +23,7 @@ from django.test import Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import decorator_from_middleware, method_decorator
 from django.utils.deprecation import MiddlewareMixin
+from django.utils.functional import SimpleLazyObject
 from django.views.decorators import (
     cache,
     clickjacking,
@@ -30,6 +35,7 @@ from django.views.decorators import (
     vary,
 )
 from django.views.generic import View
+from django.views.static import serve
 
 from idempotency_django.opening import innermost, kept, name_of, opened
 from tests import ways
@@ -186,6 +192,101 @@ def test_name_of_a_decorator() -> None:
     assert str(refused.value).startswith("tests.ways.unknown.<locals>.inner is or has a decorator")
     assert f"Put @idempotent on {__name__}.view itself" in str(refused.value)
     assert name_of(ways.OwnDispatch.as_view()) == "tests.ways.OwnDispatch"
+
+
+def charge(amount: int) -> int:
+    """What a view does its work with."""
+    return amount
+
+
+class Charges:
+    """The same, as an object."""
+
+    def __init__(self) -> None:
+        self.currency = "EUR"
+
+    def charge(self, amount: int) -> int:
+        """Do the work."""
+        return amount
+
+
+def unasked() -> Any:
+    """What makes a lazy object."""
+    raise AssertionError("a lazy object was made to do its work")
+
+
+def around(held: Any) -> Any:
+    """A view that holds something for its work."""
+
+    def made(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(str(held))
+
+    return made
+
+
+class TestHeld:
+    """What a view may hold: nothing that a decorator could be around."""
+
+    @pytest.mark.parametrize(
+        "held",
+        [
+            pytest.param(held, id=name)
+            for name, held in {
+                "class": Charges,
+                "object": Charges(),
+                "function without arguments": lambda: 1,
+                "function that has its arguments": partial(charge, 5),
+                "function of the standard library": json.dumps,
+                "and its partial": partial(json.dumps, indent=1),
+                "method of the standard library": logging.getLogger("x").info,
+                "method of Django": User.objects.create,
+                "object of Django": User.objects,
+                "module": json,
+                "lazy object": SimpleLazyObject(unasked),
+                "list": ["EUR", 1, None],
+                "dict": {"currency": "EUR"},
+                "empty slot": ways.SlottedGuard.__new__(ways.SlottedGuard),
+            }.items()
+        ],
+    )
+    def test_accepted(self, held: Any) -> None:
+        """A class, an object with data, a function of others, or one that takes nothing."""
+        inside: list[Any] = []
+        opened(made := around(held), lambda function: inside.append(function) or function)
+        assert inside == [made]
+
+    @pytest.mark.parametrize(
+        "held",
+        [
+            pytest.param(held, id=name)
+            for name, held in {
+                "function": charge,
+                "method": Charges().charge,
+                "partial": partial(charge),
+                "cached": functools.lru_cache(charge),
+                "static": staticmethod(charge),
+                "list": [charge],
+                "keyword": lambda *, asked: asked,
+                "keywords": lambda **asked: asked,
+                "context manager as a decorator": contextlib.ContextDecorator()(charge),
+                "class-based view": View.as_view(),
+                "function of a request in Django": serve,
+            }.items()
+        ],
+    )
+    def test_refused(self, held: Any) -> None:
+        """A function of the project that takes an argument may be a view, whatever its names."""
+        with pytest.raises(ImproperlyConfigured, match="a function that calls it by its name"):
+            opened(around(held), lambda function: function)
+
+    def test_way_out(self) -> None:
+        """What calls such a view by its name is a view of its own."""
+        made = around(charge)
+        names: dict[str, Any] = {"made": made}
+        exec("def pay(request): return made(request)", names)
+        inside: list[Any] = []
+        opened(names["pay"], lambda function: inside.append(function) or function)
+        assert inside == [names["pay"]]
 
 
 class TestKept:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.decorators import user_passes_test
 from django.contrib.auth.models import Permission, User
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -16,7 +16,7 @@ from django.views.generic import View
 from idempotency_django.decorators import idempotent
 from tests import ways
 from tests.support import assert_problem, assert_replays, effects, new_key, post
-from tests.ways import REFUSED, WAYS, Refusal, Way
+from tests.ways import REFUSED, WAYS, Guard, Refusal, Way
 
 pytestmark = pytest.mark.urls("tests.ways")
 
@@ -99,3 +99,65 @@ def test_refused(refusal: Refusal, alice: Client, settings: Any) -> None:
     assert "tests.ways." in str(refused.value)
     assert refusal.says in str(refused.value)
     assert effects() == 0
+
+
+def allowed(view: Any) -> Any:
+    """A decorator that says nothing of the view inside it, and asks for a permission."""
+
+    def inner(*args: Any) -> Any:
+        if not args[-1].user.has_perm(ways.PERMISSION):
+            raise PermissionDenied
+        return view(*args)
+
+    return inner
+
+
+class Allowing(Guard):
+    """What such a decorator leaves the call to."""
+
+    def run(self, *args: Any) -> Any:
+        """Ask for the permission, and call the view."""
+        return allowed(self.view)(*args)
+
+
+def allowed_by_object(view: Any) -> Any:
+    """The same, with an object in between."""
+    guard = Allowing(view)
+
+    def inner(*args: Any) -> Any:
+        return guard.run(*args)
+
+    return inner
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("middleware", [True, False])
+@pytest.mark.parametrize("decorator", [allowed, allowed_by_object])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda around: around(idempotent(ways.other_name)),
+        lambda around: ways.a_class(around(idempotent(ways.other_name_method()))).as_view(),
+        lambda around: ways.a_class(
+            around(idempotent(ways.other_name_method())), ways.Base
+        ).as_view(),
+        lambda around: ways.a_class(
+            around(idempotent(ways.other_name_method())), *ways.mixed(ways.Base)
+        ).as_view(),
+    ],
+    ids=["function", "class", "drf", "mixin"],
+)
+def test_any_decorator_above(
+    alice: Client, settings: Any, caplog: Any, make: Any, decorator: Any, middleware: bool
+) -> None:
+    """Above ``@idempotent`` a decorator may hide its view: it is asked before each replay."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE if middleware else settings.MIDDLEWARE
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", make(decorator))]})
+    key = new_key()
+    first = post(alice, "/x/", key)
+    assert first.status_code == 201, first.content
+    assert_replays(first, post(alice, "/x/", key))
+    User.objects.get().user_permissions.clear()
+    assert post(alice, "/x/", key).status_code == 403
+    assert effects() == 1
+    assert "is not protected" not in caplog.text
