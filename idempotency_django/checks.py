@@ -33,6 +33,7 @@ id                                     what is wrong
 ``idempotency_django.W028``            a store's tables are missing (``check --database``)
 ``idempotency_django.W029``            CORS stops scripts of other origins from sending a key
 ``idempotency_django.W030``            CORS hides the headers of a replay from these scripts
+``idempotency_django.W031``            the admin's or the login's own forms need a key and have none
 =====================================  =========================================================
 """
 
@@ -46,7 +47,13 @@ from itertools import chain
 from typing import Any
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import (
+    CheckMessage,
+    Error,
+    Tags,
+    Warning,  # noqa: A004  # Django's name
+    register,
+)
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
@@ -54,8 +61,9 @@ from django.utils.module_loading import import_string
 from .browsers import check_cors
 from .conf import NAMES, conf, default_store, did_you_mean
 from .engine import lease_of
+from .frameworks import is_from
 from .inventory import OURS, Endpoint, endpoints
-from .middleware import skipped_middleware
+from .middleware import policy_of, skipped_middleware
 from .opening import PROTECTED, innermost, name_of
 from .policy import UNSET, Policy
 from .policy_fields import UNSAFE_METHODS
@@ -67,6 +75,9 @@ PROJECT = "IDEMPOTENCY['POLICY']"
 NAMED = 3
 """How many policies or routes one message names; the others are counted."""
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+FORMS_WITHOUT_KEYS = ("django.contrib.admin", "django.contrib.auth")
+"""Packages of Django whose views answer forms of their own, which send no key."""
 
 _PROMISES = ("idempotency_django.E019", "idempotency_django.E020")
 _FRAMEWORKS = ("django", "idempotency_django", "rest_framework")
@@ -222,6 +233,7 @@ def _of_endpoints() -> Iterator[CheckMessage]:
         return  # check_settings reports it
     everything = list(endpoints())
     yield from _frameworks(everything)
+    yield from _locked_out(everything)
     told: set[tuple[Any, str]] = set()  # a view may have many routes
     for endpoint in everything:
         for message in _check_endpoint(endpoint):
@@ -239,10 +251,39 @@ def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
             problems.setdefault(endpoint.framework, endpoint.problem)
             routes.setdefault(endpoint.framework, []).append(endpoint.route)
     for framework, problem in problems.items():
-        named = ", ".join(routes[framework][:NAMED])
-        more = len(routes[framework]) - NAMED
-        hint = f"It serves {named}{f' and {more} more routes' if more > 0 else ''}."
+        hint = f"It serves {_routes(routes[framework])}."
         yield Error(problem, hint=hint, id="idempotency_django.E023")
+
+
+def _routes(routes: Sequence[str]) -> str:
+    more = len(routes) - NAMED
+    return f"{', '.join(routes[:NAMED])}{f' and {more} more routes' if more > 0 else ''}"
+
+
+def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
+    """One warning where the project's policy requires a key of forms that have none."""
+    try:
+        policy = Policy().resolved()
+    except ImproperlyConfigured:
+        return  # said by check_settings
+    locked = [
+        endpoint.route
+        for endpoint in everything
+        if endpoint.how == "middleware"
+        and policy_of(endpoint.view, endpoint.method) is UNSET
+        and policy.requires_key("POST" if endpoint.method == "*" else endpoint.method)
+        and is_from(endpoint.view, FORMS_WITHOUT_KEYS)
+    ]
+    if locked:
+        yield Warning(
+            f"{PROJECT} requires a key of Django's own forms, which send none. They are refused: "
+            f"{_routes([*dict.fromkeys(locked)])}.",
+            hint=(
+                "Put 'django.contrib.admin' and 'django.contrib.auth' into "
+                "IDEMPOTENCY['MIDDLEWARE_EXEMPT']."
+            ),
+            id="idempotency_django.W031",
+        )
 
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:

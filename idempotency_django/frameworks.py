@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -54,10 +54,15 @@ def framework_of(view: Any) -> str | None:
 def is_exempt_by_module(view: Any) -> bool:
     """Whether ``MIDDLEWARE_EXEMPT`` names a module that the view or a base of it is from."""
     exempt = conf.middleware_exempt
-    return bool(exempt) and any(
+    return bool(exempt) and is_from(view, exempt)
+
+
+def is_from(view: Any, modules: Collection[str]) -> bool:
+    """Whether the view, or a base of its class, is from one of the modules or one below it."""
+    return any(
         module == prefix or module.startswith(f"{prefix}.")
         for module in _modules(view)
-        for prefix in exempt
+        for prefix in modules
     )
 
 

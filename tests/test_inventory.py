@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
+from django.contrib.auth.views import LoginView
 from django.core.checks import CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
@@ -252,6 +253,77 @@ class TestChecks:
         exempt = idempotency_exempt(a_class(post=idempotent(post_)))
         found(path("x/", exempt.as_view()))
         assert len(said("E024")) == 1
+
+
+class TestLockedOut:
+    """W031: a key that the project's policy requires of Django's own forms, which send none."""
+
+    FORMS = (path("admin/", admin.site.urls), path("", include("django.contrib.auth.urls")))
+    EXEMPT = ("django.contrib.admin", "django.contrib.auth")
+
+    @pytest.fixture(autouse=True)
+    def _required(self, settings: Any) -> None:
+        settings.IDEMPOTENCY = {"POLICY": {"required": True}}
+
+    @pytest.mark.django_db
+    def test_warned(self, found: Any, client: Client) -> None:
+        """One warning for all of them, which says what to do; it is true that nobody can log in."""
+        found(*self.FORMS)
+        [message] = said("W031")
+        assert "/admin/login/" in message.msg
+        assert "more routes" in message.msg
+        assert all(module in str(message.hint) for module in self.EXEMPT)
+        for form in ("/admin/login/", "/login/", "/logout/"):
+            assert client.post(form).status_code == 400
+
+    @pytest.mark.django_db
+    def test_exempt(self, found: Any, settings: Any, client: Client) -> None:
+        """What the hint says ends it, and the forms answer again."""
+        settings.IDEMPOTENCY |= {"MIDDLEWARE_EXEMPT": self.EXEMPT}
+        found(*self.FORMS)
+        assert said("W031") == []
+        for form in ("/admin/login/", "/admin/logout/", "/logout/"):
+            assert client.post(form).status_code in (200, 302)
+
+    @pytest.mark.parametrize("module", EXEMPT)
+    def test_one_is_not_exempt(self, found: Any, settings: Any, module: str) -> None:
+        """It names what is left."""
+        settings.IDEMPOTENCY |= {"MIDDLEWARE_EXEMPT": (module,)}
+        found(*self.FORMS)
+        assert len(said("W031")) == 1
+
+    def test_one_form(self, found: Any) -> None:
+        """One route is named, and none is counted."""
+        found(path("in/", LoginView.as_view()))
+        [message] = said("W031")
+        assert message.msg.endswith("They are refused: /in/.")
+
+    def test_other_views(self, found: Any) -> None:
+        """The project's own views may require what they like, a login of its own included."""
+        own = LoginView.as_view()
+        own.idempotency_policy = POLICY  # type: ignore[attr-defined]
+        found(path("x/", view()), path("in/", own))
+        assert said("W031") == []
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"POLICY": {}},
+            {"POLICY": {"required": {"DELETE"}}},
+            {"POLICY": {"required": "x"}},
+            {"MIDDLEWARE_PROTECTS": "with-policy"},
+        ],
+    )
+    def test_nobody_is_locked_out(self, found: Any, settings: Any, change: Any) -> None:
+        """Nothing is said where no form needs a key, or where the policy itself is wrong."""
+        settings.IDEMPOTENCY |= change
+        found(path("in/", LoginView.as_view(http_method_names=["get", "post"])))
+        assert said("W031") == []
+
+    def test_without_the_middleware(self, found: Any) -> None:
+        """Without the middleware they are not protected at all."""
+        found(*self.FORMS, middleware=False)
+        assert said("W031") == []
 
 
 class TestContradictions:
