@@ -40,6 +40,11 @@ INTRODUCTION = (
     "booking in somebody else's ledger, and its credit."
 )
 
+ON_SQLITE = (
+    "On SQLite the duplicates of a charge wait for its write lock. On PostgreSQL, MariaDB and MySQL "
+    "they are answered 409 at once, and the client sends them again."
+)
+
 
 @dataclass(frozen=True)
 class Charge:
@@ -252,6 +257,7 @@ def main(path: str = CHARGES) -> int:
     with tempfile.TemporaryDirectory() as folder, console.status("Sending …"):
         told = list(shown(Path(folder), path))
     console.print(table_of(told))
+    console.print(ON_SQLITE)
     wrong = [step for chapter in told for step in chapter if not step.right]
     if wrong:
         console.print(f"[bold red]{len(wrong)} of these are wrong.[/]")
