@@ -288,7 +288,10 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     if endpoint.problem and endpoint.framework is None:
-        hint = f"It serves {endpoint.route}."
+        hint = (
+            f"It serves {endpoint.route}. Change the view as the message says, or leave it "
+            "unprotected: with @idempotency_exempt, or without @idempotent or the mixin."
+        )
         yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"

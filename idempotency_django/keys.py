@@ -23,6 +23,8 @@ from .records import Call, Form
 MAX_LENGTH: Final = 255
 FORM_FIELD: Final = "idempotency_key"
 """The field of an HTML form that carries its key."""
+FIELD_OF_FORM: Final = "form_field"
+"""The attribute of a key callable that names the field of a form in which it finds its key."""
 
 KeyFunction = Callable[[Call], str | None]
 
@@ -151,6 +153,7 @@ def form_field(name: str = FORM_FIELD) -> KeyFunction:
             raise KeyGuessable
         return key
 
+    setattr(form_field_key, FIELD_OF_FORM, name)
     return form_field_key
 
 

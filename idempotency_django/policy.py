@@ -296,13 +296,16 @@ class Policy:
         )
 
     def _how_to_send_a_key(self) -> str:
-        if not self.client_key:
+        field = getattr(self.key, keys.FIELD_OF_FORM, None)
+        places = [f"the header {conf.header}"] if self.client_key else []
+        places += [f"the field {field!r} of its form"] if field else []
+        if not places:
             return (
                 "This operation takes its idempotency key from fields of the request, and one of "
                 "them is missing. Send all of them."
             )
         return (
-            f"This operation requires the header {conf.header}. Send a new, unique key with each "
+            f"This operation requires {' or '.join(places)}. Send a new, unique key with each "
             "new operation and the same key with each retry of it."
         )
 

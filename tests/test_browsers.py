@@ -15,7 +15,9 @@ from django.urls import path
 
 from idempotency_django import checks, keys
 from idempotency_django.decorators import idempotent
+from idempotency_django.errors import KeyMissing
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import assert_problem, effects, is_replay, new_key
 
@@ -98,8 +100,16 @@ class TestForms:
     def test_missing(self, value: str | None) -> None:
         """A form without a key, or with an empty one, is refused where a key is required."""
         sent = {"reference": "a"} if value is None else {"reference": "a", "idempotency_key": value}
-        assert_problem(Client().post("/order/", sent), 400, "key-missing")
+        response = Client().post("/order/", sent)
+        assert_problem(response, 400, "key-missing")
+        assert "Idempotency-Key or the field 'idempotency_key' of its form" in response.text
         assert effects() == 0
+
+    def test_missing_where_no_header_counts(self) -> None:
+        """Where only the form's field counts, the refusal names it and no header."""
+        policy = Policy(key=keys.form_field("token"), client_key=False, required=True)
+        with pytest.raises(KeyMissing, match=r"requires the field 'token' of its form\."):
+            policy.resolved().refuse_missing("POST")
 
     @pytest.mark.parametrize("value", ["a b", "ü" * 30, "x" * 256])
     def test_malformed(self, value: str) -> None:

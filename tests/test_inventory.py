@@ -228,7 +228,8 @@ class TestChecks:
         [message] = said("E022")
         assert "tests.ways." in message.msg
         assert refusal.says in message.msg
-        assert message.hint == "It serves /x/{pk}/."
+        assert str(message.hint).startswith("It serves /x/{pk}/. Change the view as")
+        assert "@idempotency_exempt" in str(message.hint)
 
     def test_below_method_decorator(self, found: Any) -> None:
         """E022: an unknown decorator below ``method_decorator(idempotent)``."""
