@@ -76,7 +76,7 @@ NAMED = 3
 """How many policies or routes one message names; the others are counted."""
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
-FORMS_WITHOUT_KEYS = ("django.contrib.admin", "django.contrib.auth")
+_FORMS_WITHOUT_KEYS = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose views answer forms of their own, which send no key."""
 
 _PROMISES = ("idempotency_django.E019", "idempotency_django.E020")
@@ -270,9 +270,10 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
         endpoint.route
         for endpoint in everything
         if endpoint.how == "middleware"
+        and endpoint.policy is not None  # what it declares is a policy
         and policy_of(endpoint.view, endpoint.method) is UNSET
         and policy.requires_key("POST" if endpoint.method == "*" else endpoint.method)
-        and is_from(endpoint.view, FORMS_WITHOUT_KEYS)
+        and is_from(endpoint.view, _FORMS_WITHOUT_KEYS)
     ]
     if locked:
         yield Warning(
