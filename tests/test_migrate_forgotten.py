@@ -91,12 +91,22 @@ def test_request(client: Client, alias: str, missing: str, settings: Any) -> Non
 
 
 def test_check(alias: str, missing: str, settings: Any) -> None:
-    """``check --database`` names what is missing, as a warning: ``migrate`` runs it, too."""
+    """``check --database`` names what is missing, as a warning."""
     configure(settings, alias)
     [message] = check_live_stores(databases=[alias])
     assert message.id == "idempotency_django.W028"
     assert missing in message.msg
     assert "migrate" in str(message.hint)
+
+
+def test_check_while_migrating(
+    alias: str, missing: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``manage.py migrate`` runs the check before it makes the tables, and nobody forgot it."""
+    configure(settings, alias)
+    monkeypatch.setattr("sys.argv", ["manage.py", "migrate"])
+    assert missing
+    assert check_live_stores(databases=[alias]) == []
 
 
 def test_check_is_content(alias: str, settings: Any) -> None:
