@@ -214,11 +214,11 @@ def test_admin_form(client: Client) -> None:
     assert Group.objects.filter(name="team").count() == 1
 
 
-@pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("url", ["/looks/", "/plain-looks/"])
 class TestBrokenBodies:
     """A body that cannot be parsed is compared byte for byte."""
 
+    @pytest.mark.parametrize("kind", BROKEN)
     def test_not_looked_at(self, client: Client, url: str, kind: str) -> None:
         """A view that does not look at its body answers as it does without a key."""
         body, media_type = BROKEN[kind]
@@ -234,6 +234,7 @@ class TestBrokenBodies:
         assert_problem(send(body + b" "), 422, "mismatch")
         assert effects() == 1
 
+    @pytest.mark.parametrize("kind", [kind for kind in BROKEN if kind != "charset"])
     def test_looked_at(self, client: Client, url: str, kind: str) -> None:
         """One that does meets what it meets without a key; nothing is stored."""
         body, media_type = BROKEN[kind]
