@@ -41,8 +41,8 @@ INTRODUCTION = (
 )
 
 ON_SQLITE = (
-    "On SQLite the duplicates of a charge wait for its write lock. On PostgreSQL, MariaDB and MySQL "
-    "they are answered 409 at once, and the client sends them again."
+    "On SQLite the duplicates of a charge wait for its write lock. On PostgreSQL, MariaDB and "
+    "MySQL they are answered 409 at once, and the client sends them again."
 )
 
 
