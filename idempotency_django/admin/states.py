@@ -13,6 +13,8 @@ from ..records import Status
 INTERRUPTED: Final = "interrupted"
 HELD: Final = "held"
 
+UNFINISHED: Final = frozenset({Status.IN_PROGRESS.value, INTERRUPTED, HELD})
+
 STATES: Final[dict[str, Any]] = {
     Status.IN_PROGRESS.value: _("in progress"),
     INTERRUPTED: _("interrupted"),
@@ -32,12 +34,22 @@ def state_of(record: Any) -> str:
 
 
 def in_state(rows: IdempotencyKeyQuerySet, state: str) -> IdempotencyKeyQuerySet:
-    """The rows in that state. Those that have no lease are in no index, like what is done with."""
-    if state == HELD:
-        return rows.held()
-    if state == INTERRUPTED:
-        return rows.interrupted().filter(hold=False)
+    """The rows in that state."""
+    if state not in UNFINISHED:
+        return rows.filter(status=state)
+    return rows.filter(with_lease(state) | without_lease(state), status=Status.IN_PROGRESS)
+
+
+def with_lease(state: str) -> Q:
+    """Which rows in progress are in an unfinished state; they are found by the index on leases."""
     if state == Status.IN_PROGRESS:
-        young = Q(lease_expires_at=None, created_at__gt=DatabaseNow() - GRACE)
-        return rows.filter(young | Q(lease_expires_at__gt=DatabaseNow()), status=state)
-    return rows.filter(status=state)
+        return Q(lease_expires_at__gt=DatabaseNow())
+    return Q(lease_expires_at__lte=DatabaseNow(), hold=state == HELD)
+
+
+def without_lease(state: str) -> Q:
+    """The same, of rows without a lease, which are in no index that leads to them."""
+    no_lease, oldest = Q(lease_expires_at=None), DatabaseNow() - GRACE
+    if state == Status.IN_PROGRESS:
+        return no_lease & Q(created_at__gt=oldest)
+    return no_lease & Q(created_at__lte=oldest, hold=state == HELD)
