@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
@@ -26,28 +28,48 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /decorated/orders/    a Django view with the decorator
   /async/orders/        an async Django view with the decorator
 
+An operation that takes long: start the server with SIMULATE=1, send this, and send it again from
+another terminal while it is running. The second answer is 202, with the address of the status:
+
+  {slow}
+
 What became of them is at {address}/admin/ (admin, password admin).
 """
 
-_CHARGE = (
-    "curl -i {address}/api/charges/ "
+_POST = (
+    "curl -i {address}{path} "
     "-H 'Authorization: Token alice-token' "
     "-H 'Content-Type: application/json' "
-    "-H 'Idempotency-Key: \"8e03978e-40d5-43dd-bc93-6894a57f9324\"' "
-    '-d \'{{"reference": "order-17", "amount": 500, "currency": "EUR"}}\''
+    "-H 'Idempotency-Key: \"{key}\"' "
+    '-d \'{{"reference": "{reference}", "amount": 500, "currency": "EUR"}}\''
 )
-_COUNT = "curl '{address}/effects/?reference=order-17'"
+_COUNT = "curl '{address}/effects/?reference={reference}'"
 
 
 def greeting(address: str) -> str:
     """The greeting of the server at an address, ``http://127.0.0.1:8000``."""
-    commands = {"charge": charge_command(address), "count": _COUNT.format(address=address)}
-    return GREETING.format(address=address, **commands)
+    reference = _new_reference()
+    slow = _post(address, "/api/payouts/", _new_reference())
+    return GREETING.format(
+        address=address,
+        charge=_post(address, "/api/charges/", reference),
+        count=_COUNT.format(address=address, reference=reference),
+        slow=f"{slow} -H 'X-Simulate: sleep-ms=20000'",
+    )
 
 
 def charge_command(address: str) -> str:
-    """The command that sends a charge there, in one line for a shell."""
-    return _CHARGE.format(address=address)
+    """The command that sends a new charge there, in one line for a shell."""
+    return _post(address, "/api/charges/", _new_reference())
+
+
+def _post(address: str, path: str, reference: str) -> str:
+    return _POST.format(address=address, path=path, key=uuid4(), reference=reference)
+
+
+def _new_reference() -> str:
+    """One that nothing has been charged for yet: the database outlives the server."""
+    return f"order-{uuid4().hex[:8]}"
 
 
 @require_safe

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+from testproject.greeting import charge_command
 
 if os.environ.get("ASGI") == "1":
     wsgi_app = "testproject.asgi"
@@ -17,3 +20,10 @@ workers = int(os.environ.get("WORKERS", "2"))
 preload_app = True
 graceful_timeout = 5
 control_socket_disable = True
+
+
+def when_ready(server: Any) -> None:
+    """Say what can be tried, now that somebody listens."""
+    host, port = server.LISTENERS[0].sock.getsockname()
+    address = f"http://{host}:{port}"
+    print(f"Try it:\n\n  {charge_command(address)}\n\nMore is at {address}/.", flush=True)

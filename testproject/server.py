@@ -21,8 +21,7 @@ import django
 import httpx
 from django.core.management import call_command
 
-from testproject import gunicorn_config, ledger
-from testproject.greeting import charge_command
+from testproject import ledger
 
 ROOT = Path(__file__).parents[1]
 BACKLOG = 1024
@@ -38,17 +37,8 @@ def main() -> None:
     django.setup()
     call_command("migrate", verbosity=0)
     call_command("seed")
-    print(f"Try it:\n\n  {charge_command(_address())}\n\nMore is at {_address()}/.", flush=True)
     command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.gunicorn_config"]
     os.execv(sys.executable, command)  # noqa: S606  # nothing in it comes from outside
-
-
-def _address() -> str:
-    bind = gunicorn_config.bind
-    if bind.startswith("fd://"):  # a listener that was handed over
-        with socket.socket(fileno=os.dup(int(bind.removeprefix("fd://")))) as listener:
-            bind = "{}:{}".format(*listener.getsockname())
-    return f"http://{bind}"
 
 
 def _start_ledger() -> None:

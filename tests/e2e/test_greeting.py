@@ -24,11 +24,14 @@ def test_greeting(tmp_path: Path) -> None:
         page = httpx.get(url)
         commands = re.findall(r"curl .+", (tmp_path / "log").read_text())
         assert len(commands) == 1
-        assert commands[0] in page.text
         first, again = (_shown(commands[0]) for _ in range(2))
         assert first.startswith("HTTP/1.1 201")
         assert "Idempotent-Replayed" not in first
         assert "Idempotent-Replayed: true" in again
+        charge, slow = re.findall(r"curl -i .+", page.text)
+        assert charge != commands[0]
+        assert "Idempotent-Replayed" not in _shown(charge)
+        assert _shown(slow).startswith("HTTP/1.1 201")  # SIMULATE is off: it does not take long
         (count,) = re.findall(r"curl '.+'", page.text)
         assert _shown(count) == '{"count": 1}'
         for path in re.findall(r"^  (/\S+) ", page.text, re.MULTILINE):
