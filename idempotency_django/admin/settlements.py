@@ -99,7 +99,10 @@ class Completion(AnswerForm, Settlement):
                 "What the interrupted attempt has done stays done, and what it has not done stays "
                 "undone. Find out which, so that the answer is true."
             ),
-            _("If its owner is only late, it can no longer complete, and gives this answer."),
+            _(
+                "If the original process is merely late, it can no longer complete; its client "
+                "gets this answer."
+            ),
         ]
 
     def eligible(self, rows: Any) -> QuerySet[Any]:
@@ -150,7 +153,7 @@ class Release(Settlement):
                 "Whatever else the interrupted attempt has done is done a second time, unless the "
                 "other side recognises it by its derived key. Find that out first."
             ),
-            _("If its owner is only late, it can no longer complete."),
+            _("If the original process is merely late, it can no longer complete."),
         ]
 
     def changes(self, by: str) -> dict[str, Any]:
