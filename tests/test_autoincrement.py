@@ -31,7 +31,7 @@ def copy_slowly(connection: BaseDatabaseWrapper) -> None:
     """
     values = {str(field.column): "''" for field in IdempotencyKey._meta.concrete_fields}
     del values["id"]
-    values |= dict.fromkeys(["attempt", "hold", "replay_count"], "1")
+    values |= dict.fromkeys(["attempt", "hold", "pinned", "replay_count"], "1")
     values |= {name: "NULL" for name in values if name.endswith("_at")}
     values |= {"response_status": "NULL", "created_at": "UTC_TIMESTAMP()"}
     values["key"] = "CONCAT(id, IF(id > (SELECT MIN(id) FROM django_content_type), SLEEP(30), ''))"

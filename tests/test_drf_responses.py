@@ -47,7 +47,9 @@ class Create(IdempotentViewMixin, APIView):
 
 
 class Accepting(Create):
-    idempotency_policy = Policy(mode="leased", on_conflict="accepted")
+    # Not as an attribute, which the system checks of other tests would see without these URLs.
+    def get_idempotency_policy(self) -> Policy:
+        return Policy(mode="leased", on_conflict="accepted")
 
 
 @idempotent(required=True)
@@ -188,7 +190,7 @@ def test_descriptions_in_openapi() -> None:
     assert description(Undocumented()) == ""
     assert description(Documented(action="create")) == "Charges of the shop."
     assert IdempotencyStatusView.get.__doc__ == (
-        "The status of an operation, and its answer when it has one."
+        "The status of an operation, and its answer if there is one."
     )
 
 

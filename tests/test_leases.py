@@ -916,7 +916,7 @@ class TestUnreachableStore:
         operation = leased()
         store.faults["complete"] = ["before"] * 6
         assert attempt(store, operation, lambda e: "the answer") == Executed("the answer")
-        assert "a retry of" in caplog.text
+        assert "A retry of" in caplog.text
         assert operation.key in caplog.text
         assert sent == ["claimed"]
         assert found(store, operation).status is Status.IN_PROGRESS

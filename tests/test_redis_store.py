@@ -829,7 +829,7 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("cache", "said"),
         [
-            ("nowhere", "no cache 'nowhere'"),
+            ("nowhere", "The cache 'nowhere' in CACHES cannot be used"),
             ("memory", "not a django-redis cache"),
             ("sharded", "ShardClient"),
             ("scheme", "no usable LOCATION"),

@@ -164,5 +164,5 @@ def test_a_factory_has_no_cache(server: Server) -> None:
 
 def test_no_such_cache() -> None:
     """Without the cache nothing can be named, and the error says which one is missing."""
-    with pytest.raises(ImproperlyConfigured, match="no cache 'absent' in CACHES"):
+    with pytest.raises(ImproperlyConfigured, match="The cache 'absent' in CACHES cannot be used"):
         RedisStore("default", cache="absent").redis_key("k", "s")
