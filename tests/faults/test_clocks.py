@@ -174,7 +174,7 @@ def test_life_is_not_shortened(at: Place, pair: list[Worker]) -> None:
     assert TTL - 0.01 <= life <= TTL + age  # from the claim, or from the answer
     for each in pair:
         said = each.do("command", "purge_idempotency_keys", "--verbosity", "1")
-        assert "Purged 0 " in said["said"]
+        assert "Purged 0 " in said["said"] or "Nothing to purge" in said["said"]
         assert each.do("post", at.path, key)["replayed"]
     assert at.done(key) == 1
 
