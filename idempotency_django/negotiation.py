@@ -72,7 +72,7 @@ class GivenTokens:
 
 
 def _candidates(content: bytes) -> Iterator[str]:
-    """What may be a token: the letters of an escape sequence may stand before it, or behind it."""
+    """What may be a token; letters of an escape sequence may stand before it or after it."""
     for match in _LETTERS.finditer(content):
         letters = match[0].decode()
         for length in (csrf.CSRF_TOKEN_LENGTH, csrf.CSRF_SECRET_LENGTH):

@@ -34,7 +34,7 @@ def name_of_route(route: str) -> str:
     """The route in an operation's name: without regular expressions, and unique for each route.
 
     ``path()`` routes are their own name. The expression that a router makes needs nothing added to
-    ``/api/charges/{pk}/``; any other is told apart by a digest.
+    ``/api/charges/{pk}/``; to any other expression a digest is added.
     """
     if not _REGULAR.search(route):
         return f"/{route}"
