@@ -111,6 +111,14 @@ def operation() -> Operation:
     return an_operation(lease=30 * SECOND)
 
 
+def interrupt_and_resume(store: Store, handler: Handler) -> None:
+    """Run a handler that is interrupted in its first attempt, and done in its second."""
+    wanted = operation()
+    with pytest.raises(InterruptedError):
+        attempt(store, wanted, handler)
+    assert attempt(store, wanted, handler) == Executed("done")
+
+
 def test_both_branches(store: Store) -> None:
     """A process that dies in the ``except`` branch resumes in it: one of the two has charged."""
     shop, wanted = Shop(Declined(51, reason="no funds")), operation()
@@ -247,10 +255,7 @@ def test_given_up_after_several_tries(store: Store) -> None:
             raise InterruptedError
         return "done"
 
-    wanted = operation()
-    with pytest.raises(InterruptedError):
-        attempt(store, wanted, handler)
-    assert attempt(store, wanted, handler) == Executed("done")
+    interrupt_and_resume(store, handler)
     assert calls == ["broken"] * 3 + ["next"]
 
 
@@ -326,10 +331,7 @@ def test_several_failures(store: Store) -> None:
             raise InterruptedError
         return "done"
 
-    wanted = operation()
-    with pytest.raises(InterruptedError):
-        attempt(store, wanted, handler)
-    assert attempt(store, wanted, handler) == Executed("done")
+    interrupt_and_resume(store, handler)
     assert asked == ["visa", "amex", "transfer"]
 
 
