@@ -159,9 +159,10 @@ def _handler_in_the_making() -> Any:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        handler = frame.f_locals.get("self")
-        if frame.f_code.co_name == "load_middleware" and isinstance(handler, BaseHandler):
-            return handler
+        if frame.f_code.co_name == "load_middleware":
+            handler = frame.f_locals.get("self")
+            if isinstance(handler, BaseHandler):
+                return handler
         frame = frame.f_back
     return None
 
