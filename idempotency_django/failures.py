@@ -71,7 +71,7 @@ def _path(cls: type) -> str:
 def _text(error: Exception) -> str:
     try:
         return str(error)[:LONGEST]
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001  # its own __str__() fails
         return type(error).__name__
 
 
