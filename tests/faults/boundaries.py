@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,15 @@ class Strike:
     number: int
     thread: str = MAIN
     signal: int = signal.SIGKILL
+
+
+def renewal(passed: Sequence[str]) -> int | None:
+    """How many boundaries a heartbeat has passed when it has renewed a lease; ``None``: not yet.
+
+    It is one statement, which commits by itself.
+    """
+    renewed = (count for count, what in enumerate(passed, 1) if what.startswith("after UPDATE"))
+    return next(renewed, None)
 
 
 class Boundaries:
@@ -42,15 +51,15 @@ class Boundaries:
         yield
         self._pass(f"after {what}")
 
-    def wait_for(self, thread: str, what: str, timeout: float) -> None:
-        """Return when that thread has passed that boundary.
+    def wait_for_renewal(self, timeout: float) -> None:
+        """Return when the heartbeat has renewed a lease.
 
         Raises:
             TimeoutError: it did not.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: what in self.passed[thread], timeout):
-                raise TimeoutError(f"{thread} has not passed {what!r}.")
+            if not self._changed.wait_for(lambda: renewal(self.passed[HEARTBEAT]), timeout):
+                raise TimeoutError(f"No lease was renewed: {self.passed[HEARTBEAT]}")
 
     def _pass(self, what: str) -> None:
         name = threading.current_thread().name

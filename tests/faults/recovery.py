@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from .boundaries import HEARTBEAT, MAIN, Strike
+from .boundaries import HEARTBEAT, MAIN, Strike, renewal
 from .ledger import Ledger
 from .processes import Ended, Forks, Order
 from .state import State
@@ -81,7 +81,7 @@ class Bank:
         """Every boundary that an execution passed, as it can be struck at."""
         passed = ended.passed[mode.thread]
         if mode.thread == HEARTBEAT:  # it may have gone on, or not, when the operation ended
-            passed = passed[: passed.index("after COMMIT") + 1]
+            passed = passed[: renewal(passed)]
         return [Strike(number, mode.thread) for number in range(len(passed))]
 
     def statements(self, mode: Mode, ended: Ended) -> list[Strike]:

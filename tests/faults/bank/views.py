@@ -20,7 +20,7 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.testing import PATIENCE
-from tests.faults.boundaries import HEARTBEAT, boundaries
+from tests.faults.boundaries import boundaries
 
 from .models import Effect, Standing
 
@@ -102,7 +102,7 @@ def stepped(request: HttpRequest) -> JsonResponse:
 @idempotent(mode="leased")
 def renewed(request: HttpRequest) -> JsonResponse:
     """The same, taking so long that the lease is renewed meanwhile."""
-    boundaries.wait_for(HEARTBEAT, "after COMMIT", PATIENCE)
+    boundaries.wait_for_renewal(PATIENCE)
     return JsonResponse(_transfer(request), status=201)
 
 
