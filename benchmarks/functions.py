@@ -15,9 +15,9 @@ from aws_lambda_powertools.utilities.idempotency.persistence.cache import CacheP
 from redis import Redis
 
 from benchmarks.views import OrderSerializer
-from idempotency_django.calls import idempotent_call
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import OperationInProgress
-from idempotency_django.executions import Execution
+from idempotency_django.functions import idempotent_call
 from idempotency_django.policy import Policy
 
 BARE: Final = "bare"
@@ -79,7 +79,7 @@ def protected(variant: str, work: Work = create, lease: timedelta = LEASE) -> Fu
 
 def _ours(work: Work, policy: Policy, *, fenced: bool = False) -> Function:
     def call(key: str, order: Order) -> dict[str, Any]:
-        def fn(execution: Execution) -> dict[str, Any]:
+        def fn(execution: ExecutionContext) -> dict[str, Any]:
             if not fenced:
                 return work(order)
             with execution.atomic():

@@ -42,7 +42,7 @@ IDEMPOTENCY = {
         "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"},
         "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
         "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},
-        "cached": {"BACKEND": "idempotency_django.stores.cached.CachedStore"},
+        "cached": {"BACKEND": "idempotency_django.stores.cached_database.CachedStore"},
     }
 }
 

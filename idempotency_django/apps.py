@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -9,7 +11,7 @@ from .checks import register_checks
 
 
 class IdempotencyConfig(AppConfig):
-    """Registers the system checks when the apps are ready."""
+    """Registers the system checks, and REST framework's adapter, when the apps are ready."""
 
     name = "idempotency_django"
     verbose_name = _("Idempotency")
@@ -17,3 +19,6 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         register_checks()
+        if find_spec("rest_framework"):
+            # It cannot be imported earlier, and not where it is not installed.
+            from .checks import drf  # noqa: F401, PLC0415

@@ -42,6 +42,8 @@ NAMES: Final = frozenset(
 )
 """Every name that ``IDEMPOTENCY`` may hold; the system checks refuse others."""
 
+MIDDLEWARE: Final = "idempotency_django.middleware.IdempotencyMiddleware"
+
 ALL_UNSAFE: Final = "unsafe"
 WITH_POLICY: Final = "with-policy"
 

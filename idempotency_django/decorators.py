@@ -7,9 +7,9 @@ from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .opening import PROTECTED, name_of
+from .http.opening import PROTECTED, name_of
+from .http.wrapping import EXEMPT, is_exempt, is_marked, protect
 from .policy import Policy
-from .protection import EXEMPT, is_exempt, is_marked, protect
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 

@@ -188,7 +188,7 @@ class StepFailed(Exception):
     """A step failed in an earlier attempt, whose handler caught the error and went on.
 
     It is raised if the error's class was not passed to
-    :meth:`~idempotency_django.executions.Execution.expect`.
+    :meth:`~idempotency_django.engine.context.ExecutionContext.expect`.
 
     Args:
         step: the step's name.

@@ -20,13 +20,12 @@ from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
-from .frameworks import is_exempt_by_module
-from .handlers import ensure_claimed
-from .http import key_header
-from .opening import POLICIES, POLICY, PROTECTED, kept
-from .policy import UNSET, Policy
-from .policy_fields import UNSAFE_METHODS
-from .protection import (
+from .http.atomic_requests import asks_for_transaction
+from .http.frameworks import is_exempt_by_module
+from .http.handlers import ensure_claimed
+from .http.messages import key_header
+from .http.opening import POLICIES, POLICY, PROTECTED, kept
+from .http.wrapping import (
     ViewFunction,
     is_async,
     is_exempt,
@@ -34,7 +33,8 @@ from .protection import (
     protect,
     view_class_of,
 )
-from .transactions import asks_for_transaction
+from .policy import UNSET, Policy
+from .policy.validators import UNSAFE_METHODS
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 

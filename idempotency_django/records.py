@@ -1,13 +1,13 @@
-"""The frozen values that adapters, policy, engine and stores exchange; none knows HTTP or DRF."""
+"""The frozen values that adapters, policy, engine and stores adapter; none knows HTTP or DRF."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 
 class Status(StrEnum):
@@ -27,7 +27,7 @@ class Operation:
         scope: the namespace the key is unique in; at most 255 printable ASCII characters.
         name: which operation this is, for people (``"POST /api/charges/"``).
         fingerprint: of what the request asks for and who asks, 64 characters; see
-            :mod:`idempotency_django.seals`.
+            :mod:`idempotency_django.policy.seals`.
         content: digest of what the request asks for, without a secret; never stored as it is.
         aliases: other fingerprints of the same request: under ``SECRET_KEY_FALLBACKS``, and
             without the credentials that a caller did not have yet when it sent the first request.
@@ -162,112 +162,3 @@ class Step:
     attempt: int
     result: str
     failure: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadedFile:
-    """What identifies an uploaded file: its field, name, media type, size and SHA-256 (hex)."""
-
-    field: str
-    name: str
-    media_type: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A body that arrived as a form: the values of each field in order, and the files."""
-
-    fields: Mapping[str, Sequence[str]]
-    files: tuple[UploadedFile, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hashed:
-    """A body that is too large for memory: its size in bytes and its SHA-256 (hex)."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A body that the adapter's own parser has turned into plain Python (JSON, YAML, …).
-
-    Attributes:
-        value: what the parser made.
-        raw: the body that it parsed; ``None`` if that is gone.
-    """
-
-    value: Any
-    raw: bytes | Hashed | None = None
-
-
-Body = bytes | Form | Hashed | Parsed
-"""What the client sent, in the form that the adapter knows it in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What an adapter tells the policy about one request, before anything is decided.
-
-    Attributes:
-        name: the operation (``"POST /api/charges/"``): the method and the route, which stay the
-            same when code moves.
-        principal: who is calling (``"user:42"``); empty for callers who are not told apart.
-        credentials: digest of the credentials of the request, if the principal is not known; empty
-            if there were none.
-        host: the request's host, in lower case and without its port; empty outside HTTP.
-        method: the HTTP method in capitals.
-        path: the whole path, without the query.
-        query: the query string as it was sent.
-        media_type: of the body, lower case, without parameters.
-        body: what the client sent.
-        header: the key header's value; ``None`` when there is none.
-        request: the framework's own object, for your callables that need more.
-    """
-
-    name: str
-    principal: str
-    method: str
-    path: str
-    credentials: str = ""
-    host: str = ""
-    query: str = ""
-    media_type: str = ""
-    body: Body = b""
-    header: str | None = None
-    request: Any = None
-
-    def changed(self, **changes: Any) -> Call:
-        """The same call with other attributes."""
-        return replace(self, **changes)
-
-
-class LazyCall(Call):
-    """A call whose body is read at its first use, by the function given as ``body``.
-
-    A fingerprint or a key that does not use the body does not read it.
-    """
-
-    __slots__ = ()
-
-    @property
-    def body(self) -> Body:
-        """What was sent."""
-        body = _BODY.__get__(self)
-        if callable(body):
-            body = body()
-            _BODY.__set__(self, body)
-        return body  # type: ignore[no-any-return]
-
-    @body.setter
-    def body(self, body: Body | Callable[[], Body]) -> None:
-        _BODY.__set__(self, body)
-
-    def changed(self, **changes: Any) -> Call:
-        return replace(self, **{"body": lambda: self.body, **changes})
-
-
-_BODY: Any = vars(Call)["body"]  # the slot, below the property

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from .purging import BATCH_SIZE, purge
 from .stores import stores
+from .stores.purging import BATCH_SIZE, purge
 
 
 @shared_task(name="idempotency_django.tasks.purge_expired_keys")

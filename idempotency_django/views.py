@@ -10,8 +10,8 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.generic import View
 
-from .http import principal_of
-from .status import described, record_of
+from .http.messages import principal_of
+from .http.status import described, record_of
 
 
 @method_decorator(never_cache, name="dispatch")
@@ -22,7 +22,7 @@ class IdempotencyStatusView(View):
 
         path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status")
 
-    Anybody else gets 404. See :func:`idempotency_django.status.described`.
+    Anybody else gets 404. See :func:`idempotency_django.http.status.described`.
     """
 
     http_method_names = ["get", "head", "options"]

@@ -58,7 +58,7 @@ IDEMPOTENCY: dict[str, Any] = {
 if REDIS_URL := os.environ.get("REDIS_URL"):
     CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}
     IDEMPOTENCY["STORES"]["default"] = {
-        "BACKEND": "idempotency_django.stores.cached.CachedStore"
+        "BACKEND": "idempotency_django.stores.cached_database.CachedStore"
         if os.environ.get("CACHED") == "1"
         else "idempotency_django.stores.redis.RedisStore",
         "OPTIONS": {"cache": "default"},

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from idempotency_django.records import Call
+from idempotency_django.policy.invocation import Invocation
 
 # A slow machine is no failure: no test has a deadline.
 settings.register_profile("idempotency", deadline=None)
@@ -25,7 +25,7 @@ JSON = st.recursive(
 )
 
 
-def a_call(body: Any = b"", **changes: Any) -> Call:
+def a_call(body: Any = b"", **changes: Any) -> Invocation:
     """A call by user 42, whose body is JSON unless said otherwise."""
     given: dict[str, Any] = {
         "name": "POST /orders/",
@@ -35,4 +35,4 @@ def a_call(body: Any = b"", **changes: Any) -> Call:
         "media_type": "application/json",
         "body": body,
     }
-    return Call(**(given | changes))
+    return Invocation(**(given | changes))

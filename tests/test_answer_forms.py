@@ -33,8 +33,8 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.http.status import described
 from idempotency_django.records import Payload, Record, Status
-from idempotency_django.status import described
 from tests.models import Effect
 from tests.support import (
     assert_problem,

@@ -27,11 +27,11 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_control
 from django.views.generic import View
 
-from idempotency_django import engine, leases, signals
+from idempotency_django import engine, signals
 from idempotency_django.decorators import idempotency_exempt, idempotent
-from idempotency_django.engine import Answer, Executed, Outcome, Replayed
+from idempotency_django.engine import Executed, Outcome, Replayed, Result, leases
+from idempotency_django.engine.context import ExecutionContext, Unprotected
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.executions import Execution, Unprotected
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
@@ -67,7 +67,7 @@ class Gate:
 
 
 gates: dict[str, Gate] = {}
-executions: list[Execution | None] = []
+executions: list[ExecutionContext | None] = []
 
 
 async def chunks() -> AsyncIterator[bytes]:
@@ -868,26 +868,26 @@ class Flaky(MemoryStore):
 STORED = Payload(201, (), b"done")
 
 
-async def answer(execution: Execution | None) -> Answer:
+async def answer(execution: ExecutionContext | None) -> Result:
     executions.append(execution)
     await asyncio.sleep(0)
-    return Answer("done", STORED)
+    return Result("done", STORED)
 
 
-async def refuse(execution: Execution | None) -> Answer:
+async def refuse(execution: ExecutionContext | None) -> Result:
     executions.append(execution)
     await asyncio.sleep(0)
     raise LookupError("boom")
 
 
-def reraise(error: Exception) -> Answer:
+def reraise(error: Exception) -> Result:
     raise error
 
 
 def arun(
     store: MemoryStore,
     operation: Operation,
-    execute: Callable[[Execution | None], Awaitable[Answer]] = answer,
+    execute: Callable[[ExecutionContext | None], Awaitable[Result]] = answer,
     **fields: Any,
 ) -> Coroutine[Any, Any, Outcome]:
     return engine.arun(store, Policy(**fields).resolved(), operation, execute, reraise)
@@ -1028,7 +1028,7 @@ class TestCancelledWhileAsking:
             store, reached = Flaky(), asyncio.Event()
             store.unreachable["acquire"] = 1
 
-            async def endless(execution: Execution | None) -> Answer:
+            async def endless(execution: ExecutionContext | None) -> Result:
                 assert isinstance(execution, Unprotected)
                 reached.set()
                 await asyncio.sleep(PATIENCE)
@@ -1050,8 +1050,8 @@ class TestCancelledWhileAsking:
         async def work() -> None:
             store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
 
-            async def execute(execution: Execution | None) -> Answer:
-                future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            async def execute(execution: ExecutionContext | None) -> Result:
+                future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
                 future.cancel()
                 return await future
 
@@ -1067,7 +1067,7 @@ class TestCancelledWhileAsking:
         async def work() -> None:
             store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
 
-            async def execute(execution: Execution | None) -> Answer:
+            async def execute(execution: ExecutionContext | None) -> Result:
                 async with asyncio.timeout(0):
                     await asyncio.sleep(PATIENCE)
                 raise AssertionError
@@ -1084,7 +1084,7 @@ class TestCancelledWhileAsking:
         async def work() -> None:
             store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
 
-            async def execute(execution: Execution | None) -> Answer:
+            async def execute(execution: ExecutionContext | None) -> Result:
                 await asyncio.sleep(PATIENCE)
                 raise AssertionError
 

@@ -14,7 +14,7 @@ from django.urls import path
 from rest_framework import renderers, serializers, viewsets
 
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.drf_forms import BrowsableAPIRenderer
+from idempotency_django.drf.forms import BrowsableAPIRenderer
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect

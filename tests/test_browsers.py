@@ -13,11 +13,11 @@ from django.template import Context, Template
 from django.test import Client, override_settings
 from django.urls import path
 
-from idempotency_django import checks, keys
+from idempotency_django import checks
 from idempotency_django.decorators import idempotent
 from idempotency_django.errors import KeyMissing
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, keys
 from tests.models import Effect
 from tests.support import assert_problem, effects, is_replay, new_key
 

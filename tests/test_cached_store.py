@@ -23,7 +23,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.records import Claim, Operation, Record
 from idempotency_django.stores import stores
-from idempotency_django.stores.cached import CachedStore
+from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.testing import ANSWER, an_operation
 from tests.models import Effect
 from tests.servers import valkey
@@ -31,7 +31,7 @@ from tests.support import assert_replays, effects, new_key, post, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-STORES = {"default": {"BACKEND": "idempotency_django.stores.cached.CachedStore"}}
+STORES = {"default": {"BACKEND": "idempotency_django.stores.cached_database.CachedStore"}}
 
 
 class Broken(LocMemCache):

@@ -21,7 +21,7 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
-from idempotency_django.records import Call
+from idempotency_django.policy.invocation import Invocation
 from tests.models import Effect
 from tests.support import assert_problem, effects, is_replay, new_key, post
 
@@ -93,7 +93,7 @@ def below_api_view(request: Request) -> Response:
     return OwnAuthentication().post(request)
 
 
-def known(call: Call) -> str | None:
+def known(call: Invocation) -> str | None:
     owner = owner_of(call.request)
     return owner and f"token-owner:{owner}"
 

@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.test import override_settings
 
-from idempotency_django.calls import aidempotent_call, idempotent_call
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import (
     FingerprintMismatch,
     KeyMalformed,
@@ -19,7 +19,7 @@ from idempotency_django.errors import (
     OperationInProgress,
     ResponseNotStored,
 )
-from idempotency_django.executions import Execution
+from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
@@ -45,7 +45,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
     return request.param
 
 
-def pay(execution: Execution) -> Any:
+def pay(execution: ExecutionContext) -> Any:
     """Do it, and say what came of it."""
     Effect.objects.create(reference="a")
     return {"paid": True, "attempt": execution.attempt, "pair": (1, 2)}
@@ -76,7 +76,7 @@ def test_fingerprint(policy: Policy) -> None:
 def test_failure(policy: Policy) -> None:
     """What the function raises is raised, and the next call executes it again."""
 
-    def explode(execution: Execution) -> Any:
+    def explode(execution: ExecutionContext) -> Any:
         raise LookupError("boom")
 
     with pytest.raises(LookupError, match="boom"):
@@ -87,7 +87,7 @@ def test_failure(policy: Policy) -> None:
 def test_result_that_is_not_json(policy: Policy) -> None:
     """A result that cannot be stored is refused with a clear error, and rolls back."""
 
-    def wrong(execution: Execution) -> Any:
+    def wrong(execution: ExecutionContext) -> Any:
         Effect.objects.create(reference="a")
         return object()
 
@@ -117,7 +117,7 @@ def test_steps() -> None:
     """Steps work as in views: the next attempt resumes behind them."""
     done: list[str] = []
 
-    def transfer(execution: Execution) -> Any:
+    def transfer(execution: ExecutionContext) -> Any:
         debit = execution.step("debit", lambda: done.append("debit") or 17)
         if execution.attempt == 1:
             raise LookupError
@@ -134,7 +134,7 @@ def test_in_progress_and_held() -> None:
     policy = Policy(mode="leased", on_interrupted="hold")
     told: list[str] = []
 
-    def meddle(execution: Execution) -> Any:
+    def meddle(execution: ExecutionContext) -> Any:
         with pytest.raises(OperationInProgress):
             call(policy, meddle)
         past = DatabaseNow() - timedelta(seconds=1)
@@ -151,7 +151,7 @@ def test_in_progress_and_held() -> None:
 def test_async() -> None:
     """A coroutine function is awaited, once."""
 
-    async def apay(execution: Execution) -> Any:
+    async def apay(execution: ExecutionContext) -> Any:
         await Effect.objects.acreate(reference="a")
         return [execution.attempt]
 

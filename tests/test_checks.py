@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -23,6 +22,8 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from idempotency_django import checks
+from idempotency_django.checks import configuration, views
+from idempotency_django.checks import drf as drf_checks
 from idempotency_django.conf import DEFAULT_STORES
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
@@ -39,12 +40,12 @@ DATABASE = "idempotency_django.stores.database.DatabaseStore"
 @pytest.fixture(autouse=True)
 def _own_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """The views of other tests are no part of the projects that are checked here."""
-    every = checks._subclasses
+    every = drf_checks._subclasses
 
     def own(of: type[Any]) -> Iterator[type[Any]]:
         return (view for view in every(of) if view.__module__ == __name__)
 
-    monkeypatch.setattr(checks, "_subclasses", own)
+    monkeypatch.setattr(drf_checks, "_subclasses", own)
 
 
 def found(*databases: str) -> list[CheckMessage]:
@@ -478,7 +479,7 @@ def test_middleware_whose_process_view_would_be_skipped() -> None:
 
 def test_middleware_before_the_authentication() -> None:
     """E010: before the authentication everybody is anonymous."""
-    with override_settings(MIDDLEWARE=[OURS, checks.AUTHENTICATION]):
+    with override_settings(MIDDLEWARE=[OURS, configuration.AUTHENTICATION]):
         assert "counts as anonymous" in only("E010").msg
 
 
@@ -611,12 +612,12 @@ class TestViews:
         assert Orders.idempotency_policy
 
     def test_project_without_drf(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where nothing has imported the mixin there is no view, and DRF is not needed."""
+        """Where REST framework is not installed, its views are not looked for."""
 
         class Orders(IdempotentViewMixin, APIView):
             idempotency_policy = Policy(store="audit")
 
-        monkeypatch.delitem(sys.modules, "idempotency_django.drf")
+        monkeypatch.setattr(views, "of_frameworks", [])
         with override_settings():
             del settings.ROOT_URLCONF
             assert list(checks.check_views()) == []

@@ -242,7 +242,7 @@ class TestVarious:
 
     def test_session_advisory_locks(self) -> None:
         """Session locks are lost or leaked behind PgBouncer; here they end with the transaction."""
-        from idempotency_django.stores.dialects import PostgreSQL
+        from idempotency_django.stores.database.dialects import PostgreSQL
 
         assert "pg_try_advisory_xact_lock" in PostgreSQL.insert
 

@@ -20,16 +20,16 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.engine import Answer, InProgress, decide, run
+from idempotency_django.engine import InProgress, Result, decide, run
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
+from idempotency_django.http.atomic_requests import RequestTransactions
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Record, Status, Step
-from idempotency_django.stores import database
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.dialects import DIALECTS, PostgreSQL
+from idempotency_django.stores.database import store as database
+from idempotency_django.stores.database.dialects import DIALECTS, PostgreSQL
 from idempotency_django.testing import ANSWER, an_operation, in_threads
-from idempotency_django.transactions import RequestTransactions
 from tests.models import Effect
 from tests.settings import ALIASES
 from tests.support import assert_problem, assert_replays, effects, new_key, post, record
@@ -361,7 +361,7 @@ class TestFaults:
 
     def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A database that the store does not know is refused by name."""
-        monkeypatch.setattr("idempotency_django.stores.database.DIALECTS", {})
+        monkeypatch.setattr("idempotency_django.stores.database.store.DIALECTS", {})
         with pytest.raises(ImproperlyConfigured, match=repr(connection.vendor)):
             DatabaseStore("default").acquire(an_operation(lease=timedelta(seconds=30)))
 
@@ -593,13 +593,13 @@ class TestBusySQLite:
         operation = an_operation()
         reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])
 
-        def execute(execution: Any) -> Answer:
+        def execute(execution: Any) -> Result:
             Effect.objects.using(self.using).create(reference="a")
             reader.execute("BEGIN")
             reader.execute("SELECT 1 FROM django_migrations").fetchone()
-            return Answer("response", ANSWER)
+            return Result("response", ANSWER)
 
-        def recover(error: Exception) -> Answer:
+        def recover(error: Exception) -> Result:
             reader.close()  # it is away when the failure is written down
             raise error
 

@@ -20,11 +20,10 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_control
 from django.views.generic import TemplateView, View
 
-from idempotency_django import keys
 from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.http.wrapping import EXEMPT, is_marked
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import PAYMENT, Policy
-from idempotency_django.protection import EXEMPT, is_marked
+from idempotency_django.policy import PAYMENT, Policy, keys
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post
 

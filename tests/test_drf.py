@@ -22,13 +22,14 @@ from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView, exception_handler
 
-from idempotency_django import keys, scopes, signals
+from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotencyAPIException, IdempotentViewMixin
-from idempotency_django.executions import Execution
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import PAYMENT, Policy
-from idempotency_django.records import Call, Record
+from idempotency_django.policy import PAYMENT, Policy, keys, scopes
+from idempotency_django.policy.invocation import Invocation
+from idempotency_django.records import Record
 from tests.models import Effect
 from tests.support import (
     assert_problem,
@@ -237,7 +238,7 @@ def below(request: Request) -> Response:
 
 
 def function(request: Request) -> Response:
-    assert isinstance(request.idempotency, Execution)
+    assert isinstance(request.idempotency, ExecutionContext)
     Effect.objects.create(reference=request.data["reference"])
     return Response({"attempt": request.idempotency.attempt}, status=201)
 
@@ -830,7 +831,7 @@ class TestBodies:
     def test_policy_fingerprint(self, client: Client, settings: Any) -> None:
         """A policy may decide itself what counts."""
 
-        def path_only(call: Call) -> str:
+        def path_only(call: Invocation) -> str:
             return call.path
 
         settings.IDEMPOTENCY = {"POLICY": {"fingerprint": path_only}}

@@ -21,7 +21,7 @@ from django.db import (
 )
 
 from idempotency_django import engine, signals
-from idempotency_django.engine import Answer, Executed, InProgress, Mismatched, Outcome, Replayed
+from idempotency_django.engine import Executed, InProgress, Mismatched, Outcome, Replayed, Result
 from idempotency_django.engine.outcomes import LONGEST_PAUSE
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -52,27 +52,27 @@ def skip_where_duplicates_queue(store: Store) -> None:
         pytest.skip("SQLite makes a duplicate wait by itself")
 
 
-def effect(claim: Claim) -> Answer:
+def effect(claim: Claim) -> Result:
     """Do it and answer."""
     Effect.objects.create(reference="a")
-    return Answer("response", STORED)
+    return Result("response", STORED)
 
 
-def dangling(claim: Claim) -> Answer:
+def dangling(claim: Claim) -> Result:
     """Do what PostgreSQL and SQLite refuse at COMMIT only."""
     LogEntry.objects.create(user_id=10**6, action_flag=ADDITION)
     return effect(claim)
 
 
-def reraise(error: Exception) -> Answer:
+def reraise(error: Exception) -> Result:
     raise error
 
 
 def run(
     store: Store,
     operation: Operation,
-    execute: Callable[[Claim], Answer] = effect,
-    recover: Callable[[Exception], Answer] = reraise,
+    execute: Callable[[Claim], Result] = effect,
+    recover: Callable[[Exception], Result] = reraise,
     *,
     after: ExitStack | None = None,
     **fields: Any,
@@ -83,7 +83,7 @@ def run(
 
 
 def once(
-    within: bool, store: Store, operation: Operation, execute: Callable[[Claim], Answer] = effect
+    within: bool, store: Store, operation: Operation, execute: Callable[[Claim], Result] = effect
 ) -> Outcome:
     """Run it in a transaction of its own, or within one that the caller has opened."""
     if not within:
@@ -98,7 +98,7 @@ def held(store: Store, operation: Operation) -> Iterator[Callable[[], Outcome]]:
     started, finish = threading.Event(), threading.Event()
     outcomes: list[Outcome] = []
 
-    def execute(claim: Claim) -> Answer:
+    def execute(claim: Claim) -> Result:
         started.set()
         assert finish.wait(PATIENCE)
         return effect(claim)
@@ -179,9 +179,9 @@ class TestRun:
         operation = an_operation()
         claims: list[Claim] = []
 
-        def fail(claim: Claim) -> Answer:
+        def fail(claim: Claim) -> Result:
             claims.append(claim)
-            return Answer("no", None, error="no")
+            return Result("no", None, error="no")
 
         run(store, operation, fail)
         run(store, operation, fail)
@@ -191,9 +191,9 @@ class TestRun:
     def test_returned_failure(self, store: Store, sent: list[str]) -> None:
         """An answer without payload is given, but nothing of it stays; a retry executes."""
 
-        def refuse(claim: Claim) -> Answer:
+        def refuse(claim: Claim) -> Result:
             effect(claim)
-            return Answer("busy", None, error="The answer was 503.", failed=True)
+            return Result("busy", None, error="The answer was 503.", failed=True)
 
         operation = an_operation()
         assert run(store, operation, refuse) == Executed("busy")
@@ -207,13 +207,13 @@ class TestRun:
     def test_released(self, store: Store, sent: list[str]) -> None:
         """An answer that is not kept and is no failure releases the key."""
         operation = an_operation()
-        run(store, operation, lambda claim: Answer("later", None, error="The answer was 429."))
+        run(store, operation, lambda claim: Result("later", None, error="The answer was 429."))
         assert sent == ["claimed", "released"]
 
     def test_raised_error(self, store: Store, sent: list[str]) -> None:
         """What the handler raises rolls back and goes on to the caller, as itself."""
 
-        def explode(claim: Claim) -> Answer:
+        def explode(claim: Claim) -> Result:
             effect(claim)
             raise LookupError("boom")
 
@@ -232,13 +232,13 @@ class TestRun:
     def test_recovered_error(self, store: Store, sent: list[str]) -> None:
         """The answer that an adapter makes of an error is given, and kept if it has a payload."""
 
-        def explode(claim: Claim) -> Answer:
+        def explode(claim: Claim) -> Result:
             effect(claim)
             raise LookupError("boom")
 
         kept = Payload(404, (), b"none")
         operation = an_operation()
-        outcome = run(store, operation, explode, lambda error: Answer("none", lambda: kept))
+        outcome = run(store, operation, explode, lambda error: Result("none", lambda: kept))
         assert outcome == Executed("none")
         replay = run(store, operation)
         assert isinstance(replay, Replayed)
@@ -249,7 +249,7 @@ class TestRun:
     def test_exit_frees_the_key(self, store: Store) -> None:
         """A request to exit, which is no error, goes through and leaves the key free."""
 
-        def leave(claim: Claim) -> Answer:
+        def leave(claim: Claim) -> Result:
             effect(claim)
             raise SystemExit
 
@@ -308,10 +308,10 @@ class TestConflict:
         first = an_operation(key=operation.key)
         started, finish = threading.Event(), threading.Event()
 
-        def fail(claim: Claim) -> Answer:
+        def fail(claim: Claim) -> Result:
             started.set()
             assert finish.wait(PATIENCE)
-            return Answer("no", None, error="no", failed=True)
+            return Result("no", None, error="no", failed=True)
 
         thread = threading.Thread(target=lambda: in_threads([lambda: run(store, first, fail)]))
         thread.start()
@@ -353,7 +353,7 @@ class TestTransaction:
     def test_lost_claim_rolls_back(self) -> None:
         """When the claim's record vanishes during execution, the effect is rolled back."""
 
-        def sabotage(claim: Claim) -> Answer:
+        def sabotage(claim: Claim) -> Result:
             IdempotencyKey.objects.all().delete()
             return effect(claim)
 
@@ -364,11 +364,11 @@ class TestTransaction:
     def test_swallowed_database_error(self) -> None:
         """A database error that the handler swallowed does not end in a commit of half the work."""
 
-        def swallow(claim: Claim) -> Answer:
+        def swallow(claim: Claim) -> Result:
             effect(claim)
             with pytest.raises(DatabaseError), connection.cursor() as cursor:
                 cursor.execute("SELECT * FROM nowhere")
-            return Answer("response", STORED)
+            return Result("response", STORED)
 
         store, operation = DatabaseStore("default"), an_operation()
         if connection.vendor == "postgresql":
@@ -389,7 +389,7 @@ class TestTransaction:
             assert found is not None
             seen.append(found.status)
 
-        def execute(claim: Claim) -> Answer:
+        def execute(claim: Claim) -> Result:
             transaction.on_commit(look)
             return effect(claim)
 
@@ -403,7 +403,7 @@ class TestTransaction:
         def broken() -> None:
             raise LookupError("hook")
 
-        def execute(claim: Claim) -> Answer:
+        def execute(claim: Claim) -> Result:
             transaction.on_commit(broken)
             return effect(claim)
 
@@ -423,7 +423,7 @@ class TestTransaction:
         def broken() -> None:
             raise error
 
-        def execute(claim: Claim) -> Answer:
+        def execute(claim: Claim) -> Result:
             transaction.on_commit(broken)
             return effect(claim)
 
@@ -471,9 +471,9 @@ class TestTransaction:
             with transaction.atomic():
                 read_and_write("rival")
 
-        def execute(claim: Claim) -> Answer:
+        def execute(claim: Claim) -> Result:
             read_and_write("a")
-            return Answer("response", STORED)
+            return Result("response", STORED)
 
         def complete(*arguments: Any) -> bool:
             done = completed(store, *arguments)
@@ -500,9 +500,9 @@ class TestTransaction:
         store, operation = DatabaseStore("default"), an_operation()
         seen: list[Exception] = []
 
-        def recover(error: Exception) -> Answer:
+        def recover(error: Exception) -> Result:
             seen.append(error)
-            return Answer("sorry", None, error="no")
+            return Result("sorry", None, error="no")
 
         assert run(store, operation, dangling, recover) == Executed("sorry")
         assert [type(error) for error in seen] == [IntegrityError]
@@ -532,9 +532,9 @@ class TestTransaction:
         """The hooks of an attempt that is rolled back never run."""
         seen: list[str] = []
 
-        def execute(claim: Claim) -> Answer:
+        def execute(claim: Claim) -> Result:
             transaction.on_commit(lambda: seen.append("ran"))
-            return Answer("no", None, error="no")
+            return Result("no", None, error="no")
 
         run(DatabaseStore("default"), an_operation(), execute)
         assert seen == []
@@ -542,10 +542,10 @@ class TestTransaction:
     def test_marked_for_rollback_within_a_transaction_of_the_caller(self) -> None:
         """A refusal that is marked for rollback takes nothing of the caller's with it."""
 
-        def refuse(claim: Claim) -> Answer:
+        def refuse(claim: Claim) -> Result:
             effect(claim)
             transaction.set_rollback(True)
-            return Answer("refused", Payload(400, (), b"no"))
+            return Result("refused", Payload(400, (), b"no"))
 
         with transaction.atomic():
             Effect.objects.create(reference="before")
@@ -569,9 +569,9 @@ class TestTransaction:
         """A failed attempt rolls back its own part only, and the caller's transaction goes on."""
         store, operation = DatabaseStore("default"), an_operation()
 
-        def refuse(claim: Claim) -> Answer:
+        def refuse(claim: Claim) -> Result:
             effect(claim)
-            return Answer("no", None, error="no")
+            return Result("no", None, error="no")
 
         with transaction.atomic():
             Effect.objects.create(reference="before")
@@ -582,9 +582,9 @@ class TestTransaction:
         """With ``after``, a failed attempt rolls the caller back and is recorded later."""
         store, operation = DatabaseStore("default"), an_operation()
 
-        def refuse(claim: Claim) -> Answer:
+        def refuse(claim: Claim) -> Result:
             effect(claim)
-            return Answer("no", None, error="refused")
+            return Result("no", None, error="refused")
 
         with ExitStack() as after:
             with transaction.atomic():
@@ -601,14 +601,14 @@ class TestTransaction:
         when the error was raised; then it rolls back.
         """
 
-        def explode(claim: Claim) -> Answer:
+        def explode(claim: Claim) -> Result:
             effect(claim)
             transaction.set_rollback(marked)
             raise LookupError
 
-        def recover(error: Exception) -> Answer:
+        def recover(error: Exception) -> Result:
             assert transaction.get_rollback() is marked
-            return Answer("none", None, error="no")
+            return Result("none", None, error="no")
 
         with ExitStack() as after, transaction.atomic():
             outcome = run(DatabaseStore("default"), an_operation(), explode, recover, after=after)
@@ -636,7 +636,7 @@ class TestAudit:
     def test_error_is_kept(self) -> None:
         """The record says what went wrong."""
 
-        def explode(claim: Claim) -> Answer:
+        def explode(claim: Claim) -> Result:
             raise LookupError("no\0such thing")
 
         operation = an_operation()
@@ -651,11 +651,11 @@ class TestAudit:
         """When another attempt completes between rollback and audit, its answer stays."""
         store, operation = DatabaseStore("default"), an_operation()
 
-        def recover(error: Exception) -> Answer:
+        def recover(error: Exception) -> Result:
             in_threads([lambda: run(store, operation)])
             raise error
 
-        def explode(claim: Claim) -> Answer:
+        def explode(claim: Claim) -> Result:
             raise LookupError
 
         with pytest.raises(LookupError):
@@ -667,7 +667,7 @@ class TestAudit:
     def test_answer_that_cannot_be_made(self, sent: list[str]) -> None:
         """Where the answer to an error cannot be made, that is why the attempt has failed."""
 
-        def explode(claim: Claim) -> Answer:
+        def explode(claim: Claim) -> Result:
             raise LookupError
 
         def unmade() -> Payload:
@@ -678,7 +678,7 @@ class TestAudit:
                 DatabaseStore("default"),
                 an_operation(),
                 explode,
-                lambda error: Answer("none", unmade),
+                lambda error: Result("none", unmade),
             )
         assert IdempotencyKey.objects.get().error == "TypeError: no JSON"
         assert sent == ["claimed", "failed"]
@@ -693,7 +693,7 @@ class TestAudit:
             raise StoreUnavailable
 
         monkeypatch.setattr(store, "fail", unreachable)
-        outcome = run(store, an_operation(), lambda claim: Answer("no", None, error="refused"))
+        outcome = run(store, an_operation(), lambda claim: Result("no", None, error="refused"))
         assert outcome == Executed("no")
         assert "refused" in caplog.text
         assert sent == ["claimed", "released"]

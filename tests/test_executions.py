@@ -25,14 +25,14 @@ from django.utils import timezone
 
 from idempotency_django import engine
 from idempotency_django.decorators import idempotent
-from idempotency_django.engine import Answer, Executed, InProgress, Mismatched, Outcome, Replayed
+from idempotency_django.engine import Executed, InProgress, Mismatched, Outcome, Replayed, Result
+from idempotency_django.engine.context import ExecutionContext, Unprotected
+from idempotency_django.engine.leases import Lease
+from idempotency_django.engine.steps import LONGEST_NAME
 from idempotency_django.errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
-from idempotency_django.executions import Execution, Unprotected
-from idempotency_django.leases import Lease
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step
-from idempotency_django.steps import LONGEST_NAME
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
@@ -50,7 +50,7 @@ T = TypeVar("T")
 LEASE = timedelta(seconds=30)
 STORED = Payload(201, (), b"done")
 POLICY = Policy(mode="leased")
-Handler = Callable[[Execution], object]
+Handler = Callable[[ExecutionContext], object]
 
 
 @pytest.fixture(params=[*ALIASES, "memory"])
@@ -79,16 +79,16 @@ def leased(**changes: object) -> Operation:
     return an_operation(**({"lease": LEASE} | changes))
 
 
-def reraise(error: Exception) -> Answer:
+def reraise(error: Exception) -> Result:
     raise error
 
 
 def attempt(store: Store, operation: Operation, handler: Handler, **fields: Any) -> Outcome:
     """One attempt at the operation; the handler's result is the response."""
 
-    def execute(execution: Execution | None) -> Answer:
+    def execute(execution: ExecutionContext | None) -> Result:
         assert execution is not None
-        return Answer(handler(execution), STORED)
+        return Result(handler(execution), STORED)
 
     policy = POLICY.replace(**fields).resolved()
     return engine.run(store, policy, operation, execute, reraise)
@@ -97,7 +97,7 @@ def attempt(store: Store, operation: Operation, handler: Handler, **fields: Any)
 def fails(handler: Handler) -> Handler:
     """The handler, which fails at its end."""
 
-    def failing(execution: Execution) -> None:
+    def failing(execution: ExecutionContext) -> None:
         handler(execution)
         raise InterruptedError
 
@@ -168,11 +168,11 @@ def run_in_loop(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def aattempt(
-    store: Store, operation: Operation, handler: Callable[[Execution], Awaitable[object]]
+    store: Store, operation: Operation, handler: Callable[[ExecutionContext], Awaitable[object]]
 ) -> Outcome:
-    async def execute(execution: Execution | None) -> Answer:
+    async def execute(execution: ExecutionContext | None) -> Result:
         assert execution is not None
-        return Answer(await handler(execution), STORED)
+        return Result(await handler(execution), STORED)
 
     return await engine.arun(store, POLICY.resolved(), operation, execute, reraise)
 
@@ -183,7 +183,7 @@ class TestKnows:
     def test_attributes(self, store: Store) -> None:
         """It knows key, scope, operation and attempt."""
         operation = leased()
-        seen: list[Execution] = []
+        seen: list[ExecutionContext] = []
         failed_after(store, operation, seen.append)
         attempt(store, operation, seen.append)
         for number, execution in enumerate(seen, 1):
@@ -192,14 +192,14 @@ class TestKnows:
             assert execution.operation == operation
             assert execution.attempt == number
         assert repr(seen[1]) == (
-            f"<Execution '{operation.key}' in 'user:1|POST /charges/', attempt 2>"
+            f"<ExecutionContext '{operation.key}' in 'user:1|POST /charges/', attempt 2>"
         )
 
     def test_no_secret_in_its_repr(self, store: Store) -> None:
         """The owner's token is in no repr that a log may show."""
         operation = leased()
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             assert execution._claim.token not in repr(execution)
 
         attempt(store, operation, handler)
@@ -208,8 +208,8 @@ class TestKnows:
 class TestDerivedKeys:
     """Keys for somebody else's service."""
 
-    def execution(self, **changes: object) -> Execution:
-        return Execution(MemoryStore("default"), Claim(leased(**changes), 1, "t"), None)
+    def execution(self, **changes: object) -> ExecutionContext:
+        return ExecutionContext(MemoryStore("default"), Claim(leased(**changes), 1, "t"), None)
 
     def test_pinned(self) -> None:
         """The key of an operation stays what it is, in every version of this package."""
@@ -226,7 +226,7 @@ class TestDerivedKeys:
         """Every attempt derives the same."""
         operation, derived = leased(), []
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             derived.append(execution.derive_key("charge"))
 
         failed_after(store, operation, handler)
@@ -268,7 +268,7 @@ class TestSteps:
                 raise ConnectionError
             return result
 
-        def handler(execution: Execution) -> list[object]:
+        def handler(execution: ExecutionContext) -> list[object]:
             return [
                 execution.step("debit", step, "debit", {"id": 1}),
                 execution.step("ledger", step, name="ledger", result=[2.5, None, "ü"]),
@@ -287,7 +287,7 @@ class TestSteps:
         """A step that is called again gives the other service the same key."""
         operation, given = leased(), []
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             def charge() -> str:
                 given.append(execution.derive_key("charge"))
                 if len(given) == 1:
@@ -307,11 +307,11 @@ class TestSteps:
         operation = leased(lease=timedelta(milliseconds=200))
         claim = store.acquire(operation)
         assert isinstance(claim, Claim)
-        dead = Execution(store, claim, Lease(store, claim, 30, math.inf))
+        dead = ExecutionContext(store, claim, Lease(store, claim, 30, math.inf))
         assert dead.step("debit", lambda: 1) == 1
         calls: list[str] = []
 
-        def handler(execution: Execution) -> object:
+        def handler(execution: ExecutionContext) -> object:
             return execution.step("debit", calls.append, "debit"), execution.attempt
 
         outcomes = [attempt(store, operation, handler)]
@@ -333,7 +333,7 @@ class TestSteps:
         ]:
             operation, results = leased(), []
 
-            def handler(execution: Execution) -> None:
+            def handler(execution: ExecutionContext) -> None:
                 results.append(execution.step("a", lambda: result))  # noqa: B023
 
             failed_after(store, operation, handler)
@@ -345,7 +345,7 @@ class TestSteps:
         """What the handler does to a result it was given changes nothing that is stored."""
         operation = leased()
 
-        def handler(execution: Execution) -> object:
+        def handler(execution: ExecutionContext) -> object:
             given = execution.step("a", lambda: {"items": [1]})
             given["items"].append(2)
             return given
@@ -395,7 +395,7 @@ class TestSteps:
                 raise LookupError
             return key
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             assert not connections[using].in_atomic_block
             execution.step("good", work, "good")
             assert not connections[using].in_atomic_block
@@ -413,7 +413,7 @@ class TestSteps:
         """When the next step begins, everybody can see what the one before it did."""
         using, seen = database.using, []
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             execution.step("first", effect, using)
             seen.append(elsewhere.submit(effects, using).result(PATIENCE))
 
@@ -437,7 +437,7 @@ class TestSteps:
         operation = leased()
         failed_after(database, operation, lambda e: e.step("debit", lambda: {"n": 1}))
 
-        def both(execution: Execution) -> None:
+        def both(execution: ExecutionContext) -> None:
             execution.step("debit", lambda: None)
             execution.step("credit", lambda: (2,))
 
@@ -457,7 +457,7 @@ class TestSteps:
                 raise ConnectionError
             return "at last"
 
-        def handler(execution: Execution) -> list[object]:
+        def handler(execution: ExecutionContext) -> list[object]:
             try:
                 first = execution.step("flaky", flaky)
             except ConnectionError:
@@ -472,7 +472,7 @@ class TestSteps:
         """A step that the database refuses at COMMIT is not done: it can be called again."""
         operation, calls = leased(), []
 
-        def handler(execution: Execution) -> object:
+        def handler(execution: ExecutionContext) -> object:
             with pytest.raises(IntegrityError):
                 execution.step("grant", dangling, database.using)
             return execution.step("grant", _noted, calls, "granted")
@@ -494,7 +494,7 @@ class TestSteps:
             transaction.on_commit(broken, using=database.using)
             return _noted(calls, "worked")
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with pytest.raises(ConnectionError):
                 execution.step("a", work)
             with pytest.raises(ValueError, match="two steps with the name 'a'"):
@@ -509,7 +509,7 @@ class TestSteps:
         """A step that failed and was left so, for another, is given up by the next attempt too."""
         operation, calls = leased(), []
 
-        def handler(execution: Execution) -> list[object]:
+        def handler(execution: ExecutionContext) -> list[object]:
             def optional() -> str:
                 calls.append("optional")
                 if execution.attempt == 1:
@@ -531,7 +531,7 @@ class TestSteps:
         """Steps of several attempts add up."""
         operation, calls = leased(), []
 
-        def handler(execution: Execution) -> list[object]:
+        def handler(execution: ExecutionContext) -> list[object]:
             return [execution.step(f"s{n}", calls.append, n) for n in range(execution.attempt)]
 
         for _ in range(3):
@@ -567,7 +567,7 @@ class TestSteps:
         """An operation may have many steps."""
         operation, calls = leased(), []
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             for number in range(100):
                 execution.step(f"step {number}", calls.append, number)
 
@@ -588,7 +588,7 @@ class TestChangedSteps:
         operation, calls = leased(), []
 
         def handler(names: list[str]) -> Handler:
-            def run(execution: Execution) -> None:
+            def run(execution: ExecutionContext) -> None:
                 for name in names:
                     execution.step(name, calls.append, name)
 
@@ -631,7 +631,7 @@ class TestChangedSteps:
         operation, calls = leased(), []
         failed_after(store, operation, lambda e: e.step("a", calls.append, "a"))
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             execution.step("a", calls.append, "a")
             execution.step("b", calls.append, "b")
 
@@ -648,7 +648,7 @@ class TestChangedSteps:
         async def works() -> None:
             calls.append("second")
 
-        async def before(execution: Execution) -> None:
+        async def before(execution: ExecutionContext) -> None:
             both = execution.astep("first", fails), execution.astep("second", works)
             await asyncio.gather(*both, return_exceptions=True)
             raise InterruptedError
@@ -669,7 +669,7 @@ class TestChangedSteps:
         operation = leased()
         failed_after(store, operation, lambda e: e.step("a", lambda: 1))
 
-        def handler(execution: Execution) -> str:
+        def handler(execution: ExecutionContext) -> str:
             try:
                 execution.step("b", lambda: 1)
             except Exception:  # noqa: BLE001
@@ -684,7 +684,7 @@ class TestChangedSteps:
         """Two steps of one name cannot be told apart: the second is refused before it runs."""
         operation, calls = leased(), []
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             execution.step("a", calls.append, 1)
             execution.step("a", calls.append, 2)
 
@@ -720,7 +720,7 @@ class TestRefusals:
         """A step within a step would commit with it."""
         operation = leased()
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             execution.step("outer", lambda: execution.step("inner", lambda: pytest.fail("it ran")))
 
         with pytest.raises(ImproperlyConfigured, match="'inner' was begun within the step 'outer'"):
@@ -730,7 +730,7 @@ class TestRefusals:
     def test_after_a_nested_one(self, store: Store) -> None:
         """A refused nested step, and one that failed, leave the next step as it was."""
 
-        def handler(execution: Execution) -> object:
+        def handler(execution: ExecutionContext) -> object:
             with pytest.raises(ImproperlyConfigured):
                 execution.step("outer", lambda: execution.step("inner", lambda: 1))
             return execution.step("next", lambda: 2)
@@ -760,7 +760,7 @@ class TestRefusals:
     def test_within_a_transaction(self, database: DatabaseStore) -> None:
         """A transaction around the step is refused: its result could be rolled back."""
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with transaction.atomic(using=database.using):
                 execution.step("a", lambda: pytest.fail("it ran"))
 
@@ -770,7 +770,7 @@ class TestRefusals:
     def test_within_the_fence(self, database: DatabaseStore) -> None:
         """So is the execution's own transaction."""
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with execution.atomic():
                 execution.step("a", lambda: pytest.fail("it ran"))
 
@@ -782,7 +782,7 @@ class TestRefusals:
         operation = leased()
         failed_after(database, operation, lambda e: e.step("a", lambda: 1))
 
-        def handler(execution: Execution) -> object:
+        def handler(execution: ExecutionContext) -> object:
             with transaction.atomic(using=database.using):
                 return execution.step("a", lambda: pytest.fail("it ran"))
 
@@ -797,7 +797,7 @@ class TestLateOwner:
         operation = leased()
         successors: list[Claim] = []
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             successors.append(taken_over(store, operation))
             execution.step("a", effect, store.using)
             pytest.fail("went on")
@@ -812,7 +812,7 @@ class TestLateOwner:
         """An owner whose lease is over asks before it begins a step."""
         operation = leased()
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             taken_over(store, operation)
             execution._lease._valid_until = 0  # type: ignore[union-attr]
             execution.step("a", lambda: pytest.fail("it ran"))
@@ -823,7 +823,7 @@ class TestLateOwner:
         """Where nobody has taken it over it renews its lease and goes on."""
         operation = leased()
 
-        def handler(execution: Execution) -> object:
+        def handler(execution: ExecutionContext) -> object:
             interrupt(store, operation)
             execution._lease._valid_until = 0  # type: ignore[union-attr]
             result = execution.step("a", lambda: 1)
@@ -836,7 +836,7 @@ class TestLateOwner:
         """What it stored before it was late is resumed; its answer is the successor's."""
         operation, calls = leased(), []
 
-        def late(execution: Execution) -> None:
+        def late(execution: ExecutionContext) -> None:
             execution.step("a", calls.append, "late")
             interrupt(store, operation)
             after = attempt(store, operation, lambda e: e.step("a", calls.append, "successor"))
@@ -858,7 +858,7 @@ class TestLateOwner:
             claim = database.acquire(operation)
             assert isinstance(claim, Claim)
             # By its own clock it is not late: the fence is all that stops it.
-            owner = Execution(database, claim, Lease(database, claim, 30, math.inf))
+            owner = ExecutionContext(database, claim, Lease(database, claim, 30, math.inf))
             if when == "before":
                 taken_over(database, operation)
             try:
@@ -886,7 +886,7 @@ class TestLateOwner:
             interrupt(database, operation)
             return attempt(database, operation, lambda e: effect(using, "successor"))
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with execution.atomic():
                 effect(using, "late")
                 assert isinstance(elsewhere.submit(succeed).result(PATIENCE), Executed)
@@ -902,7 +902,7 @@ class TestAtomic:
         """What is written in it is committed when it ends, before the answer is."""
         using, seen = database.using, []
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with execution.atomic():
                 assert connections[using].in_atomic_block
                 effect(using)
@@ -915,7 +915,7 @@ class TestAtomic:
         """An error in it rolls it back, and is the handler's to deal with."""
         using = database.using
 
-        def handler(execution: Execution) -> str:
+        def handler(execution: ExecutionContext) -> str:
             with pytest.raises(LookupError), execution.atomic():
                 effect(using)
                 raise LookupError
@@ -928,7 +928,7 @@ class TestAtomic:
         """A handler may have several, one after another and one in another."""
         using = database.using
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with execution.atomic():
                 effect(using)
                 with execution.atomic():
@@ -960,7 +960,7 @@ class TestAtomic:
         """In the transactional mode it is a part of the transaction that is there."""
         using, operation = database.using, leased(lease=None)
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with execution.atomic():
                 effect(using)
             raise LookupError
@@ -972,7 +972,7 @@ class TestAtomic:
     def test_store_without_transactions(self) -> None:
         """A store that cannot fence says so."""
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with execution.atomic():
                 pytest.fail("it was entered")
 
@@ -997,7 +997,7 @@ class TestUnprotected:
 
     def test_attributes(self, store: Store) -> None:
         """It knows what it is for, as any other; it is the first attempt that it knows of."""
-        operation, seen = leased(), list[Execution]()
+        operation, seen = leased(), list[ExecutionContext]()
         self.unprotected(store, operation, seen.append)
         [execution] = seen
         assert isinstance(execution, Unprotected)
@@ -1015,7 +1015,7 @@ class TestUnprotected:
         """Steps are just called, each time; their results read as they always do."""
         operation, calls = leased(), list[str]()
 
-        def handler(execution: Execution) -> object:
+        def handler(execution: ExecutionContext) -> object:
             return execution.step("a", lambda: (_noted(calls, "a"), 1))
 
         for _ in range(2):
@@ -1032,7 +1032,7 @@ class TestUnprotected:
         """A step is just called; ``atomic()`` commits when it ends, and rolls back on failure."""
         using = database.using
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             execution.step("a", effect, using, "a")
             with execution.atomic():
                 effect(using, "b")
@@ -1058,7 +1058,7 @@ class TestUnprotected:
     def test_store_without_steps(self) -> None:
         """A store that keeps none needs none here, nor transactions."""
 
-        def handler(execution: Execution) -> object:
+        def handler(execution: ExecutionContext) -> object:
             with execution.atomic():
                 return execution.step("a", lambda: 1)
 
@@ -1098,14 +1098,14 @@ class TestAsync:
                 return True
             return bool(connections[store.using].in_atomic_block)
 
-        async def handler(execution: Execution) -> list[object]:
+        async def handler(execution: ExecutionContext) -> list[object]:
             return [
                 await execution.astep("remote", remote, 1, by=2),
                 await execution.astep("partial", partial(remote, 3), by=4),
                 await execution.astep("local", local, "a"),
             ]
 
-        async def failing(execution: Execution) -> None:
+        async def failing(execution: ExecutionContext) -> None:
             await handler(execution)
             raise InterruptedError
 
@@ -1140,7 +1140,7 @@ class TestAsync:
                 raise ConnectionError
             return "at last"
 
-        async def handler(execution: Execution) -> object:
+        async def handler(execution: ExecutionContext) -> object:
             for _ in range(2):
                 with pytest.raises(ConnectionError):
                     await execution.astep("flaky", flaky)
@@ -1168,7 +1168,7 @@ class TestAsync:
     def test_refused_at_commit(self, database: DatabaseStore) -> None:
         """What the database refuses at COMMIT can be called again."""
 
-        async def handler(execution: Execution) -> object:
+        async def handler(execution: ExecutionContext) -> object:
             with pytest.raises(IntegrityError):
                 await execution.astep("grant", dangling, database.using)
             return await execution.astep("grant", effect, database.using)
@@ -1181,7 +1181,7 @@ class TestAsync:
         """Steps that are gathered run side by side; those that were stored do not run again."""
         operation, calls = leased(), []
 
-        async def handler(execution: Execution) -> list[object]:
+        async def handler(execution: ExecutionContext) -> list[object]:
             met = asyncio.Barrier(3)
 
             async def remote(name: str) -> str:
@@ -1213,7 +1213,7 @@ class TestAsync:
         """So do plain functions, one after another, each in its own transaction."""
         operation, calls = leased(), []
 
-        async def handler(execution: Execution) -> list[object]:
+        async def handler(execution: ExecutionContext) -> list[object]:
             steps = (execution.astep(name, _noted, calls, name) for name in "abc")
             return await asyncio.gather(*steps)
 
@@ -1228,7 +1228,7 @@ class TestAsync:
             calls.append("remote")
             await asyncio.sleep(0)
 
-        async def handler(execution: Execution) -> None:
+        async def handler(execution: ExecutionContext) -> None:
             steps = [execution.astep("a", remote) for _ in range(2)]
             results = await asyncio.gather(*steps, return_exceptions=True)
             assert results[0] is None
@@ -1241,7 +1241,7 @@ class TestAsync:
     def test_nested(self, store: Store) -> None:
         """A step within an async step is refused likewise."""
 
-        async def handler(execution: Execution) -> None:
+        async def handler(execution: ExecutionContext) -> None:
             async def outer() -> None:
                 await execution.astep("inner", lambda: pytest.fail("it ran"))
 
@@ -1270,7 +1270,7 @@ class TestAsync:
         """A late owner stores no step; one that knows it is late does not begin it."""
         operation, calls = leased(), []
 
-        async def handler(execution: Execution) -> None:
+        async def handler(execution: ExecutionContext) -> None:
             await sync_to_async(taken_over)(store, operation)
 
             async def remote() -> None:
@@ -1297,7 +1297,7 @@ class TestAsync:
             with pytest.raises(StepsChanged, match="Step 1 of this operation is 'b' now"):
                 await aattempt(store, operation, partial(_astep, "b", partial(_noted, calls, "b")))
 
-            async def nothing(execution: Execution) -> None:
+            async def nothing(execution: ExecutionContext) -> None:
                 """Leaves the step out."""
 
             with pytest.raises(StepsChanged, match="ended without the step 'a'"):
@@ -1310,7 +1310,7 @@ class TestAsync:
         """A step that is cancelled is not stored, and runs again in the next attempt."""
         operation, calls = leased(), []
 
-        async def handler(execution: Execution) -> object:
+        async def handler(execution: ExecutionContext) -> object:
             async def remote() -> str:
                 calls.append("remote")
                 if execution.attempt == 1:
@@ -1335,7 +1335,7 @@ class TestAsync:
         assert calls == ["remote", "remote"]
 
 
-async def _astep(name: str, function: Any, execution: Execution) -> object:
+async def _astep(name: str, function: Any, execution: ExecutionContext) -> object:
     return await execution.astep(name, function)
 
 
@@ -1345,7 +1345,7 @@ def _noted(calls: list[str], name: str) -> str:
 
 
 async def _failing(store: Store, operation: Operation, name: str, function: Any) -> None:
-    async def handler(execution: Execution) -> None:
+    async def handler(execution: ExecutionContext) -> None:
         await execution.astep(name, function)
         raise InterruptedError
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from idempotency_django.fingerprints import (
+from idempotency_django.policy.fingerprints import (
     canonical,
     digest,
     field_value,
     fields,
     whole_request,
 )
-from idempotency_django.records import Form, Parsed, UploadedFile
+from idempotency_django.policy.invocation import Form, Parsed, UploadedFile
 from tests.properties import ANY_TEXT, JSON, a_call
 
 FIELDS = st.dictionaries(st.text(), st.lists(st.text(), min_size=1, max_size=3), max_size=4)

@@ -14,7 +14,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.calls import aidempotent_call, idempotent_call
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import (
@@ -23,6 +22,7 @@ from idempotency_django.errors import (
     OperationInProgress,
     StoreUnavailable,
 )
+from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record

@@ -13,8 +13,8 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 
+from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotent
-from idempotency_django.inventory import endpoints
 from tests import ways
 from tests.models import Effect
 from tests.support import effects, is_replay, new_key, post

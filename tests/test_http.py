@@ -28,12 +28,11 @@ from django.utils.functional import SimpleLazyObject
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from idempotency_django import errors, keys
-from idempotency_django.bodies import body_of
-from idempotency_django.fingerprints import digest
-from idempotency_django.http import (
+from idempotency_django import errors
+from idempotency_django.http.bodies import body_of
+from idempotency_django.http.messages import (
     NEVER_KEPT,
-    call_of,
+    invocation_of,
     key_header,
     operation_name,
     payload_of,
@@ -43,9 +42,11 @@ from idempotency_django.http import (
     response_of,
     status_of,
 )
-from idempotency_django.policy import DEFAULTS, Policy
-from idempotency_django.records import Form, Payload
-from idempotency_django.serving import Exchange, serve
+from idempotency_django.http.serving import Adapter, serve
+from idempotency_django.policy import DEFAULTS, Policy, keys
+from idempotency_django.policy.fingerprints import digest
+from idempotency_django.policy.invocation import Form
+from idempotency_django.records import Payload
 from tests.properties import VISIBLE_ASCII
 
 factory = RequestFactory()
@@ -181,23 +182,23 @@ def test_operation_without_a_route() -> None:
     assert operation_name(factory.delete("/x/")) == "DELETE /x/"
 
 
-def test_call_of_a_request() -> None:
+def test_invocation_of_a_request() -> None:
     """What the policy is told of a request."""
     request = a_post(
         b'{"a": 1}', "Application/JSON; charset=utf-8", headers={"Idempotency-Key": "k"}
     )
     request.user = User(pk=42)
-    call = call_of(request)
+    call = invocation_of(request)
     assert (call.name, call.method, call.path) == ("POST /orders/", "POST", "/orders/")
     assert (call.query, call.media_type, call.body) == ("a=1", "application/json", b'{"a": 1}')
     assert (call.principal, call.header, call.request) == ("user:42", "k", request)
 
 
-def test_call_of_a_bare_request() -> None:
+def test_invocation_of_a_bare_request() -> None:
     """A request without user, body, type, query and key has a call too."""
     request = factory.get("/")
     request.method = request.content_type = None
-    call = call_of(request)
+    call = invocation_of(request)
     assert (call.principal, call.method, call.query, call.media_type) == ("", "", "", "")
     assert (call.body, call.header) == (b"", None)
 
@@ -463,7 +464,7 @@ def test_status_codes_and_docs_are_settings() -> None:
 # A derived key.
 
 
-class OnlyOnce(Exchange):
+class OnlyOnce(Adapter):
     """A view that answers 201."""
 
     def respond(self) -> HttpResponseBase:
@@ -484,9 +485,9 @@ def test_answer_names_a_derived_key(key: str) -> None:
     assume("," not in key)
     memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
     with override_settings(IDEMPOTENCY={"STORES": memory}):
-        exchange = OnlyOnce(a_post())
-        exchange.http_request.user = User(pk=42)
-        response = serve(exchange, policy(key=lambda call: key))
+        adapter = OnlyOnce(a_post())
+        adapter.http_request.user = User(pk=42)
+        response = serve(adapter, policy(key=lambda call: key))
     assert keys.parse_header(response["Idempotency-Key"]) == key
 
 

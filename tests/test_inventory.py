@@ -23,10 +23,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import routes
+from idempotency_django.checks.inventory import Endpoint, endpoints
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.inventory import Endpoint, endpoints
+from idempotency_django.http import routes
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy
 from tests import ways

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from idempotency_django import keys
 from idempotency_django.errors import KeyMalformed
-from idempotency_django.records import Form, Parsed
+from idempotency_django.policy import keys
+from idempotency_django.policy.invocation import Form, Parsed
 from tests.properties import ANY_TEXT, JSON, VISIBLE_ASCII, a_call
 
 KEYS = st.text(VISIBLE_ASCII, min_size=1, max_size=255)

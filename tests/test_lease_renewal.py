@@ -15,8 +15,8 @@ from django.db import connection, connections
 from django.db.backends.signals import connection_created
 
 from idempotency_django import engine
-from idempotency_django.engine import Answer, Executed, Outcome
-from idempotency_django.leases import Lease, kept_alive
+from idempotency_django.engine import Executed, Outcome, Result
+from idempotency_django.engine.leases import Lease, kept_alive
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload
@@ -103,11 +103,11 @@ def test_pool_without_a_connection_to_spare() -> None:
     operations = [an_operation(lease=timedelta(seconds=3)) for _ in range(THREADS)]
     all_connected, go_on = threading.Barrier(THREADS + 1, timeout=PATIENCE), threading.Event()
 
-    def execute(_: object) -> Answer:
+    def execute(_: object) -> Result:
         Effect.objects.create(reference="a")  # on a connection that the thread keeps
         all_connected.wait()
         assert go_on.wait(PATIENCE)
-        return Answer(None, Payload(201, (), b""))
+        return Result(None, Payload(201, (), b""))
 
     def own(operation: Operation) -> Outcome:
         try:
@@ -143,5 +143,5 @@ def _ends(operations: list[Operation]) -> dict[str, Any]:
     return dict(rows.values_list("key", "lease_expires_at"))
 
 
-def _raise(error: Exception) -> Answer:
+def _raise(error: Exception) -> Result:
     raise error

@@ -39,21 +39,22 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import engine, leases, signals
+from idempotency_django import engine, signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import (
-    Answer,
     Executed,
     Held,
     InProgress,
     Mismatched,
     Outcome,
     Replayed,
+    Result,
+    leases,
 )
+from idempotency_django.engine.context import ExecutionContext, Unprotected
+from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
-from idempotency_django.executions import Execution, Unprotected
-from idempotency_django.leases import Lease
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
@@ -161,27 +162,27 @@ def leased(**changes: object) -> Operation:
     return an_operation(**({"lease": LONG} | changes))
 
 
-def effect(execution: Execution | None) -> None:
+def effect(execution: ExecutionContext | None) -> None:
     Effect.objects.create(reference="a")
 
 
-def reraise(error: Exception) -> Answer:
+def reraise(error: Exception) -> Result:
     raise error
 
 
 def attempt(
     store: Store,
     operation: Operation,
-    handler: Callable[[Execution | None], object] = effect,
-    recover: Callable[[Exception], Answer] = reraise,
+    handler: Callable[[ExecutionContext | None], object] = effect,
+    recover: Callable[[Exception], Result] = reraise,
     **fields: Any,
 ) -> Outcome:
     """One attempt, whose response is the handler's result, or what it returns as its answer."""
     around = {name: fields.pop(name) for name in ("outer", "inner") if name in fields}
 
-    def execute(execution: Execution | None) -> Answer:
+    def execute(execution: ExecutionContext | None) -> Result:
         made = handler(execution)
-        return made if isinstance(made, Answer) else Answer(made, STORED)
+        return made if isinstance(made, Result) else Result(made, STORED)
 
     policy = Policy(mode="leased").replace(**fields).resolved()
     return engine.run(store, policy, operation, execute, recover, **around)
@@ -253,7 +254,7 @@ class TestHeartbeat:
         """While the handler runs nobody can take it over, after its first lease either."""
         operation = leased(lease=timedelta(seconds=6))
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             for times in range(1, 5):  # one more than the first lease has time for
                 eventually(lambda: store.times("extend", operation) >= times)  # noqa: B023
                 assert isinstance(attempt(store, operation), InProgress)
@@ -266,7 +267,7 @@ class TestHeartbeat:
         """When the handler has ended its lease is renewed no more."""
         ended, going_on = leased(lease=SHORT), leased(lease=SHORT)
 
-        def handler(operation: Operation, times: int) -> Callable[[Execution | None], None]:
+        def handler(operation: Operation, times: int) -> Callable[[ExecutionContext | None], None]:
             return lambda execution: eventually(lambda: store.times("extend", operation) >= times)
 
         attempt(store, ended, handler(ended, 1))
@@ -310,7 +311,7 @@ class TestHeartbeat:
         operation = leased(lease=SHORT)
         seen: list[bool] = []
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             with transaction.atomic():  # which is the heartbeat's no more than the handler's error
                 Effect.objects.create(reference="a")
                 if connection.vendor != "sqlite":  # whose one write lock is held here
@@ -336,7 +337,7 @@ class TestHeartbeat:
 
         records: list[logging.LogRecord] = []
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             eventually(lambda: store.answered.count(("extend", operation.key)) >= 2)
             records.extend(caplog.records)  # a later renewal may meet the completion's lock
 
@@ -366,7 +367,7 @@ class TestHeartbeat:
         """A claim that is lost is logged, once, and its lease is renewed no more."""
         operation, going_on = leased(lease=SHORT), leased(lease=SHORT)
 
-        def late(execution: Execution | None) -> None:
+        def late(execution: ExecutionContext | None) -> None:
             successor = taken_over(store, operation)
             assert store.extend(successor, 60)
             eventually(lambda: "tried to renew its lease too late" in caplog.text)
@@ -399,7 +400,7 @@ class TestHeartbeat:
         """A short lease that is added behind a long one is renewed in time."""
         short = leased(lease=SHORT)
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             attempt(store, short, lambda e: eventually(lambda: store.times("extend", short) >= 2))
 
         assert isinstance(attempt(store, leased(), handler), Executed)
@@ -519,7 +520,7 @@ class TestHeartbeat:
         """In a test that is one transaction, which the heartbeat cannot look into, all goes on."""
         store, operation = WatchedDatabase(str(uuid4())), leased(lease=timedelta(seconds=3))
 
-        def handler(execution: Execution) -> Any:
+        def handler(execution: ExecutionContext) -> Any:
             lease = execution._lease
             assert lease is not None
             eventually(lambda: lease.is_over)  # the heartbeat could do nothing for it
@@ -553,8 +554,8 @@ def _thread_name(store: Store) -> str:
     return f"idempotency-heartbeat-{store.alias}"
 
 
-def _raises_after(handler: Callable[[Execution | None], object]) -> Callable[[Any], object]:
-    def raising(execution: Execution | None) -> object:
+def _raises_after(handler: Callable[[ExecutionContext | None], object]) -> Callable[[Any], object]:
+    def raising(execution: ExecutionContext | None) -> object:
         handler(execution)
         raise LookupError("boom")
 
@@ -576,7 +577,7 @@ class TestLateOwner:
         """The answer that is stored is the one that is given."""
         operation = leased()
 
-        def late(execution: Execution | None) -> None:
+        def late(execution: ExecutionContext | None) -> None:
             assert store.complete(taken_over(store, operation), OTHER)
 
         outcome = attempt(store, operation, late)
@@ -597,7 +598,7 @@ class TestLateOwner:
         """With ``on_conflict="wait"`` it waits for the successor's answer."""
         operation = leased()
 
-        def late(execution: Execution | None) -> None:
+        def late(execution: ExecutionContext | None) -> None:
             claim = taken_over(store, operation)
 
             def complete() -> None:
@@ -618,7 +619,7 @@ class TestLateOwner:
         """When the successor failed there is nothing to give: ``ClaimLost``."""
         operation, calls = leased(), []
 
-        def late(execution: Execution | None) -> None:
+        def late(execution: ExecutionContext | None) -> None:
             calls.append(execution)
             assert store.fail(taken_over(store, operation), "no")
 
@@ -633,7 +634,7 @@ class TestLateOwner:
         """Nor does the handler of a late owner run a second time."""
         operation, calls, failing = leased(), [], []
 
-        def late(execution: Execution | None) -> None:
+        def late(execution: ExecutionContext | None) -> None:
             calls.append(execution)
             claim = taken_over(store, operation)
 
@@ -659,8 +660,8 @@ class TestLateOwner:
         "ending",
         [
             _raises_after(lambda e: None),
-            lambda e: Answer("x", None, error="The answer was 503.", failed=True),
-            lambda e: Answer("x", None, error="The answer was 409."),
+            lambda e: Result("x", None, error="The answer was 503.", failed=True),
+            lambda e: Result("x", None, error="The answer was 409."),
         ],
         ids=["raised", "503", "409"],
     )
@@ -669,7 +670,7 @@ class TestLateOwner:
         operation = leased()
         claims: list[Claim] = []
 
-        def late(execution: Execution | None) -> object:
+        def late(execution: ExecutionContext | None) -> object:
             claims.append(taken_over(store, operation))
             return ending(execution)
 
@@ -683,11 +684,11 @@ class TestLateOwner:
         """Nor is the answer to its error stored."""
         operation = leased()
 
-        def late(execution: Execution | None) -> object:
+        def late(execution: ExecutionContext | None) -> object:
             assert store.complete(taken_over(store, operation), OTHER)
             raise LookupError
 
-        attempt(store, operation, late, recover=lambda error: Answer("404", lambda: STORED))
+        attempt(store, operation, late, recover=lambda error: Result("404", lambda: STORED))
         assert found(store, operation).payload == OTHER
         assert sent == ["claimed", "lost"]
 
@@ -697,11 +698,11 @@ class TestLateOwner:
         operation = leased()
         payload = (lambda: STORED) if ending == "stored" else None
 
-        def late(execution: Execution | None) -> object:
+        def late(execution: ExecutionContext | None) -> object:
             settle_by_hand(store, operation)
             raise LookupError
 
-        attempt(store, operation, late, recover=lambda error: Answer("404", payload, failed=True))
+        attempt(store, operation, late, recover=lambda error: Result("404", payload, failed=True))
         assert found(store, operation).payload == OTHER
         assert sent == ["claimed", "lost"]
 
@@ -709,7 +710,7 @@ class TestLateOwner:
         """Nor is what was stored by the first attempt of a record that replaced its own."""
         operation = leased()
 
-        def late(execution: Execution | None) -> object:
+        def late(execution: ExecutionContext | None) -> object:
             forget(store, operation)
             attempt(store, operation)
             raise LookupError
@@ -723,7 +724,7 @@ class TestLateOwner:
         """Nor is it told of as failed where such an attempt has failed."""
         store, operation = WatchedDatabase(str(uuid4())), leased()
 
-        def late(execution: Execution | None) -> object:
+        def late(execution: ExecutionContext | None) -> object:
             forget(store, operation)
             with pytest.raises(ZeroDivisionError):
                 attempt(store, operation, lambda e: 1 / 0)
@@ -737,7 +738,7 @@ class TestLateOwner:
         """An operation that the handler executed, and that was lost, is an error like any other."""
         operation, inner = leased(), leased()
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             attempt(store, inner, lambda e: forget(store, inner))
 
         with pytest.raises(ClaimLost):
@@ -776,8 +777,8 @@ class TestSignals:
         operation = leased()
         with pytest.raises(LookupError):
             attempt(store, operation, _raises_after(effect))
-        attempt(store, operation, lambda e: Answer("x", None, error="503", failed=True))
-        attempt(store, operation, lambda e: Answer("x", None, error="409"))
+        attempt(store, operation, lambda e: Result("x", None, error="503", failed=True))
+        attempt(store, operation, lambda e: Result("x", None, error="409"))
         assert sent == ["claimed", "failed", "claimed", "failed", "claimed", "released"]
         assert found(store, operation).attempt == 3
 
@@ -785,7 +786,7 @@ class TestSignals:
         """An error whose answer is stored is completed."""
         operation = leased()
         attempt(
-            store, operation, _raises_after(effect), recover=lambda e: Answer("x", lambda: STORED)
+            store, operation, _raises_after(effect), recover=lambda e: Result("x", lambda: STORED)
         )
         assert sent == ["claimed", "completed"]
         assert found(store, operation).payload == STORED
@@ -798,7 +799,7 @@ class TestSignals:
             raise KeyError("the renderer")
 
         with pytest.raises(KeyError, match="the renderer"):
-            attempt(store, operation, _raises_after(effect), recover=lambda e: Answer("x", unmade))
+            attempt(store, operation, _raises_after(effect), recover=lambda e: Result("x", unmade))
         assert sent == ["claimed", "failed"]
         assert found(store, operation).status is Status.FAILED
 
@@ -818,7 +819,7 @@ class TestSignals:
         """A handler that is ended by Ctrl-C or at the end of the process frees the key."""
         operation = leased()
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             raise exits
 
         with pytest.raises(exits):
@@ -833,7 +834,7 @@ class TestSignals:
         """Where what was interrupted is to be held, that is held too: nobody knows what it did."""
         operation = leased(hold=True)
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             raise exits
 
         with pytest.raises(exits):
@@ -851,7 +852,7 @@ class TestSignals:
         async def work() -> None:
             reached = asyncio.Event()
 
-            async def endless(execution: Execution) -> Answer:
+            async def endless(execution: ExecutionContext) -> Result:
                 reached.set()
                 await asyncio.Event().wait()
                 raise AssertionError
@@ -930,7 +931,7 @@ class TestUnreachableStore:
         operation = leased()
         store.faults["complete"] = ["before"] * 6
 
-        def handler(execution: Execution | None) -> str:
+        def handler(execution: ExecutionContext | None) -> str:
             assert execution is not None
             assert execution._lease is not None
             execution._lease._valid_until = 0
@@ -944,7 +945,7 @@ class TestUnreachableStore:
         operation = leased()
         store.faults["complete"] = ["", "before"]
 
-        def late(execution: Execution | None) -> None:
+        def late(execution: ExecutionContext | None) -> None:
             assert store.complete(taken_over(store, operation), STORED)
 
         assert isinstance(attempt(store, operation, late), Replayed)
@@ -954,7 +955,7 @@ class TestUnreachableStore:
         operation = leased()
         store.faults["extend"] = ["before"]
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             raise ClaimLost
 
         with pytest.raises(ClaimLost):
@@ -972,7 +973,7 @@ class TestUnreachableStore:
             with pytest.raises(LookupError):
                 attempt(store, operation, _raises_after(effect))
         else:
-            answer = Answer("503", None, error="The answer was 503.", failed=True)
+            answer = Result("503", None, error="The answer was 503.", failed=True)
             assert attempt(store, operation, lambda e: answer) == Executed("503")
         assert "could not be recorded" in caplog.text
         assert isinstance(attempt(store, operation), InProgress)
@@ -1010,7 +1011,7 @@ class TestUnreachableStore:
         self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         """With ``on_store_error="execute"`` it is executed without protection, logged as such."""
-        operation, given = leased(), list[Execution]()
+        operation, given = leased(), list[ExecutionContext]()
         store.faults["acquire"] = ["before", "before"]
         for _ in range(2):
             outcome = attempt(store, operation, given.append, on_store_error="execute")
@@ -1026,7 +1027,7 @@ class TestUnreachableStore:
         store.faults["acquire"] = ["before", "before"]
         failing = _raises_after(effect)
         outcome = attempt(
-            store, leased(), failing, lambda e: Answer("500", None), on_store_error="execute"
+            store, leased(), failing, lambda e: Result("500", None), on_store_error="execute"
         )
         assert outcome == Executed("500")
         with pytest.raises(LookupError):
@@ -1066,7 +1067,7 @@ class TestUnconfirmedCommit:
             effect(None)
             lose_commit(done=done)
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             if within == "step":
                 execution.step("a", work)
             else:
@@ -1085,7 +1086,7 @@ class TestUnconfirmedCommit:
         """The transactions around the handler, on a database that is not the store's."""
         operation = leased(hold=True)
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             effect(None)
             lose_commit(done=done)
 
@@ -1101,12 +1102,12 @@ class TestUnconfirmedCommit:
         """An adapter may make an answer of it; that settles nothing."""
         operation = leased(hold=True)
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             effect(None)
             lose_commit(done=done)
 
-        def sorry(error: Exception) -> Answer:
-            return Answer("500", lambda: STORED, failed=True)
+        def sorry(error: Exception) -> Result:
+            return Result("500", lambda: STORED, failed=True)
 
         outcome = attempt(store, operation, handler, sorry, inner=transaction.atomic())
         assert outcome == Executed("500")
@@ -1119,7 +1120,7 @@ class TestUnconfirmedCommit:
         store, operation = WatchedDatabase(str(uuid4())), leased(hold=True)
         store.faults["get"] = ["before"]
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             effect(None)
             lose_commit(done=done)
 
@@ -1135,7 +1136,7 @@ class TestUnconfirmedCommit:
         """Where it is to be resumed the key is free at once, as after any other failure."""
         store, operation = WatchedDatabase(str(uuid4())), leased()
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             with execution.atomic():
                 effect(None)
                 lose_commit(done=done)
@@ -1155,7 +1156,7 @@ class TestKnownEnd:
         """The handler's own error, whatever it is."""
         operation = leased(hold=True)
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             raise error
 
         with pytest.raises(error):
@@ -1207,7 +1208,7 @@ class TestBrokenConnection:
         """A handler that fails with it leaves the key free at once."""
         store, operation = DatabaseStore("default"), leased()
 
-        def handler(execution: Execution) -> None:
+        def handler(execution: ExecutionContext) -> None:
             _cut()
             Effect.objects.count()
 
@@ -1768,7 +1769,7 @@ class TestBudget:
         """A step is one statement and its transaction."""
         counted: list[int] = []
 
-        def handler(execution: Execution | None) -> None:
+        def handler(execution: ExecutionContext | None) -> None:
             assert execution is not None
             with CaptureQueriesContext(connection) as queries:
                 execution.step("a", lambda: None)
@@ -1783,10 +1784,10 @@ def test_async_and_sync_share_a_heartbeat(store: Watched) -> None:
     """An async handler's lease is renewed by the same thread, which its loop does not wait for."""
     operation = leased(lease=SHORT)
 
-    async def execute(execution: Execution | None) -> Answer:
+    async def execute(execution: ExecutionContext | None) -> Result:
         while store.times("extend", operation) < 3:
             await asyncio.sleep(0.001)
-        return Answer("done", STORED)
+        return Result("done", STORED)
 
     async def run() -> Outcome:
         from asgiref.sync import sync_to_async

@@ -37,7 +37,7 @@ from django.views.decorators import (
 from django.views.generic import View
 from django.views.static import serve
 
-from idempotency_django.opening import innermost, kept, name_of, opened
+from idempotency_django.http.opening import innermost, kept, name_of, opened
 from tests import ways
 
 
@@ -333,7 +333,7 @@ class TestKept:
 @pytest.mark.django_db
 def test_opened_once_for_each_function(settings: Any) -> None:
     """A decorated handler is opened once, not for each request."""
-    from idempotency_django import handlers
+    from idempotency_django.http import handlers
 
     calls: list[Any] = []
 

@@ -17,10 +17,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.calls import idempotent_call
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.executions import Execution
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.functions import idempotent_call
 from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record
@@ -88,7 +88,7 @@ def hides_marks(request: HttpRequest) -> HttpResponse:
 def calls(request: HttpRequest) -> HttpResponse:
     """A view without protection, in which a function has it."""
 
-    def fn(execution: Execution) -> None:
+    def fn(execution: ExecutionContext) -> None:
         write("a")
 
     idempotent_call(key="call", scope="calls", fn=fn)

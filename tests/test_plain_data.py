@@ -28,14 +28,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import fingerprints, keys
-from idempotency_django.calls import aidempotent_call, idempotent_call
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import FingerprintMismatch, ResponseNotStored
-from idempotency_django.fingerprints import canonical
-from idempotency_django.policy import Policy
-from idempotency_django.records import Parsed
+from idempotency_django.functions import aidempotent_call, idempotent_call
+from idempotency_django.policy import Policy, fingerprints, keys
+from idempotency_django.policy.fingerprints import canonical
+from idempotency_django.policy.invocation import Parsed
 from tests.models import Effect
 from tests.properties import a_call
 from tests.support import assert_problem, assert_replays, new_key
@@ -164,7 +163,8 @@ def test_model_that_is_not_saved() -> None:
 def test_in_another_process() -> None:
     """Sets and objects are the same in a process whose hashes are seeded otherwise."""
     code = (
-        "import uuid, datetime, decimal; from idempotency_django.fingerprints import canonical;"
+        "import uuid, datetime, decimal;"
+        "from idempotency_django.policy.fingerprints import canonical;"
         "print(canonical([{'a', 'b', 'c', 1, None}, uuid.UUID(int=1), datetime.date.max]).hex())"
     )
     outputs = {

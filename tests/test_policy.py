@@ -16,13 +16,23 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idempotency_django import keys, scopes
 from idempotency_django.errors import KeyGuessable, KeyMalformed, KeyMissing
-from idempotency_django.fingerprints import fields, whole_request
-from idempotency_django.policy import API, DEFAULTS, NEVER_STORED, PAYMENT, UNSET, WEBHOOK, Policy
-from idempotency_django.policy_fields import UNSAFE_METHODS
-from idempotency_django.records import Claim, Parsed
-from idempotency_django.seals import content_digest, sealed
+from idempotency_django.policy import (
+    API,
+    DEFAULTS,
+    NEVER_STORED,
+    PAYMENT,
+    UNSET,
+    WEBHOOK,
+    Policy,
+    keys,
+    scopes,
+)
+from idempotency_django.policy.fingerprints import fields, whole_request
+from idempotency_django.policy.invocation import Parsed
+from idempotency_django.policy.seals import content_digest, sealed
+from idempotency_django.policy.validators import UNSAFE_METHODS
+from idempotency_django.records import Claim
 from tests.properties import ANY_TEXT, a_call
 
 NAMES = [field.name for field in dataclasses.fields(Policy)]
@@ -83,7 +93,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "record_replays": [True, False],
 }
 NO_FLAGS = [None, 0, 1, "yes", "False", []]
-NO_CALLABLES = ["idempotency_django.keys.generated", 1, []]
+NO_CALLABLES = ["idempotency_django.policy.keys.generated", 1, []]
 NO_DURATIONS = [60, 1.5, "1 day", None, timedelta(microseconds=-1)]
 REFUSED: dict[str, list[Any]] = {
     "store": ["", None, 1, b"default"],

@@ -1,7 +1,7 @@
 """The public names of the package: what a release must not change without saying so.
 
-``public_names.txt`` lists the modules, their names, and the parameters of what can be called. When
-a change of it is wanted::
+A name is public if the docs name it, or the class that it is in. ``public_names.txt`` lists these
+names, with the parameters of what can be called. When a change of it is wanted::
 
     python -m tests.test_public_names > tests/public_names.txt
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import os
+import pydoc
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,15 +23,40 @@ from django.core.management import call_command
 import idempotency_django
 
 PACKAGE = Path(idempotency_django.__file__).parent
+DOCS = PACKAGE.parent / "docs"
 PINNED = Path(__file__).with_name("public_names.txt")
 
 
 def public_names() -> Iterator[str]:
     """The package's public names, one to a line, in the order of the source."""
+    documented, public = _documented(), set[str]()
     for path in sorted(PACKAGE.rglob("*.py")):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        module = module.removesuffix(".store")  # a store's folder exports it
         if "migrations" not in path.parts:
-            yield from _names(module.removesuffix(".__init__"), ast.parse(path.read_text()).body)
+            body = ast.parse(path.read_text()).body
+            for line in _names(module.removesuffix(".__init__"), body):
+                name, _, _ = line.partition("(")
+                if name in documented or name.rpartition(".")[0] in public:
+                    public.add(name)
+                    yield line
+
+
+def _documented() -> set[str]:
+    """Every dotted path of the package in the docs, and the members that the reference shows."""
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+    text = "\n".join(page.read_text() for page in pages if "_build" not in page.parts)
+    names = set(re.findall(r"idempotency_django(?:\.\w+)+", text))
+    for directive in re.finditer(r"auto\w+:: ([\w.]+).*\n((?: +:.*\n)*)", text):
+        if directive[1].partition(".")[0] == PACKAGE.name and ":members:" in directive[2]:
+            names |= {f"{directive[1]}.{member}" for member in _members(*directive.groups())}
+    return names
+
+
+def _members(path: str, options: str) -> list[str]:
+    listed = re.search(r":members:(.*)", options)
+    assert listed is not None
+    return listed[1].replace(",", " ").split() or dir(pydoc.locate(path))
 
 
 def _names(prefix: str, body: list[ast.stmt]) -> Iterator[str]:

@@ -16,10 +16,10 @@ from django.test.utils import CaptureQueriesContext, override_settings
 from idempotency_django import engine
 from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from idempotency_django.policy import Policy
-from idempotency_django.purging import purge
 from idempotency_django.records import Claim, Operation, Status
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.purging import purge
 from idempotency_django.testing import ANSWER, PATIENCE, an_operation, in_threads
 from tests.factories import ago, record, records
 from tests.models import Effect
@@ -230,11 +230,11 @@ class Traffic:
     def request(self, operation: Operation) -> engine.Outcome:
         """Execute the operation, or get its answer."""
 
-        def execute(claim: Claim) -> engine.Answer:
+        def execute(claim: Claim) -> engine.Result:
             Effect.objects.using(self.store.using).create(reference=operation.key)
-            return engine.Answer(None, ANSWER)
+            return engine.Result(None, ANSWER)
 
-        def recover(error: Exception) -> engine.Answer:
+        def recover(error: Exception) -> engine.Result:
             raise error
 
         return engine.run(self.store, self.policy, operation, execute, recover)

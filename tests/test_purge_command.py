@@ -16,10 +16,9 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from idempotency_django import purging
 from idempotency_django.management.commands import purge_idempotency_keys
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.stores import stores
+from idempotency_django.stores import purging, stores
 from idempotency_django.testing import eventually, in_threads
 from tests.factories import ago, records
 from tests.outside import PATIENCE, environment, running

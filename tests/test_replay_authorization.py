@@ -29,10 +29,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
-from idempotency_django.calls import idempotent_call
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.objects import check_object, has_object
+from idempotency_django.functions import idempotent_call
+from idempotency_django.http.objects import check_object, has_object
 from idempotency_django.policy import Policy
 from idempotency_django.records import Record, Status
 from tests.models import Effect
@@ -456,7 +456,7 @@ def test_recalled(way: str, settings: Any, alice: Caller, thing: Effect, sent: l
     """An answer that a cache remembers is refused likewise."""
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     settings.IDEMPOTENCY = {
-        "STORES": {"default": {"BACKEND": "idempotency_django.stores.cached.CachedStore"}}
+        "STORES": {"default": {"BACKEND": "idempotency_django.stores.cached_database.CachedStore"}}
     }
     key, url = new_key(), f"/Permitted/{way}/{thing.pk}/"
     first = alice.send(url, key)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from idempotency_django import scopes
+from idempotency_django.policy import scopes
 from tests.properties import ANY_TEXT, a_call
 
 PARTS = st.lists(ANY_TEXT, min_size=1, max_size=4)

@@ -15,14 +15,13 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
 
-from idempotency_django import seals
-from idempotency_django.calls import aidempotent_call, idempotent_call
 from idempotency_django.decorators import idempotent
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import FingerprintMismatch
-from idempotency_django.executions import Execution
-from idempotency_django.fingerprints import canonical, digest
+from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, seals
+from idempotency_django.policy.fingerprints import canonical, digest
 from idempotency_django.records import Claim, Status
 from idempotency_django.stores import stores
 from idempotency_django.testing.support import an_operation
@@ -167,7 +166,7 @@ class TestCalls:
     def test_rotation(self, settings: Any) -> None:
         """A call from plain Python is recognised after a rotation, sync and async."""
 
-        async def fn(_: Execution) -> int:
+        async def fn(_: ExecutionContext) -> int:
             raise AssertionError("executed again")
 
         given = {"scope": "s", "fingerprint": {"order": 17}, "name": "pay"}
@@ -188,7 +187,8 @@ def test_derived_from_content() -> None:
 
     def derived(content: str) -> str:
         operation = replace(an_operation(key="one-key"), content=content)
-        return Execution(stores["default"], Claim(operation, 1, "token"), None).derive_key("charge")
+        execution = ExecutionContext(stores["default"], Claim(operation, 1, "token"), None)
+        return execution.derive_key("charge")
 
     assert derived("a") == derived("a")
     assert derived("a") != derived("b")

@@ -14,7 +14,7 @@ from redis.crc import key_slot
 
 from idempotency_django.records import Claim, Operation, Payload, Record
 from idempotency_django.stores.base import Store
-from idempotency_django.stores.cached import CachedStore
+from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.redis import RedisStore
 from idempotency_django.testing import ANSWER, an_operation
 from tests.redis_servers import client

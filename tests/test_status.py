@@ -27,11 +27,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import drf, status, views
+from idempotency_django import drf, views
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.http import status
+from idempotency_django.http.opaque import concealed, revealed
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.opaque import concealed, revealed
 from idempotency_django.policy import Policy
 from idempotency_django.records import Payload, Record, Status
 from idempotency_django.stores import stores

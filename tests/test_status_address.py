@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from idempotency_django import opaque, status
+from idempotency_django.http import opaque, status
 from idempotency_django.records import Claim, Operation
 from idempotency_django.stores import stores
 

@@ -12,9 +12,9 @@ from django.db import connections
 from django.test import Client
 
 from idempotency_django import engine
-from idempotency_django.engine import Answer, Executed, Outcome
+from idempotency_django.engine import Executed, Outcome, Result
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import StepFailed, StepsChanged, StoreUnavailable
-from idempotency_django.executions import Execution
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Operation, Payload
@@ -26,7 +26,7 @@ from tests.settings import ALIASES
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-Handler = Callable[[Execution], Any]
+Handler = Callable[[ExecutionContext], Any]
 
 
 class Declined(Exception):
@@ -54,13 +54,13 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 def attempt(store: Store, operation: Operation, handler: Handler) -> Outcome:
-    def execute(execution: Execution) -> Answer:
-        return Answer(handler(execution), Payload(201, (), b""))
+    def execute(execution: ExecutionContext) -> Result:
+        return Result(handler(execution), Payload(201, (), b""))
 
     return engine.run(store, Policy(mode="leased").resolved(), operation, execute, reraise)
 
 
-def reraise(error: Exception) -> Answer:
+def reraise(error: Exception) -> Result:
     raise error
 
 
@@ -91,7 +91,7 @@ class Shop:
             raise Died
         return "transfer"
 
-    def pay(self, execution: Execution) -> str:
+    def pay(self, execution: ExecutionContext) -> str:
         if self.expects:
             execution.expect(*self.expects)
         try:
@@ -133,7 +133,7 @@ def test_stored_step_after_a_failure(store: Store) -> None:
     shop, wanted = Shop(Declined(51, reason="no funds")), operation()
     shop.dies = False
 
-    def fails(execution: Execution) -> None:
+    def fails(execution: ExecutionContext) -> None:
         shop.pay(execution)
         raise InterruptedError
 
@@ -193,7 +193,7 @@ def test_error_that_is_declared_later(store: Store) -> None:
     shop, wanted = Shop(ConnectionError("refused")), operation()
     shop.killed(store, wanted)
 
-    def narrow(execution: Execution) -> str:
+    def narrow(execution: ExecutionContext) -> str:
         try:
             return execution.step("card", shop.card)
         except ConnectionError:
@@ -224,7 +224,7 @@ def test_retried_step(store: Store) -> None:
             raise ConnectionError
         return 3
 
-    def handler(execution: Execution) -> list[object]:
+    def handler(execution: ExecutionContext) -> list[object]:
         for _ in range(2):
             try:
                 execution.step("flaky", flaky)
@@ -243,7 +243,7 @@ def test_given_up_after_several_tries(store: Store) -> None:
         calls.append("broken")
         raise OSError(5, "no reader")
 
-    def handler(execution: Execution) -> str:
+    def handler(execution: ExecutionContext) -> str:
         execution.expect(OSError)
         for _ in range(3):
             with pytest.raises(OSError, match="no reader"):
@@ -275,7 +275,7 @@ def test_transaction_follows(store: Store) -> None:
         return
     shop, wanted = Shop(Declined(51, reason="no funds")), operation()
 
-    def handler(execution: Execution) -> str:
+    def handler(execution: ExecutionContext) -> str:
         try:
             return execution.step("card", shop.card)
         except (Declined, StepFailed):
@@ -296,7 +296,7 @@ def test_unknown_outcome() -> None:
     shop, wanted = Shop(Declined(51, reason="no funds")), operation()
     shop.error = None
 
-    def handler(execution: Execution) -> None:
+    def handler(execution: ExecutionContext) -> None:
         with pytest.raises(StoreUnavailable):
             execution.step("card", shop.card)
         execution.step("transfer", shop.transfer)
@@ -320,7 +320,7 @@ def test_several_failures(store: Store) -> None:
         asked.append(name)
         raise Declined(1, reason=name)
 
-    def handler(execution: Execution) -> str:
+    def handler(execution: ExecutionContext) -> str:
         execution.expect(Declined)
         for name in ("visa", "amex"):
             with pytest.raises(Declined) as caught:
@@ -347,7 +347,7 @@ def test_async(store: Store) -> None:
         asked.append(name)
         return name
 
-    async def handler(execution: Execution) -> list[str]:
+    async def handler(execution: ExecutionContext) -> list[str]:
         execution.expect(Declined)
         with pytest.raises(Declined):
             await execution.astep("card", fail)
@@ -359,8 +359,8 @@ def test_async(store: Store) -> None:
         return done
 
     async def run(wanted: Operation) -> Outcome:
-        async def execute(execution: Execution) -> Answer:
-            return Answer(await handler(execution), Payload(201, (), b""))
+        async def execute(execution: ExecutionContext) -> Result:
+            return Result(await handler(execution), Payload(201, (), b""))
 
         policy = Policy(mode="leased").resolved()
         return await engine.arun(store, policy, wanted, execute, reraise)
@@ -392,12 +392,12 @@ def test_failure_beside_another_step(store: Store) -> None:
         asked.append("log")
         return "log"
 
-    async def handler(execution: Execution) -> Answer:
+    async def handler(execution: ExecutionContext) -> Result:
         steps = execution.astep("card", card), execution.astep("log", log)
         first, second = await asyncio.gather(*steps, return_exceptions=True)
         if isinstance(first, Exception):
             raise first
-        return Answer([first, second], Payload(201, (), b""))
+        return Result([first, second], Payload(201, (), b""))
 
     async def both() -> Outcome:
         policy, wanted = Policy(mode="leased").resolved(), operation()
@@ -421,7 +421,7 @@ def test_cancelled_step(store: Store) -> None:
         limit.reschedule(asyncio.get_running_loop().time())
         await asyncio.sleep(PATIENCE)
 
-    async def handler(execution: Execution) -> Answer:
+    async def handler(execution: ExecutionContext) -> Result:
         execution.expect(TimeoutError)
         try:
             async with asyncio.timeout(None) as limit:
@@ -430,7 +430,7 @@ def test_cancelled_step(store: Store) -> None:
             await execution.astep("transfer", lambda: asked.append("transfer"))
         if execution.attempt == 1:
             raise InterruptedError
-        return Answer(None, Payload(201, (), b""))
+        return Result(None, Payload(201, (), b""))
 
     async def both() -> Outcome:
         policy, wanted = Policy(mode="leased").resolved(), operation()

@@ -10,8 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from idempotency_django import engine
-from idempotency_django.engine import Answer, Executed
-from idempotency_django.executions import Execution
+from idempotency_django.engine import Executed, Result
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.policy import Policy
 from idempotency_django.records import Operation, Payload
 from idempotency_django.stores.database import DatabaseStore
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
 def attempt(operation: Operation, handler: Any) -> Any:
-    def execute(execution: Execution) -> Answer:
-        return Answer(handler(execution), Payload(201, (), b""))
+    def execute(execution: ExecutionContext) -> Result:
+        return Result(handler(execution), Payload(201, (), b""))
 
-    def reraise(error: Exception) -> Answer:
+    def reraise(error: Exception) -> Result:
         raise error
 
     policy = Policy(mode="leased").resolved()
@@ -40,7 +40,7 @@ def test_step_in_a_thread() -> None:
     operation, done = an_operation(lease=30 * SECOND), []
 
     def handler(order: list[str]) -> Any:
-        def run(execution: Execution) -> None:
+        def run(execution: ExecutionContext) -> None:
             with ThreadPoolExecutor(1) as thread:  # the one who happens to come first, comes first
                 steps = [thread.submit(_step, execution, name, done) for name in order]
                 for step in steps:
@@ -55,7 +55,7 @@ def test_step_in_a_thread() -> None:
     assert done == []
 
 
-def _step(execution: Execution, name: str, done: list[str]) -> None:
+def _step(execution: ExecutionContext, name: str, done: list[str]) -> None:
     try:
         execution.step(name, done.append, name)
     finally:

@@ -15,9 +15,9 @@ from django.test import Client, override_settings
 from django.urls import include, path
 from django.views.decorators.csrf import csrf_exempt
 
-from idempotency_django.calls import idempotent_call
 from idempotency_django.checks import check_stores
 from idempotency_django.decorators import idempotent
+from idempotency_django.functions import idempotent_call
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
 from idempotency_django.stores.memory import MemoryStore
@@ -26,7 +26,7 @@ from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post
 
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
-CACHED = "idempotency_django.stores.cached.CachedStore"
+CACHED = "idempotency_django.stores.cached_database.CachedStore"
 REDIS = "idempotency_django.stores.redis.RedisStore"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"
 

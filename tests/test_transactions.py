@@ -13,14 +13,14 @@ from django.core.handlers.base import BaseHandler
 from django.db import OperationalError, connection, connections, transaction
 from django.http import HttpRequest
 
-from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.transactions import (
+from idempotency_django.http.atomic_requests import (
     OwnedTransactions,
     RequestTransactions,
     own,
     request_transactions,
 )
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
 from tests.models import Effect
 from tests.support import effects
 

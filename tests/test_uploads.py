@@ -26,11 +26,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import bodies, fingerprints
-from idempotency_django.bodies import body_of
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.records import Hashed
+from idempotency_django.http import bodies
+from idempotency_django.http.bodies import body_of
+from idempotency_django.policy import fingerprints
+from idempotency_django.policy.invocation import Hashed
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, new_key
 

@@ -13,23 +13,24 @@ from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.viewsets import ModelViewSet
 
-from idempotency_django import drf, keys
+from idempotency_django import drf
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.executions import Execution
-from idempotency_django.requests import IdempotentRequest, OptionallyIdempotentRequest
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.http.requests import IdempotentRequest, OptionallyIdempotentRequest
+from idempotency_django.policy import keys
 
 
 @idempotent(required=True, mode="leased")
 def pay(request: IdempotentRequest) -> HttpResponse:
-    assert_type(request.idempotency, Execution)
+    assert_type(request.idempotency, ExecutionContext)
     assert_type(request.idempotency.derive_key("charge"), str)
     return HttpResponse(request.idempotency.step("charge", str))
 
 
 @idempotent
 def order(request: OptionallyIdempotentRequest) -> HttpResponse:
-    assert_type(request.idempotency, Execution | None)
+    assert_type(request.idempotency, ExecutionContext | None)
     return HttpResponse(request.idempotency.attempt if request.idempotency else 0)
 
 
@@ -52,11 +53,11 @@ class Charges(IdempotentViewMixin, ModelViewSet[Model]):
     request: drf.OptionallyIdempotentRequest
 
     def perform_create(self, serializer: BaseSerializer[Model]) -> None:
-        assert_type(self.request.idempotency, Execution | None)
+        assert_type(self.request.idempotency, ExecutionContext | None)
         serializer.save()
 
     def capture(self, request: drf.IdempotentRequest) -> Response:
-        assert_type(request.idempotency, Execution)
+        assert_type(request.idempotency, ExecutionContext)
         return Response({"key": request.idempotency.derive_key("capture")})
 
 

@@ -13,46 +13,46 @@ from typing import Final
 
 from asgiref.sync import sync_to_async
 
-from ..executions import Execution
 from ..policy import Policy
 from ..records import Operation
 from ..stores import Store
 from . import transactional
+from .context import ExecutionContext
+from .drivers import adrive, drive
 from .leased import Run
 from .modes import lease_of
 from .outcomes import (
     Admit,
-    Answer,
     Executed,
     Held,
     InProgress,
     Mismatched,
     Outcome,
     Replayed,
+    Result,
     announcement,
     decide,
     send,
 )
-from .wishes import adrive, drive
 
 __all__ = [
     "Admit",
-    "Answer",
     "Executed",
     "Held",
     "InProgress",
     "Mismatched",
     "Outcome",
     "Replayed",
+    "Result",
     "arun",
     "decide",
     "lease_of",
     "run",
 ]
 
-Execute = Callable[[Execution], Answer]
-AsyncExecute = Callable[[Execution], Awaitable[Answer]]
-Recover = Callable[[Exception], Answer]
+Execute = Callable[[ExecutionContext], Result]
+AsyncExecute = Callable[[ExecutionContext], Awaitable[Result]]
+Recover = Callable[[Exception], Result]
 
 _NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
 

@@ -13,11 +13,11 @@ from django.db import InterfaceError, OperationalError
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
-from ..leases import Lease, kept_alive
 from ..records import Claim, Operation, Payload, Status
-from .outcomes import Answer, Executed, InProgress, Patience, decide, failure
+from .drivers import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
+from .leases import Lease, kept_alive
+from .outcomes import ConflictWait, Executed, InProgress, Result, decide, failure
 from .settling import is_stored, settle, tell
-from .wishes import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
 
 logger = logging.getLogger("idempotency_django")
 
@@ -37,7 +37,7 @@ HELD: Final = (
 UNCONFIRMED: Final = (StoreUnavailable, OperationalError, InterfaceError)
 """What is raised after the handler if nobody knows whether its transactions committed."""
 
-Recover = Callable[[Exception], Answer]
+Recover = Callable[[Exception], Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Attempt:
         recover: turns what the handler raised into an answer, or raises it again.
         outer: the transaction on the store's database to run the handler and store its answer in.
         inner: the transactions on other databases to run the handler in.
-        patience: how long to wait for a successor, if there is one.
+        wait: how long to wait for a successor, if there is one.
     """
 
     lease: Lease
@@ -58,7 +58,7 @@ class Attempt:
     recover: Recover
     outer: AbstractContextManager[object]
     inner: AbstractContextManager[object]
-    patience: Patience
+    wait: ConflictWait
 
     @property
     def _claim(self) -> Claim:
@@ -75,7 +75,7 @@ class Attempt:
 
     def flow(self) -> Flow:
         """Run the handler and store its answer, or record why not."""
-        ended: Answer | Exception
+        ended: Result | Exception
         try:
             return (yield from self._execute())
         except RolledBack as signal:
@@ -87,7 +87,7 @@ class Attempt:
         except BaseException as exit_request:
             # Else a person decides, as after any other interruption.
             if not (self._operation.hold and self.work.begun):
-                answer = Answer(None, None, repr(exit_request), failed=True)
+                answer = Result(None, None, repr(exit_request), failed=True)
                 yield from settle(self._claim, answer, self.work)
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
@@ -112,7 +112,7 @@ class Attempt:
         except (StoreUnavailable, OperationInProgress):
             return True
 
-    def _is_held(self, ended: Answer | Exception) -> Generator[Wish, Any, bool]:
+    def _is_held(self, ended: Result | Exception) -> Generator[Wish, Any, bool]:
         """Whether nobody knows what was committed, so that an operator must settle it."""
         payload = self.work.payload
         unknown = UNCONFIRMED if payload else StoreUnavailable
@@ -132,7 +132,7 @@ class Attempt:
             yield from tell(self._claim, signals.claimed)
             with self.outer:
                 with self.inner:
-                    answer: Answer = yield self.work
+                    answer: Result = yield self.work
                     if not isinstance(answer.payload, Payload):
                         raise RolledBack(answer)
                     if self._claim.attempt > 1:
@@ -192,7 +192,7 @@ class Attempt:
             if found is None or found.status is Status.FAILED:
                 raise ClaimLost
             outcome = decide(found, self._operation)
-            pause = self.patience.pause() if isinstance(outcome, InProgress) else None
+            pause = self.wait.pause() if isinstance(outcome, InProgress) else None
             if pause is None:
                 return outcome  # type: ignore[return-value]  # it is no claim
             yield Pause(pause)

@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 from ..errors import OperationInProgress, StoreUnavailable
-from ..executions import Execution, Unprotected
-from ..leases import Lease
 from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .attempts import Attempt, Recover
-from .outcomes import Admit, Executed, InProgress, Outcome, Patience, Replayed, decide
-from .wishes import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
+from .context import ExecutionContext, Unprotected
+from .drivers import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
+from .leases import Lease
+from .outcomes import Admit, ConflictWait, Executed, InProgress, Outcome, Replayed, decide
 
 logger = logging.getLogger("idempotency_django")
 
@@ -50,17 +50,17 @@ class Run:
 
     def flow(self) -> Flow:
         """Run it, after waiting for another owner as long as the policy allows."""
-        patience = Patience(self.policy)
+        wait = ConflictWait(self.policy)
         while True:
-            outcome = yield from self._once(patience)
+            outcome = yield from self._once(wait)
             if not isinstance(outcome, InProgress):
                 return outcome
-            pause = patience.pause()
+            pause = wait.pause()
             if pause is None:
                 return outcome
             yield Pause(pause)
 
-    def _once(self, patience: Patience) -> Flow:
+    def _once(self, wait: ConflictWait) -> Flow:
         asked = time.monotonic()
         try:
             found = yield from self._found()
@@ -75,8 +75,8 @@ class Run:
                 yield Ask("record_replay", (decision.record, self.operation))
             if isinstance(decision, Claim):
                 lease = Lease(self.store, decision, self.lease.total_seconds(), asked)
-                work = Execute(Execution(self.store, decision, lease))
-                attempt = Attempt(lease, work, self.recover, self.outer, self.inner, patience)
+                work = Execute(ExecutionContext(self.store, decision, lease))
+                attempt = Attempt(lease, work, self.recover, self.outer, self.inner, wait)
                 outcome = yield from attempt.flow()
                 yield from self._admitted(outcome)  # a late owner's, whose successor completed it
                 return outcome

@@ -26,7 +26,7 @@ LONGEST_PAUSE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Result:
     """The result of an execution.
 
     Attributes:
@@ -101,7 +101,7 @@ def decide(
             return Mismatched(found)
 
 
-class Patience:
+class ConflictWait:
     """How long to wait for an operation in progress, and how often to look."""
 
     def __init__(self, policy: Policy) -> None:
@@ -120,9 +120,9 @@ class Patience:
         return min(pause, left)
 
 
-def failure(error: Exception) -> Answer:
+def failure(error: Exception) -> Result:
     """The result of an exception, if nothing turns it into another answer."""
-    return Answer(None, None, error=f"{type(error).__name__}: {error}", failed=True)
+    return Result(None, None, error=f"{type(error).__name__}: {error}", failed=True)
 
 
 def announcement(outcome: Outcome) -> tuple[Signal, dict[str, Any]] | None:
@@ -141,7 +141,7 @@ def announcement(outcome: Outcome) -> tuple[Signal, dict[str, Any]] | None:
     return found if found[0].has_listeners(Operation) else None
 
 
-def announce_end(claim: Claim, answer: Answer) -> None:
+def announce_end(claim: Claim, answer: Result) -> None:
     """Send the signal of an attempt whose key is free again."""
     signal = signals.failed if answer.failed else signals.released
     send(signal, claim.operation, attempt=claim.attempt, error=answer.error)

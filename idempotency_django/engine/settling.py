@@ -14,8 +14,8 @@ from django.dispatch import Signal
 from .. import signals
 from ..errors import IdempotencyError, OperationInProgress, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record, Status
-from .outcomes import Answer, failure, send
-from .wishes import Ask, Call, Execute, Wish
+from .drivers import Ask, Call, Execute, Wish
+from .outcomes import Result, failure, send
 
 logger = logging.getLogger("idempotency_django")
 
@@ -27,7 +27,7 @@ def tell(claim: Claim, signal: Signal, **arguments: Any) -> Generator[Wish, Any,
         yield Call(partial(send, signal, claim.operation, **told))
 
 
-def settle(claim: Claim, answer: Answer, work: Execute) -> Generator[Wish, Any, None]:
+def settle(claim: Claim, answer: Result, work: Execute) -> Generator[Wish, Any, None]:
     """Record the end of an attempt that did not complete.
 
     Args:

@@ -15,19 +15,19 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress
-from ..executions import Execution
 from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
+from .context import ExecutionContext
 from .explaining import explained
 from .outcomes import (
     Admit,
-    Answer,
+    ConflictWait,
     Executed,
     InProgress,
     Outcome,
-    Patience,
     Replayed,
+    Result,
     announce_end,
     decide,
     failure,
@@ -36,8 +36,8 @@ from .outcomes import (
 
 logger = logging.getLogger("idempotency_django")
 
-Execute = Callable[[Execution], Answer]
-Recover = Callable[[Exception], Answer]
+Execute = Callable[[ExecutionContext], Result]
+Recover = Callable[[Exception], Result]
 Undo = Callable[[], object]
 Waiting = Callable[[], AbstractContextManager[object]]
 
@@ -49,7 +49,7 @@ _ERRORS: Final = 400  # and above: the status of an answer that tells of no succ
 
 class _RolledBack(Exception):  # carries an answer out of a transaction; no error
     def __init__(
-        self, done: _Done, answer: Answer, error: Exception | None = None, *, marked: bool = False
+        self, done: _Done, answer: Result, error: Exception | None = None, *, marked: bool = False
     ) -> None:
         super().__init__(answer.error)
         self.done = done
@@ -77,12 +77,12 @@ def run(
     admit: Admit | None,
 ) -> Outcome:
     """Run an operation in a transaction; see :func:`idempotency_django.engine.run`."""
-    patience = Patience(policy)
+    wait = ConflictWait(policy)
     while True:
         outcome = _run_once(store, operation, execute, recover, after, undo, admit)
         if not isinstance(outcome, InProgress):
             return outcome
-        pause = patience.pause()
+        pause = wait.pause()
         if pause is None:
             return outcome
         with waiting():
@@ -156,7 +156,7 @@ class _Done:
         self.store = store
         self.claim = claim
         self.undo = undo
-        self.execution = Execution(store, claim, None)
+        self.execution = ExecutionContext(store, claim, None)
         self.response: Any = None
         self.payload: Payload | None = None
         self.committed = False
@@ -195,7 +195,7 @@ def _execute(store: Store, claim: Claim, execute: Execute, undo: Undo) -> _Done:
     return done
 
 
-def _unless_marked(store: Store, answer: Answer) -> Answer:
+def _unless_marked(store: Store, answer: Result) -> Result:
     """The answer, which is not kept if the handler refuses and has marked its transaction.
 
     A success then fails, because its effects would not be there. An error that the handler
@@ -248,7 +248,7 @@ def _after_rollback(
     return answer.response
 
 
-def _settle(done: _Done, answer: Answer) -> None:
+def _settle(done: _Done, answer: Result) -> None:
     """Record the end of a rolled-back attempt, unless another attempt has begun meanwhile."""
     store, claim = done.store, done.claim
     payload, unmade = None, None

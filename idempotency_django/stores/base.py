@@ -225,6 +225,10 @@ class Store(ABC):
             "from committing a step. Use idempotency_django.stores.database.DatabaseStore."
         )
 
+    def is_busy(self, error: BaseException) -> bool:
+        """Whether an error at COMMIT says that others were in the way, so that it rolled back."""
+        return False
+
     def on_commit(self, function: Callable[[], object]) -> None:
         """Call the function once what was written is committed; never if it rolls back."""
         function()

@@ -14,8 +14,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 
 from ..records import Claim, Operation, Payload, Record, Status, Step
+from .atomic_blocks import refuse_transactions
 from .base import Store
-from .surroundings import refuse_transactions
 
 
 @dataclass

@@ -8,7 +8,7 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ..keys import FORM_FIELD
+from ..policy.keys import FORM_FIELD
 
 register = template.Library()
 
@@ -18,7 +18,7 @@ def idempotency_key(name: str = FORM_FIELD) -> SafeString:
     """A hidden field with a new key, for a view whose policy has ``key=keys.form_field()``.
 
     Args:
-        name: of the field, as given to :func:`~idempotency_django.keys.form_field`.
+        name: of the field, as given to :func:`~idempotency_django.policy.keys.form_field`.
     """
     # Browsers that restore a form's fields after a reload would send the former page's key.
     field = '<input type="hidden" name="{}" value="{}" autocomplete="off">'

@@ -22,7 +22,7 @@ from .models import Kind, Posting, Side
 if TYPE_CHECKING:
     from rest_framework.request import Request
 
-    from idempotency_django.executions import Execution
+    from idempotency_django.engine.context import ExecutionContext
 
     from .serializers import EffectSerializer
 
@@ -44,7 +44,7 @@ def transfer(request: Request, data: Any) -> Receipt:
         LedgerUnavailable: the debit is made, and a retry goes on behind it.
     """
     asked, faults = understood(data), Faults(request)
-    execution: Execution = request.idempotency
+    execution: ExecutionContext = request.idempotency
     execution.step("debit", _post, request, Side.DEBIT, asked)
     faults.reached("after-debit")
     execution.step("ledger", _book, request, asked, execution.derive_key("ledger"))

@@ -14,10 +14,10 @@ from django_redis import get_redis_connection
 
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
-from idempotency_django.stores import cached as cached_store
-from idempotency_django.stores import database as database_store
-from idempotency_django.stores.cached import CachedStore
+from idempotency_django.stores import cached_database as cached_store
+from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.database import store as database_store
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.redis import RedisStore
 from tests.contract.machine import SCOPES, UNIT

@@ -11,7 +11,7 @@ from django.db import connections
 from django_redis import get_redis_connection
 
 from idempotency_django.stores import Store
-from idempotency_django.stores.cached import CachedStore
+from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.redis import RedisStore

@@ -18,7 +18,7 @@ import pytest
 from django.conf import settings
 from redis import Redis
 
-from idempotency_django.executions import derived_keys
+from idempotency_django.engine.context import derived_keys
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore

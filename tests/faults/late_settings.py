@@ -12,7 +12,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from idempotency_django.scopes import shared
+from idempotency_django.policy.scopes import shared
 from tests.outside_settings import *  # noqa: F403  # these are its settings
 from tests.outside_settings import DATABASES
 
@@ -31,7 +31,7 @@ _stores = {
         "OPTIONS": {"using": _given.get("using", "default")},
     },
     "cached": {
-        "BACKEND": "idempotency_django.stores.cached.CachedStore",
+        "BACKEND": "idempotency_django.stores.cached_database.CachedStore",
         "OPTIONS": _given.get("options", {}),
     },
     "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},

@@ -24,8 +24,8 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from idempotency_django.decorators import idempotent
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import ClaimLost
-from idempotency_django.executions import Execution
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.records import Payload
 from tests.models import Effect
@@ -85,7 +85,7 @@ class Fault:
 @idempotent(required=True, mode="leased")
 def leased(request: HttpRequest, how: str) -> JsonResponse:
     """Do something that happens once, in one of the ways that there are to do it."""
-    execution: Execution = request.idempotency  # type: ignore[attr-defined]
+    execution: ExecutionContext = request.idempotency  # type: ignore[attr-defined]
     fault = Fault(request)
     WAYS[how](execution, fault)
     return JsonResponse({"attempt": execution.attempt, "worker": os.getpid()}, status=201)
@@ -101,7 +101,7 @@ def transactional(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"worker": os.getpid()}, status=201)
 
 
-def outside(execution: Execution, fault: Fault) -> None:
+def outside(execution: ExecutionContext, fault: Fault) -> None:
     """Ask a provider that honours the derived key, and be late before and after."""
     provider(execution.derive_key("charge"))
     if fault.reach("handler") and fault.what != "wait":
@@ -109,7 +109,7 @@ def outside(execution: Execution, fault: Fault) -> None:
     provider(execution.derive_key("charge"))
 
 
-def atomic(execution: Execution, fault: Fault) -> None:
+def atomic(execution: ExecutionContext, fault: Fault) -> None:
     """Do it in a transaction that a late owner cannot commit."""
     fault.reach("handler")
     with execution.atomic():
@@ -119,7 +119,7 @@ def atomic(execution: Execution, fault: Fault) -> None:
             _before_commit(fault)
 
 
-def steps(execution: Execution, fault: Fault) -> None:
+def steps(execution: ExecutionContext, fault: Fault) -> None:
     """Do it in the second of three steps."""
     execution.step("first", lambda: Effect.objects.create(reference=f"1 {execution.key}").pk)
     fault.reach("between")
@@ -134,7 +134,7 @@ def steps(execution: Execution, fault: Fault) -> None:
     execution.step("third", lambda: Effect.objects.create(reference=f"3 {execution.key}").pk)
 
 
-def lives(execution: Execution, fault: Fault) -> None:
+def lives(execution: ExecutionContext, fault: Fault) -> None:
     """Do it in a step, and note when the key's life began in which it was done, and when that was.
 
     The first is when a statement was sent that may have waited for its turn.
@@ -153,7 +153,7 @@ def lives(execution: Execution, fault: Fault) -> None:
     execution.step("done", lambda: None)
 
 
-WAYS: dict[str, Callable[[Execution, Fault], None]] = {
+WAYS: dict[str, Callable[[ExecutionContext, Fault], None]] = {
     "outside": outside,
     "atomic": atomic,
     "steps": steps,
@@ -166,7 +166,7 @@ def provider(key: str) -> None:
     Effect.objects.get_or_create(reference=key)
 
 
-def try_everything(execution: Execution) -> dict[str, Any]:
+def try_everything(execution: ExecutionContext) -> dict[str, Any]:
     """What an owner may still do: all that it could try to write."""
     store, claim = execution._store, execution._claim
     allowed: dict[str, Any] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from idempotency_django.leases import RENEWALS
+from idempotency_django.engine.leases import RENEWALS
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.records import Record, Status
 from idempotency_django.testing import eventually

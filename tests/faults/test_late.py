@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost
-from idempotency_django.executions import Execution
-from idempotency_django.leases import Lease
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
@@ -217,7 +217,7 @@ def test_late_commits(
         operation = an_operation(lease=MOMENT)
         late = at.store.acquire(operation)
         assert isinstance(late, Claim)
-        execution = Execution(at.store, late, Lease(at.store, late, 60, 0))
+        execution = ExecutionContext(at.store, late, Lease(at.store, late, 60, 0))
         execution._lease._valid_until = float("inf")  # type: ignore[union-attr]  # it is none the wiser
 
         def work(asked: Operation = operation, key: str = f"late {number}") -> None:

@@ -33,7 +33,7 @@ SECONDS = float(os.environ.get("NEMESIS_SECONDS", "2"))
 SEED = int(os.environ.get("NEMESIS_SEED", "1"))
 
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
-CACHED = "idempotency_django.stores.cached.CachedStore"
+CACHED = "idempotency_django.stores.cached_database.CachedStore"
 REDIS = "idempotency_django.stores.redis.RedisStore"
 
 CHARGE, TRANSFER = ("charge",), ("credit", "debit")

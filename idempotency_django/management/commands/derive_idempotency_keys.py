@@ -8,8 +8,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from ...engine.context import derived_keys
 from ...errors import StoreUnavailable
-from ...executions import derived_keys
 from ...models import IdempotencyKey, IdempotencyStep
 from ...stores import Store, stores
 

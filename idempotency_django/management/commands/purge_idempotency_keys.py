@@ -15,8 +15,8 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from ...purging import BATCH_SIZE, purge
 from ...stores import Store, stores
+from ...stores.purging import BATCH_SIZE, purge
 
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 _CENTURY: Final = timedelta(days=36_500)  # databases know no dates from far before our era

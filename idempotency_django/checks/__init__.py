@@ -1,0 +1,56 @@
+"""The system checks (``manage.py check``); their ids are stable and never used twice.
+
+=====================================  =========================================================
+id                                     what is wrong
+=====================================  =========================================================
+``idempotency_django.E001``            ``IDEMPOTENCY`` holds a name that is not a setting
+``idempotency_django.E002``            a setting holds a value that it cannot hold
+``idempotency_django.E003``            a store cannot be made, or a policy names an unknown store
+``idempotency_django.E004``            a store uses a database that is not in ``DATABASES``
+``idempotency_django.E005``            a store uses what looks like a replica
+``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
+``idempotency_django.W007``            effects and answers are in two databases
+``idempotency_django.E008``            a store's database is read-only (``check --database``)
+``idempotency_django.E009``            middleware after ours, whose ``process_view`` is skipped
+``idempotency_django.E010``            our middleware comes before the authentication's
+``idempotency_django.E011``            ``IdempotentViewMixin`` after ``APIView``: no protection
+``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
+``idempotency_django.E013``            a store cannot work with its cache
+``idempotency_django.E014``            the Redis server is older than 6.2
+``idempotency_django.W015``            the Redis server may evict keys: retries execute again
+``idempotency_django.W016``            the Redis server cannot be reached
+``idempotency_django.W017``            fewer replicas than ``wait_replicas``: nothing is executed
+``idempotency_django.W018``            each process has its own cache of answers
+``idempotency_django.E019``            a policy needs what its store or mode cannot promise
+``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
+``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
+``idempotency_django.E022``            a view cannot be protected and refuses requests with a key
+``idempotency_django.E023``            the same for a view of a framework without an adapter
+``idempotency_django.E024``            a view is protected and exempt at the same time
+``idempotency_django.W025``            object permissions that a replay cannot check
+``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
+``idempotency_django.E027``            a store's database has ``AUTOCOMMIT`` off
+``idempotency_django.W028``            a store's tables are missing (``check --database``)
+``idempotency_django.W029``            CORS stops scripts of other origins from sending a key
+``idempotency_django.W030``            CORS hides the headers of a replay from these scripts
+``idempotency_django.W031``            the admin's or the login's own forms need a key and have none
+=====================================  =========================================================
+"""
+
+from __future__ import annotations
+
+from django.core.checks import Tags, register
+
+from .configuration import check_live_stores, check_middleware, check_settings, check_stores
+from .cors import check_cors
+from .views import check_views
+
+
+def register_checks() -> None:
+    """Register the checks; once, when the app is ready."""
+    register(check_settings, Tags.security)
+    register(check_stores, Tags.security)
+    register(check_middleware, Tags.security)
+    register(check_views, Tags.security)
+    register(check_cors, Tags.compatibility)
+    register(check_live_stores, Tags.database)

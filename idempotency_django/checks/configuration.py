@@ -1,0 +1,100 @@
+"""Checks of the settings, the stores and the order of the middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.checks import (
+    CheckMessage,
+    Error,  # Django's name
+)
+from django.core.exceptions import ImproperlyConfigured
+
+from ..conf import MIDDLEWARE, NAMES, conf, did_you_mean
+from ..middleware import skipped_middleware
+from ..policy import Policy
+from ..stores import stores
+from .policies import PROJECT, known_stores, unknown_store
+
+AUTHENTICATION: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+
+def check_settings(**_: Any) -> Sequence[CheckMessage]:
+    """The names and values in ``IDEMPOTENCY``."""
+    try:
+        names = conf.raw
+    except ImproperlyConfigured as error:
+        return [Error(str(error), id="idempotency_django.E002")]
+    unknown: list[CheckMessage] = [
+        Error(
+            f"IDEMPOTENCY has no setting {name!r}.",
+            hint=did_you_mean(str(name), NAMES),
+            id="idempotency_django.E001",
+        )
+        for name in names
+        if name not in NAMES
+    ]
+    return [*unknown, *_wrong_values()]
+
+
+def _wrong_values() -> Iterator[CheckMessage]:
+    readers: list[Callable[[], object]] = [
+        partial(getattr, conf, name.lower()) for name in sorted(NAMES)
+    ]
+    for read in [*readers, Policy().resolved]:
+        try:
+            read()
+        except ImproperlyConfigured as error:
+            yield Error(str(error), id="idempotency_django.E002")
+
+
+def check_stores(**_: Any) -> Sequence[CheckMessage]:
+    """Whether every store can be made, and what each reports about its configuration."""
+    messages: list[CheckMessage] = []
+    for alias in known_stores():
+        try:
+            messages += stores[alias].check()
+        except ImproperlyConfigured as error:
+            messages.append(Error(str(error), id="idempotency_django.E003"))
+    try:
+        policy = Policy().resolved()
+    except ImproperlyConfigured:
+        return messages  # check_settings reports it
+    return [*messages, *unknown_store(policy.store, PROJECT)]
+
+
+def check_live_stores(
+    *, databases: Sequence[str] | None = None, **_: Any
+) -> Sequence[CheckMessage]:
+    """Ask the stores themselves, where their database may be asked (``check --database``)."""
+    messages: list[CheckMessage] = []
+    for alias in known_stores():
+        try:
+            store = stores[alias]
+        except ImproperlyConfigured:
+            continue  # check_stores reports it
+        if store.using in (databases or ()):
+            messages += store.check_live()
+    return messages
+
+
+def check_middleware(**_: Any) -> Iterator[CheckMessage]:
+    """The place of :class:`~idempotency_django.middleware.IdempotencyMiddleware`."""
+    paths = list(settings.MIDDLEWARE)
+    if MIDDLEWARE not in paths:
+        return
+    for path in skipped_middleware():
+        yield Error(
+            f"{path} comes after {MIDDLEWARE}, which runs views itself and skips its process_view.",
+            hint="Move IdempotencyMiddleware after it in MIDDLEWARE.",
+            id="idempotency_django.E009",
+        )
+    if AUTHENTICATION in paths[paths.index(MIDDLEWARE) :]:
+        yield Error(
+            f"{MIDDLEWARE} comes before {AUTHENTICATION}, so every caller counts as anonymous.",
+            hint="Move IdempotencyMiddleware after it in MIDDLEWARE.",
+            id="idempotency_django.E010",
+        )

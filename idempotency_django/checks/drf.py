@@ -1,0 +1,172 @@
+"""Checks of REST framework's views: those with the mixin, and those with object permissions.
+
+The app imports this module if REST framework is installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
+from django.urls import URLPattern, get_resolver
+from rest_framework.views import APIView
+
+from ..conf import MIDDLEWARE, did_you_mean
+from ..drf import IdempotentViewMixin, has_hook
+from ..drf.objects import checks_objects
+from ..http.objects import lookup_of
+from ..http.opening import PROTECTED
+from ..http.wrapping import BY_DECORATOR, is_exempt
+from ..policy import Policy
+from ..policy.validators import UNSAFE_METHODS
+from .policies import check_policy
+from .views import of_frameworks
+
+_FRAMEWORKS: Final = ("django", "idempotency_django", "rest_framework")
+
+
+def check_drf_views() -> Iterator[CheckMessage]:
+    """The views with the mixin, and those with object permissions that no replay can check."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        _views = get_resolver().url_patterns  # imports them
+    for view in dict.fromkeys(_subclasses(IdempotentViewMixin)):
+        if vars(view).get(PROTECTED) != BY_DECORATOR:  # which is among the endpoints
+            yield from _check_view(view)
+    yield from check_objects()
+
+
+of_frameworks.append(check_drf_views)
+
+
+def check_objects() -> Iterator[CheckMessage]:
+    """The views with object permissions that a replay cannot check."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    views = {
+        callback.cls
+        for callback, args, kwargs in _with_arguments(get_resolver().url_patterns)
+        if _takes_part(callback) and not _is_looked_up(callback, args, kwargs)
+    }
+    for view_class in sorted(views, key=lambda view: (view.__module__, view.__qualname__)):
+        if _is_unchecked(view_class):
+            yield Warning(
+                f"{view_class.__module__}.{view_class.__qualname__} has object permissions and an "
+                "argument in its URL, but no get_object() that a replay could call.",
+                hint=(
+                    "Override check_idempotent_replay(self, request, record) of "
+                    "IdempotentViewMixin, or give the view's policy check_replay=, and check the "
+                    "permission there. If the view checks no object, let it do nothing."
+                ),
+                id="idempotency_django.W025",
+            )
+
+
+def _with_arguments(
+    patterns: Any, args: int = 0, kwargs: frozenset[str] = frozenset()
+) -> Iterator[tuple[Any, int, frozenset[str]]]:
+    """What the URLs with arguments lead to, how many of them have no name, and the names."""
+    for each in patterns:
+        regex = each.pattern.regex
+        names = kwargs | frozenset(regex.groupindex)
+        unnamed = args + regex.groups - len(regex.groupindex)
+        if not isinstance(each, URLPattern):
+            yield from _with_arguments(each.url_patterns, unnamed, names)
+        elif unnamed or names:
+            yield each.callback, 0 if names else unnamed, names  # as Django's resolver does
+
+
+def _is_looked_up(callback: Any, args: int, kwargs: frozenset[str]) -> bool:
+    """Whether a replay can call ``get_object()`` with such arguments."""
+    view = callback.cls(**callback.initkwargs)
+    view.request, view.args, view.kwargs = None, (None,) * args, dict.fromkeys(kwargs)
+    return lookup_of(view) is not None
+
+
+def _takes_part(view: Any) -> bool:
+    """Whether a view is one of REST framework's, and protected."""
+    view_class = getattr(view, "cls", None)
+    if view_class is None or not issubclass(view_class, APIView) or is_exempt(view):
+        return False
+    return issubclass(view_class, IdempotentViewMixin) or MIDDLEWARE in settings.MIDDLEWARE
+
+
+def _is_unchecked(view_class: Any) -> bool:
+    if has_hook(view_class):
+        return False
+    if not any(hasattr(view_class, method.lower()) for method in UNSAFE_METHODS):
+        return False
+    policy = getattr(view_class, "idempotency_policy", Policy())
+    if not isinstance(policy, Policy) or policy.resolved().check_replay is not None:
+        return False
+    return any(checks_objects(permission()) for permission in view_class.permission_classes)
+
+
+def _check_view(view: Any) -> Iterator[CheckMessage]:
+    name = f"{view.__module__}.{view.__qualname__}"
+    drf_bases = [base for base in view.__mro__ if base.__module__ == "rest_framework.views"]
+    if not drf_bases:
+        return  # a mixin of the project's own, for views that have what it names
+    if view.__mro__.index(IdempotentViewMixin) > view.__mro__.index(drf_bases[0]):
+        yield Error(
+            f"{name} has IdempotentViewMixin after APIView in its bases, so it is not protected.",
+            hint=f"Put the mixin first: class {view.__name__}(IdempotentViewMixin, …).",
+            id="idempotency_django.E011",
+        )
+    yield from check_policy(view.idempotency_policy, f"{name}.idempotency_policy")
+    policies = view.idempotency_policies
+    if not isinstance(policies, Mapping):
+        yield Error(
+            f"{name}.idempotency_policies is a {type(policies).__name__}; it must be a dict of "
+            "policies by action.",
+            id="idempotency_django.E002",
+        )
+        return
+    for action, policy in policies.items():
+        yield from _check_action(view, action, f"{name}.idempotency_policies")
+        yield from check_policy(policy, f"{name}.idempotency_policies[{action!r}]")
+
+
+def _check_action(view: Any, action: str, where: str) -> Iterator[CheckMessage]:
+    if not hasattr(view, action):
+        handlers = _handlers_of(view)
+        yield Error(
+            f"{where} names {action!r}, which is not an action or a method of the view.",
+            hint=did_you_mean(action, handlers, "The view has") if handlers else None,
+            id="idempotency_django.E012",
+        )
+
+
+def _handlers_of(view: Any) -> set[str]:
+    """The names that ``idempotency_policies`` can hold for a view.
+
+    They are the handlers of unsafe methods, and in a viewset the actions: DRF's, which are in its
+    mixins, and the methods that the project's own classes add to what DRF's have.
+    """
+    theirs: set[str] = set()
+    actions: set[str] = set()
+    for base in view.__mro__:
+        module, functions = base.__module__, {*filter(_is_public, vars(base))}
+        if module == "rest_framework.mixins":
+            actions |= {name for name in functions if not name.startswith(("perform_", "get_"))}
+        elif module.partition(".")[0] in _FRAMEWORKS:
+            theirs |= functions
+        else:
+            actions |= {name for name in functions if inspect.isfunction(vars(base)[name])}
+    handlers = {method.lower() for method in UNSAFE_METHODS if hasattr(view, method.lower())}
+    if not hasattr(view, "get_extra_actions"):
+        return handlers
+    overridable = {name for name in actions if name.startswith("perform_")}
+    return handlers | actions - theirs - overridable
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def _subclasses(of: type[Any]) -> Iterator[type[Any]]:
+    for subclass in of.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

@@ -1,0 +1,121 @@
+"""Checks of the views that the URLs lead to, and of what protects them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.checks import (
+    CheckMessage,
+    Error,
+    Warning,  # noqa: A004  # Django's name
+)
+from django.core.exceptions import ImproperlyConfigured
+
+from ..conf import conf
+from ..http.frameworks import is_from
+from ..http.opening import innermost, name_of
+from ..http.wrapping import is_exempt
+from ..middleware import policy_of
+from ..policy import UNSET, Policy
+from .inventory import Endpoint, endpoints
+from .policies import NAMED, PROJECT, check_policy, each_once, promise
+
+_FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
+"""Packages of Django whose views answer forms of their own, which send no key."""
+
+of_frameworks: Final[list[Callable[[], Iterator[CheckMessage]]]] = []
+"""What the adapters of other frameworks check in their own views."""
+
+
+def check_views(**_: Any) -> Sequence[CheckMessage]:
+    """The views of the URLs, the views with the mixin, and the promises of all policies."""
+    project = list(promise(Policy(), PROJECT))
+    # A view inherits what is wrong with the project's policy, which is reported only once.
+    known = {message.msg for message in project}
+    found = chain(*(check() for check in of_frameworks), _of_endpoints())
+    views = [message for message in found if message.msg not in known]
+    return each_once([*project, *views])
+
+
+def _of_endpoints() -> Iterator[CheckMessage]:
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    try:
+        _settings = conf.middleware_exempt, conf.middleware_protects
+    except ImproperlyConfigured:
+        return  # check_settings reports it
+    everything = list(endpoints())
+    yield from _frameworks(everything)
+    yield from _locked_out(everything)
+    told: set[tuple[Any, str]] = set()  # a view may have many routes
+    for endpoint in everything:
+        for message in _check_endpoint(endpoint):
+            if (endpoint.view, message.msg) not in told:
+                told.add((endpoint.view, message.msg))
+                yield message
+
+
+def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
+    """One message for each framework that has no adapter, with its routes."""
+    routes: dict[str, list[str]] = {}
+    problems: dict[str, str] = {}
+    for endpoint in everything:
+        if endpoint.framework is not None:
+            problems.setdefault(endpoint.framework, endpoint.problem)
+            routes.setdefault(endpoint.framework, []).append(endpoint.route)
+    for framework, problem in problems.items():
+        hint = f"It serves {_routes(routes[framework])}."
+        yield Error(problem, hint=hint, id="idempotency_django.E023")
+
+
+def _routes(routes: Sequence[str]) -> str:
+    more = len(routes) - NAMED
+    return f"{', '.join(routes[:NAMED])}{f' and {more} more routes' if more > 0 else ''}"
+
+
+def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
+    """One warning where the project's policy requires a key of forms that have none."""
+    try:
+        policy = Policy().resolved()
+    except ImproperlyConfigured:
+        return  # said by check_settings
+    locked = [
+        endpoint.route
+        for endpoint in everything
+        if endpoint.how == "middleware"
+        and endpoint.policy is not None  # what it declares is a policy
+        and policy_of(endpoint.view, endpoint.method) is UNSET
+        and policy.requires_key("POST" if endpoint.method == "*" else endpoint.method)
+        and is_from(endpoint.view, _FORMS_WITHOUT_KEYS)
+    ]
+    if locked:
+        yield Warning(
+            f"{PROJECT} requires a key of Django's own forms, which send none. They are refused: "
+            f"{_routes([*dict.fromkeys(locked)])}.",
+            hint=(
+                "Put 'django.contrib.admin' and 'django.contrib.auth' into "
+                "IDEMPOTENCY['MIDDLEWARE_EXEMPT']."
+            ),
+            id="idempotency_django.W031",
+        )
+
+
+def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
+    if endpoint.problem and endpoint.framework is None:
+        hint = (
+            f"It serves {endpoint.route}. Change the view as the message says, or leave it "
+            "unprotected: with @idempotency_exempt, or without @idempotent or the mixin."
+        )
+        yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
+    if endpoint.how in ("decorator", "middleware"):
+        where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
+        yield from check_policy(endpoint.policy, where)
+    if endpoint.how in ("decorator", "mixin") and is_exempt(endpoint.view):
+        yield Error(
+            f"{name_of(innermost(endpoint.view))} is protected and exempt at the same time.",
+            hint="Remove @idempotency_exempt, or remove what protects the view.",
+            id="idempotency_django.E024",
+        )

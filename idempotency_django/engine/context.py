@@ -1,0 +1,325 @@
+"""What a handler can use of the operation that it executes: ``request.idempotency``.
+
+Nothing here knows HTTP: views, tasks and plain functions get the same object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+from ..policy.seals import content_of
+from ..records import Claim, Operation, Step
+from ..stores import Store
+from .leases import Lease
+from .steps import LONGEST_NAME, Steps, as_json
+
+NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
+"""Of the keys that :meth:`ExecutionContext.derive_key` makes."""
+
+_running: ContextVar[str] = ContextVar("idempotency_step")
+
+
+class ExecutionContext:
+    """One attempt at an operation, as its handler sees it.
+
+    Args:
+        store: where the operation's record lives.
+        claim: the right to execute.
+        lease: the claim's lease; ``None``: a transaction holds the claim.
+    """
+
+    def __init__(self, store: Store, claim: Claim, lease: Lease | None) -> None:
+        self._store = store
+        self._claim = claim
+        self._lease = lease
+        self._steps = Steps(store, claim)
+        self._has_derived = False
+        self._thread = _thread()
+
+    def __repr__(self) -> str:
+        return f"<ExecutionContext {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
+
+    @property
+    def operation(self) -> Operation:
+        """What is executed."""
+        return self._claim.operation
+
+    @property
+    def key(self) -> str:
+        """The operation's key."""
+        return self._claim.key
+
+    @property
+    def scope(self) -> str:
+        """The operation's scope."""
+        return self._claim.scope
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first execution of this key, and one more for each later one."""
+        return self._claim.attempt
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the key stays with this request if the attempt fails.
+
+        It does once a key was derived or a step was stored: what was done with these stays done.
+        """
+        return self._has_derived or self._steps.are_stored
+
+    def derive_key(self, name: str) -> str:
+        """A key for another service: a UUID (RFC 9562, version 5).
+
+        It is the same on every attempt and on every machine, even after ``SECRET_KEY`` changes. It
+        differs for each name, for each operation, and for each request that asks for something
+        else. Send it to a payment provider as *its* idempotency key.
+
+        Args:
+            name: what the key is for, such as ``"charge"``.
+        """
+        self._has_derived = True
+        return _derived(self.scope, self.key, self.operation.content, name)
+
+    def atomic(self) -> AbstractContextManager[None]:
+        """A transaction on the store's database that a late owner cannot commit.
+
+        Raises:
+            ClaimLost: another attempt took over after the lease expired. It is raised at the end of
+                the block, after the rollback, or before the block begins.
+            ImproperlyConfigured: the store has no transactions.
+        """
+        if self._lease is None:
+            return transaction.atomic(using=self._store.using)  # the claim's own holds it already
+        self._lease.ensure()
+        self._steps.keep(self._steps.failed)
+        return self._store.fenced(self._claim)
+
+    def expect(self, *errors: type[Exception]) -> None:
+        """Name the errors of steps that the handler catches to go on without the step.
+
+        When a handler has caught an error of a step and begins another step, the error is stored.
+        Each later attempt raises it again, so that the handler takes the same branch. It is raised
+        as the closest of these classes, with its arguments and attributes as far as they are JSON,
+        or as :exc:`~idempotency_django.errors.StepFailed` if none of them fits.
+
+        Args:
+            errors: exception classes, in addition to those of earlier calls.
+        """
+        self._steps.expected += errors
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, store its result once per key, and return the result.
+
+        It runs in a transaction on the store's database, so what it writes there commits together
+        with the result. If it was interrupted before that commit, the next attempt calls it again:
+        pass ``derive_key(name)`` to each service that it calls.
+
+        Args:
+            name: the step's name; each step of an operation has its own.
+            function: what to do.
+            args: positional arguments for it.
+            kwargs: keyword arguments for it.
+
+        Returns:
+            The result as it reads back from JSON, on every attempt: a tuple is a list.
+
+        Raises:
+            TypeError: the result is not JSON; the step was rolled back.
+            ClaimLost: the operation was taken over; the step was not begun, or was rolled back.
+            StepsChanged: an earlier attempt stored other steps than the code now has.
+            StepFailed: the step failed in an earlier attempt, which went on without it. An error
+                that was passed to :meth:`expect` is raised as itself instead.
+            ImproperlyConfigured: the policy is not ``leased``; the store keeps no steps; a
+                transaction around the step would keep it from committing; or another thread than
+                the handler's calls it, so that the order of steps could change.
+        """
+        lease = self._leased(name)
+        if self._thread not in (None, threading.get_ident()):
+            raise ImproperlyConfigured(
+                f"The step {name!r} was begun in another thread than its handler's. Threads may "
+                "run in another order in the next attempt, which would then find its steps in "
+                "another order. Begin steps in the handler's own thread, and use threads within "
+                "a step."
+            )
+        self._steps.load()
+        position, stored = self._steps.reach(name)
+        if stored is not None:
+            return self._steps.outcome(stored)
+        with self._steps.beginning(name):
+            lease.ensure()
+            self._steps.keep(self._steps.failed)
+            return self._commit(position, name, partial(function, *args, **kwargs))
+
+    def astep(
+        self,
+        name: str,
+        function: Callable[..., Any] | Callable[..., Awaitable[Any]],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Coroutine[Any, Any, Any]:
+        """:meth:`step` for an async handler.
+
+        A coroutine function is awaited outside any transaction, and its result is stored
+        afterwards. A plain function runs in a thread, within the transaction, as in :meth:`step`.
+        """
+        # Of now: what fails later, beside it in one gather(), is nothing that it follows.
+        return self._astep(self._steps.failed, name, partial(function, *args, **kwargs))
+
+    async def _astep(
+        self, failed: frozenset[str], name: str, function: partial[Any | Awaitable[Any]]
+    ) -> Any:
+        lease = self._leased(name)
+        if not self._steps.loaded:
+            await sync_to_async(self._steps.load)()
+        position, stored = self._steps.reach(name)
+        if stored is not None:
+            return self._steps.outcome(stored)
+
+        with self._steps.beginning(name):
+            if lease.is_over:
+                await sync_to_async(lease.ensure)()
+            if failed:
+                await sync_to_async(self._steps.keep)(failed)
+            if not iscoroutinefunction(function.func):
+                return await sync_to_async(self._commit)(position, name, function)
+            with _within(name):
+                result = await function()
+            return await sync_to_async(self._commit)(position, name, lambda: result)
+
+    def _commit(self, position: int, name: str, make: Callable[[], Any]) -> Any:
+        """Store the result in the transaction that produces it; return it as it reads back."""
+        saved: list[Step] = []
+
+        def note() -> None:
+            for step in saved:
+                self._steps.note(step)
+
+        with self._store.durable(f"The step {name!r}"):
+            # Before the function's own hooks: one of them may raise after the commit and end them
+            # all.
+            self._store.on_commit(note)
+            with _within(name):
+                result = make()
+            saved.append(self._steps.save(position, name, result))
+        note()  # a test's transaction runs no hooks
+        return json.loads(saved[0].result)
+
+    def refuse_unreached_steps(self) -> None:
+        """Raise ``StepsChanged`` if an earlier attempt stored steps that this one never reached.
+
+        It is called before the operation is completed: what those steps did would be forgotten.
+        """
+        if self._lease is None or not self._store.supports_steps:
+            return
+        self._steps.refuse_unreached()
+
+    def _leased(self, name: str) -> Lease:
+        """The lease, if the policy and the store can keep a step."""
+        if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
+            raise ValueError(
+                f"A step's name has 1-{LONGEST_NAME} characters. {name!r} is not a valid name."
+            )
+        if self._lease is None:
+            raise ImproperlyConfigured(
+                f"The step {name!r} cannot be kept: in the transactional mode, a failed attempt "
+                "is rolled back as a whole. Give the policy mode='leased'."
+            )
+        if not self._store.supports_steps:
+            raise ImproperlyConfigured(
+                f"The step {name!r} cannot be kept: the store {self._store.alias!r} "
+                f"({type(self._store).__name__}) keeps no steps. Use "
+                "idempotency_django.stores.database.DatabaseStore."
+            )
+        outer = _running.get("")
+        if outer:
+            raise ImproperlyConfigured(
+                f"The step {name!r} was begun within the step {outer!r} and would commit with it. "
+                "Begin it after that step."
+            )
+        return self._lease
+
+
+class Unprotected(ExecutionContext):
+    """What a handler gets if its store cannot be reached and it runs nevertheless.
+
+    Nothing is claimed and nothing is kept: steps are just called. ``derive_key()`` returns the same
+    keys as always, so calls of a service that honours them stay safe.
+    """
+
+    def __init__(self, store: Store, operation: Operation) -> None:
+        super().__init__(store, Claim(operation, 1, ""), None)
+
+    def atomic(self) -> AbstractContextManager[None]:
+        return super().atomic() if self._store.supports_transactions else nullcontext()
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return json.loads(as_json(name, function(*args, **kwargs)))
+
+    async def astep(
+        self,
+        name: str,
+        function: Callable[..., Any] | Callable[..., Awaitable[Any]],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if iscoroutinefunction(function):
+            return json.loads(as_json(name, await function(*args, **kwargs)))
+        return await sync_to_async(self.step)(name, function, *args, **kwargs)
+
+
+def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]) -> dict[str, str]:
+    """The keys that ``derive_key()`` gave the handler of a stored operation, by name.
+
+    Args:
+        scope: the record's scope.
+        key: the record's key.
+        fingerprint: the record's fingerprint.
+        names: what the keys are for, such as ``"charge"``.
+
+    Raises:
+        ValueError: no known secret key has sealed the fingerprint.
+    """
+    content = content_of(fingerprint)
+    if content is None:
+        raise ValueError(
+            "The record's fingerprint was sealed under a secret key that is neither SECRET_KEY nor "
+            "among SECRET_KEY_FALLBACKS, so its derived keys cannot be computed. Add that key to "
+            "SECRET_KEY_FALLBACKS."
+        )
+    return {name: _derived(scope, key, content, name) for name in names}
+
+
+def _derived(*parts: str) -> str:
+    return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
+
+
+def _thread() -> int | None:
+    """The thread that runs the handler; ``None``: an event loop runs it, which orders its steps."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return threading.get_ident()
+    return None
+
+
+@contextmanager
+def _within(name: str) -> Iterator[None]:
+    token = _running.set(name)
+    try:
+        yield
+    finally:
+        _running.reset(token)

@@ -1,0 +1,207 @@
+"""Recovery points: which steps an attempt has reached, and what is stored about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from ..errors import ClaimLost, StepsChanged, StoreUnavailable
+from ..records import Claim, Step
+from ..stores import Store
+from .failures import raised_as, stored_as
+
+LONGEST_NAME: Final = 100  # characters of a step's name
+
+_DONE: Final = (
+    "What the earlier attempt and this one have done so far stays done. An operator must settle "
+    "the operation."
+)
+
+
+class Steps:
+    """The steps of one attempt: those that it has called, and those that are stored.
+
+    Args:
+        store: where they are stored.
+        claim: the attempt's.
+    """
+
+    def __init__(self, store: Store, claim: Claim) -> None:
+        self._store = store
+        self._claim = claim
+        self._stored: dict[int, Step] = {}
+        self._reached: dict[str, int] = {}
+        self._begun: set[str] = set()
+        self._failed: dict[str, Exception] = {}
+        self._settling = threading.Lock()
+        self.expected: tuple[type[Exception], ...] = ()
+        """The errors that a failed step may be raised with again."""
+        self.loaded = claim.attempt == 1
+        """Whether what earlier attempts have stored is known."""
+
+    def load(self) -> None:
+        """Ask the store what earlier attempts have stored, once."""
+        if not self.loaded:
+            self._stored = {step.position: step for step in self._store.steps(self._claim)}
+            self.loaded = True
+
+    @property
+    def are_stored(self) -> bool:
+        """Whether any step is known to be stored."""
+        return bool(self._stored)
+
+    def reach(self, name: str) -> tuple[int, Step | None]:
+        """The position of the step that is called now, and what an earlier attempt stored for it.
+
+        Raises:
+            StepsChanged: another step is stored there, or this one elsewhere.
+            ValueError: this attempt has completed a step with this name already, or is at it.
+        """
+        again = self._reached.get(name)  # after a failure that the handler dealt with itself
+        done = self._stored.get(again) if again is not None else None
+        if done and done.failure and again is not None:
+            return again, done
+        if name in self._begun or done:
+            raise ValueError(
+                f"This operation has two steps with the name {name!r}. Give each its own name."
+            )
+        position = len(self._reached) if again is None else again
+        stored = self._stored.get(position)
+        if stored is not None and stored.name != name:
+            raise StepsChanged(
+                f"Step {position + 1} of this operation is {name!r} now, but attempt "
+                f"{stored.attempt} stored {stored.name!r} there. Was a step renamed, moved, added "
+                f"or removed? {_DONE}"
+            )
+        if stored is None and any(step.name == name for step in self._stored.values()):
+            raise StepsChanged(
+                f"Step {position + 1} of this operation is {name!r} now, but an earlier attempt "
+                "stored that step at another position. Were steps moved, or was one before it "
+                f"removed? {_DONE}"
+            )
+        self._reached[name] = position
+        return position, stored
+
+    @contextmanager
+    def beginning(self, name: str) -> Iterator[None]:
+        """Prevent another step of that name from beginning at the same time; note if it fails."""
+        self._begun.add(name)
+        self._failed.pop(name, None)
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._failed[name] = TimeoutError("It was cancelled.")  # as its handler may see it
+            raise
+        except Exception as error:
+            self._failed[name] = error
+            raise
+        finally:
+            self._begun.discard(name)
+
+    def outcome(self, stored: Step) -> Any:
+        """The result of a stored step; if it failed, its error is raised again."""
+        if stored.failure:
+            raise raised_as(stored, self.expected)
+        return json.loads(stored.result)
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """The steps that have failed in this attempt, and are not stored as such."""
+        return frozenset(self._failed)
+
+    def keep(self, failed: frozenset[str]) -> None:
+        """Store the failures that the handler has caught, before anything follows them.
+
+        What follows depends on them. If such a step succeeded in a later attempt, the handler would
+        take the other branch there, and both branches would have effects.
+
+        Args:
+            failed: the steps that had failed when what is to follow was called for. Those of them
+                that are being called again are left out.
+
+        Raises:
+            StoreUnavailable: as a step did of which nobody knows whether it was committed: nothing
+                may follow that. Or the failures cannot be stored.
+            ClaimLost: the operation was taken over.
+            ImproperlyConfigured: a transaction surrounds what is to follow.
+        """
+        if not failed:
+            return
+        with self._settling:
+            again = self._begun
+            caught = {n: e for n, e in self._failed.items() if n in failed and n not in again}
+            for error in caught.values():
+                if isinstance(error, (StoreUnavailable, ClaimLost)):
+                    raise error
+            if not caught:
+                return
+            failures = [self._failure(name, error) for name, error in caught.items()]
+            with self._store.durable(f"The failure of the step {failures[0].name!r}"):
+                for step in failures:
+                    if not self._store.save_step(self._claim, step):
+                        raise ClaimLost
+            for step in failures:
+                self.note(step)
+                del self._failed[step.name]
+
+    def _failure(self, name: str, error: Exception) -> Step:
+        position, attempt = self._reached[name], self._claim.attempt
+        return Step(
+            position=position, name=name, attempt=attempt, result="", failure=stored_as(error)
+        )
+
+    def save(self, position: int, name: str, result: Any) -> Step:
+        """Store the result of a step, in the running transaction.
+
+        Raises:
+            TypeError: it is not JSON.
+            ClaimLost: the operation was taken over.
+        """
+        attempt = self._claim.attempt
+        step = Step(position=position, name=name, attempt=attempt, result=as_json(name, result))
+        if not self._store.save_step(self._claim, step):
+            raise ClaimLost
+        return step
+
+    def note(self, step: Step) -> None:
+        """Treat a step as done, once it is committed."""
+        # A new dict, because another thread may be looking through this one.
+        self._stored = {**self._stored, step.position: step}
+
+    def refuse_unreached(self) -> None:
+        """Raise ``StepsChanged`` if this attempt never called a stored step."""
+        self.load()
+        left = [step.name for step in self._stored.values() if step.name not in self._reached]
+        if left:
+            raise StepsChanged(
+                f"Attempt {self._claim.attempt} of this operation ended without {_named(left)}, "
+                "which an earlier attempt had done. Was a step removed, or did a condition skip "
+                f"it? {_DONE}"
+            )
+
+
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
+def as_json(name: str, result: Any) -> str:
+    """The result of the function or step ``name`` as JSON, to be stored.
+
+    Raises:
+        TypeError: it is not JSON.
+    """
+    try:
+        return _encode(result)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
+            "only dicts, lists, texts, numbers, booleans and None: for example an id instead of "
+            "an object."
+        ) from error
+
+
+def _named(names: list[str]) -> str:
+    return f"the step{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"

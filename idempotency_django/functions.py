@@ -1,0 +1,214 @@
+"""The guarantees for plain Python: :func:`idempotent_call` runs a function once per key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, assert_never
+
+from django.core.exceptions import ImproperlyConfigured
+
+from . import engine
+from .engine import Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result
+from .engine.context import ExecutionContext
+from .engine.steps import as_json
+from .errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationHeld,
+    OperationInProgress,
+    ResponseNotStored,
+)
+from .policy import UNSET, Policy, keys, scopes
+from .policy.fingerprints import canonical
+from .policy.seals import content_digest, sealed, sealed_before
+from .records import Operation, Payload
+from .stores import Store, stores
+from .stores.atomic_blocks import is_open, opened_by_django, refuse_others
+
+METHOD: Final = "CALL"
+"""What stands for the HTTP method in the audit."""
+
+_PROJECTS: Final = Policy()  # made once: what a policy leaves out is looked up once for each
+
+
+def idempotent_call(
+    *,
+    key: str,
+    scope: str,
+    fn: Callable[[ExecutionContext], Any],
+    fingerprint: Any = None,
+    name: str = "",
+    policy: Policy | None = None,
+) -> Any:
+    """Call the function once per key; later calls with the key return the same result.
+
+    ::
+
+        def pay(execution):
+            charge = provider.charge(order.amount, idempotency_key=execution.derive_key("charge"))
+            return {"charge": charge.id}
+
+        paid = idempotent_call(key=f"order-{order.pk}", scope="payments", fn=pay)
+
+    Args:
+        key: names the operation; 1-255 visible ASCII characters.
+        scope: the namespace that the key is unique in.
+        fn: what to do; it gets its
+            :class:`~idempotency_django.engine.context.ExecutionContext`.
+        fingerprint: what the call asks for, as plain data: JSON's types, dates, dataclasses, saved
+            models; see :func:`~idempotency_django.policy.fingerprints.canonical`. Another
+            fingerprint under the same key is refused.
+        name: the operation's name; by default the function's own. Another name under the same key
+            is refused, so give one that stays when the function is renamed.
+        policy: the policy; by default the project's.
+
+    Returns:
+        The result as it reads back from JSON, also the first time: a tuple is a list.
+
+    Raises:
+        KeyMalformed: the key is not 1-255 visible ASCII characters.
+        ValueError: the scope is empty.
+        OperationInProgress: somebody else is executing it, and the policy's wait is over.
+        OperationHeld: it was interrupted, and an operator must settle it.
+        FingerprintMismatch: the key was used for something else.
+        ResponseNotStored: it was executed, but its result was too large to keep, or the policy has
+            ``store_body=False``.
+        StoreUnavailable: nothing was executed.
+        TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
+            JSON; the call counts as failed.
+        Exception: whatever the function raises; the next call executes it again.
+    """
+    store, resolved = _resolved(policy)
+    lease = engine.lease_of(resolved, store)
+    operation = _operation(resolved, key, scope, (name, fn, fingerprint), lease)
+    if store.using and not is_open(store.using):
+        refuse_others(f"The result of {operation.name}", store.using, opened_by_django())
+
+    def execute(execution: ExecutionContext) -> Result:
+        return _answer(resolved, operation, fn(execution))
+
+    with _foreign_errors():
+        return _result(engine.run(store, resolved, operation, execute, _raise))
+
+
+async def aidempotent_call(
+    *,
+    key: str,
+    scope: str,
+    fn: Callable[[ExecutionContext], Awaitable[Any]],
+    fingerprint: Any = None,
+    name: str = "",
+    policy: Policy | None = None,
+) -> Any:
+    """:func:`idempotent_call` for a coroutine function."""
+    store, resolved = _resolved(policy)
+    lease = engine.lease_of(resolved, store, asynchronous=True)
+    operation = _operation(resolved, key, scope, (name, fn, fingerprint), lease)
+
+    async def execute(execution: ExecutionContext) -> Result:
+        return _answer(resolved, operation, await fn(execution))
+
+    with _foreign_errors():
+        return _result(await engine.arun(store, resolved, operation, execute, _raise))
+
+
+@contextmanager
+def _foreign_errors() -> Iterator[None]:
+    """A request that makes the call is another operation, which does not end in this error."""
+    try:
+        yield
+    except IdempotencyError as error:
+        error.foreign = True
+        raise
+
+
+def _resolved(policy: Policy | None) -> tuple[Store, Policy]:
+    if policy is not None and policy.check_replay not in (UNSET, None):
+        raise ImproperlyConfigured(
+            "The policy of an idempotent_call has check_replay=, which checks the caller of an "
+            "HTTP request. An idempotent_call has no request: check before the call who may have "
+            "the result."
+        )
+    resolved = (policy or _PROJECTS).resolved()
+    return stores[resolved.store], resolved
+
+
+def _operation(
+    policy: Policy,
+    key: str,
+    scope: str,
+    wanted: tuple[str, Callable[..., Any], Any],
+    lease: timedelta | None,
+) -> Operation:
+    if not scope:
+        raise ValueError(
+            "The scope is empty. Pass the namespace that the key is unique in, for example the "
+            "name of the operation or of the tenant."
+        )
+    name, fn, fingerprint = wanted
+    # With the name, so that another function under the key is not given this one's result.
+    content = content_digest(canonical((name or _path_of(fn), fingerprint)))
+    return Operation(
+        key=keys.checked(key),
+        scope=scopes.fit(scope),
+        name=name or _name_of(fn),
+        fingerprint=sealed(content, scope, key),
+        content=content,
+        aliases=sealed_before(content, scope, key),
+        ttl=policy.ttl,
+        retention=policy.retention,
+        lease=lease,
+        hold=policy.on_interrupted == "hold",
+        count_replays=policy.record_replays,
+        extend_on_replay=policy.ttl_from == "last_use",
+        method=METHOD,
+    )
+
+
+def _answer(policy: Policy, operation: Operation, result: Any) -> Result:
+    body = as_json(operation.name, result).encode()
+    kept = policy.store_body and len(body) <= policy.max_response_bytes
+    headers = (("Content-Type", "application/json"),)
+    return Result(json.loads(body), Payload(200, headers, body if kept else None))
+
+
+def _raise(error: Exception) -> Result:
+    raise error
+
+
+def _result(outcome: Outcome) -> Any:
+    match outcome:
+        case Executed(result):
+            return result
+        case Replayed(record):
+            if record.payload is None or record.payload.body is None:
+                raise ResponseNotStored
+            return json.loads(record.payload.body)
+        case InProgress():
+            raise OperationInProgress
+        case Held():
+            raise OperationHeld
+        case Mismatched():
+            raise FingerprintMismatch
+        case _:
+            assert_never(outcome)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return str(_named(function).__qualname__)
+
+
+def _path_of(function: Callable[..., Any]) -> str:
+    """Where the function is defined, which tells two of one name apart."""
+    return f"{_named(function).__module__}.{_name_of(function)}"
+
+
+def _named(function: Any) -> Any:
+    """What has the function's name: itself, or the function or class that it was made of."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)

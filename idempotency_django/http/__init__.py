@@ -1,0 +1,1 @@
+"""What all HTTP adapters have in common, and how they protect a view."""

@@ -1,0 +1,200 @@
+"""``ATOMIC_REQUESTS``: the request's transaction, opened by the adapter instead of by Django.
+
+Django opens it around the view, where an adapter cannot see that it has rolled back. An adapter
+must see it, because it records the end of an attempt after the rollback. So it makes Django leave
+the view alone and opens the same transactions itself, around the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Final
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+
+from ..errors import OperationInProgress, StoreUnavailable
+from ..stores import Store
+from ..stores.atomic_blocks import is_open, refuse_others
+
+
+class OwnedTransactions(set[str]):
+    """The databases that a view's author took out of ``ATOMIC_REQUESTS``.
+
+    As the view's ``_non_atomic_requests`` it answers Django's question whether to leave out a
+    database with yes for every one, while ``transaction.non_atomic_requests`` goes on adding to it.
+    """
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+
+def own(view: Callable[..., Any]) -> OwnedTransactions:
+    """Take over the transactions that Django would open around the view."""
+    owned = OwnedTransactions(getattr(view, "_non_atomic_requests", ()))
+    view._non_atomic_requests = owned  # type: ignore[attr-defined]  # Django's own mark
+    return owned
+
+
+_NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
+
+
+class RequestTransactions:
+    """The transactions that are open around a request, and what waits for their end."""
+
+    def __init__(self, aliases: list[str]) -> None:
+        self._aliases = aliases
+        self._after = ExitStack()
+        self._open: dict[str, AbstractContextManager[None]] = {}
+        self._last: str | None = None
+        self._store: Store | None = None
+        self._spared = False
+        self._ended = False
+        self._surrounding: list[str] = []
+
+    def __enter__(self) -> RequestTransactions:
+        if self._aliases:  # most projects have none, and every request comes by here
+            self._surrounding = [alias for alias in self._aliases if is_open(alias)]
+            with ExitStack() as begun:
+                for alias in self._aliases:
+                    atomic = transaction.atomic(using=alias)
+                    begun.enter_context(atomic)
+                    self._open[alias] = atomic
+                begun.pop_all()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        if not self._aliases:
+            return
+        error: BaseException | None = raised[1]
+        told = self._rollback() if error is None else _certain(error)
+        try:
+            self._end(*raised)
+        except BaseException as at_end:
+            known = error is not None or self._spared or self._is_busy(at_end)
+            told = _certain(at_end) if known else at_end
+            raise
+        finally:
+            self._after.__exit__(None if told is None else type(told), told, None)
+
+    def around(self, store: Store) -> ExitStack | None:
+        """What waits for the end of the store's transaction; ``None`` where none is open.
+
+        That one is committed last, so that no answer outlives its effects on another database;
+        where it is not among those that are open, it is begun here, to be one of them. What waits
+        is told why it was rolled back, where it was; an operational error says that nobody knows.
+
+        Raises:
+            OperationInProgress: the store's database is too busy to begin one.
+            StoreUnavailable: it cannot be reached.
+            ImproperlyConfigured: Django's own transactions surround these.
+        """
+        if store.using is None or not self._aliases:
+            return None
+        refuse_others("The answer of this request", store.using, self._surrounding)
+        self._last, self._store = store.using, store
+        if store.using not in self._open:
+            self._begin(store.using)
+        return self._after
+
+    def _begin(self, alias: str) -> None:
+        atomic = transaction.atomic(using=alias)
+        try:
+            atomic.__enter__()
+        except (OperationalError, InterfaceError) as error:
+            raise (OperationInProgress if self._is_busy(error) else StoreUnavailable) from error
+        self._open[alias] = atomic
+
+    @contextmanager
+    def ended_meanwhile(self) -> Iterator[None]:
+        """Commit what is open for the length of the block, so that who waits in it holds nothing.
+
+        The same transactions begin again after it.
+        """
+        anew = list(self._open)
+        self._end(None, None, None)
+        self._after.close()
+        yield
+        for alias in anew:
+            self._begin(alias)
+
+    def begin_later(self, store: Store) -> tuple[AbstractContextManager[None], ...]:
+        """Commit what is open, and give the same transactions to be begun later.
+
+        So that a claim can be committed before them: the one on the store's database, in which the
+        answer is to be stored, and those on all others.
+        """
+        if not self._aliases:
+            return (_NOWHERE, _NOWHERE)
+        refuse_others("The answer of this request", store.using, self._surrounding)
+        self._end(None, None, None)
+        self._ended = True
+        ours = [alias for alias in self._aliases if alias == store.using]
+        others = [alias for alias in self._aliases if alias != store.using]
+        return (store.transaction() if ours else nullcontext(), _atomic(others))
+
+    def apart(self) -> AbstractContextManager[None]:
+        """For what rolls back the request's transactions, as REST framework's handler of errors.
+
+        Where they have ended it would spoil a test's, in which they were: it gets its own there.
+        """
+        open_ones = [alias for alias in self._aliases if connections[alias].in_atomic_block]
+        return _atomic(open_ones) if self._ended else nullcontext()
+
+    def _rollback(self) -> Exception | None:
+        """Roll back all of them where the store's is to be; what is told of that."""
+        if self._last is None or not connections[self._last].needs_rollback:
+            return None
+        for alias in self._open:
+            transaction.set_rollback(True, using=alias)
+        return transaction.TransactionManagementError("The transaction was marked for rollback.")
+
+    def _end(self, *raised: Any) -> None:
+        begun, self._open = self._open, {}
+        ending = ExitStack()  # first in, last out
+        if self._last in begun:
+            ending.push(begun.pop(self._last))
+            ending.push(self._before_the_last)
+        for atomic in begun.values():
+            ending.push(atomic)
+        ending.__exit__(*raised)
+
+    def _before_the_last(self, _: object, error: BaseException | None, __: object) -> None:
+        self._spared = error is not None  # then the last one is not even tried to be committed
+
+    def _is_busy(self, error: BaseException) -> bool:
+        """Whether it says at COMMIT that somebody else was in the way: then it has rolled back."""
+        return self._store is not None and self._store.is_busy(error)
+
+
+def _certain(error: BaseException) -> BaseException:
+    """The error, where it is known that all has rolled back."""
+    unsure = isinstance(error, OperationalError | InterfaceError)
+    return DatabaseError(*error.args) if unsure else error
+
+
+@contextmanager
+def _atomic(aliases: list[str]) -> Iterator[None]:
+    with ExitStack() as atomics:
+        for alias in aliases:
+            atomics.enter_context(transaction.atomic(using=alias))
+        yield
+
+
+def request_transactions(excluded: set[str]) -> RequestTransactions:
+    """What ``ATOMIC_REQUESTS`` asks for, except for the databases in ``excluded``, to be opened."""
+    return RequestTransactions(_asked_for(excluded))
+
+
+def asks_for_transaction(view: Callable[..., Any]) -> bool:
+    """Whether ``ATOMIC_REQUESTS`` asks for a transaction around the view."""
+    return bool(_asked_for(getattr(view, "_non_atomic_requests", set())))
+
+
+def _asked_for(excluded: set[str]) -> list[str]:
+    left_out = set(iter(excluded))  # asks an OwnedTransactions for its members, not for `in`
+    return [
+        alias
+        for alias, settings in connections.settings.items()
+        if settings["ATOMIC_REQUESTS"] and alias not in left_out
+    ]

@@ -1,0 +1,302 @@
+"""The body of a request: it is read for the fingerprint, and the view can still read all of it.
+
+The view finds the request as if nobody had read it: it may parse the form, set upload handlers,
+take ``request.body`` or stream. What is too large for memory waits in a temporary file, as uploads
+do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from io import BytesIO
+from tempfile import SpooledTemporaryFile
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig, SuspiciousOperation
+from django.core.files.uploadedfile import UploadedFile as DjangoFile
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http import HttpRequest, QueryDict, UnreadablePostError
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.utils.datastructures import MultiValueDict
+
+from ..policy.invocation import Body, Form, Hashed, UploadedFile
+
+CHUNK: Final = 64 * 1024
+"""Bytes that are read at once."""
+
+LONGEST: Final = 1024**3
+"""Bytes of a body that is read for its fingerprint: what is longer would fill the disk."""
+
+MULTIPART: Final = "multipart/form-data"
+URLENCODED: Final = "application/x-www-form-urlencoded"
+
+
+def body_of(request: HttpRequest) -> Body:
+    """What was sent: forms by field and file, anything else byte for byte.
+
+    Raises:
+        ImproperlyConfigured: somebody has read the stream before, and it cannot be read again.
+        RequestDataTooBig: it is JSON that no view may have in memory, or longer than ``LONGEST``.
+        UnreadablePostError: its end is missing.
+    """
+    unseen = body_that_django_ignores(request)
+    if unseen is not None:
+        return unseen
+    if not is_readable(request):
+        return _parsed_before(request)
+    if request.content_type == MULTIPART:
+        return _multipart(request)
+    if _is_json(request.content_type or "") and _is_refused_in_memory(request):
+        return request.body  # refused by Django before it reads anything, as in the view
+    raw = raw_body_of(request)
+    if request.content_type == URLENCODED and isinstance(raw, bytes):
+        try:
+            return form_of(QueryDict(raw, encoding=request.encoding), MultiValueDict())
+        except (SuspiciousOperation, LookupError):
+            return raw  # too many fields, or no such charset: the view's to refuse, if it looks
+    return raw
+
+
+def raw_body_of(request: HttpRequest) -> bytes | Hashed:
+    """The bytes of a readable body, or their digest where they are too many to hold in memory."""
+    has_length = _announced(request) is not None  # without, Django's own body is an error
+    if hasattr(request, "_body") or (has_length and not _is_too_large(_size(request))):
+        body = request.body
+        _refuse_half(request, len(body))
+        _rewind(request, request._stream)
+        return body
+    hashed = _hashed(_rewindable(request))
+    _refuse_half(request, hashed.size)
+    return hashed
+
+
+def _is_refused_in_memory(request: HttpRequest) -> bool:
+    """Whether a body announces more than Django lets a view have in memory."""
+    return not hasattr(request, "_body") and _is_too_large(_announced(request) or 0)
+
+
+def _is_too_large(size: int) -> bool:
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return limit is not None and size > limit
+
+
+def _is_json(media_type: str) -> bool:
+    """Whether a media type in lower case is JSON's."""
+    return media_type == "application/json" or media_type.endswith("+json")
+
+
+def as_file(raw: bytes | Hashed, name: str, media_type: str) -> UploadedFile:
+    """A body that is one file."""
+    body = _hashed(BytesIO(raw)) if isinstance(raw, bytes) else raw
+    return UploadedFile(
+        field="file", name=name, media_type=media_type, size=body.size, sha256=body.sha256
+    )
+
+
+def body_that_django_ignores(request: HttpRequest) -> Hashed | None:
+    """A chunked body under WSGI, which only views that read ``wsgi.input`` themselves can see.
+
+    Django takes a request without a ``Content-Length`` for empty there.
+    """
+    meta = request.META
+    chunked = "chunked" in meta.get("HTTP_TRANSFER_ENCODING", "").lower()
+    if not (chunked and meta.get("wsgi.input_terminated")) or meta.get("CONTENT_LENGTH"):
+        return None
+    if not _is_seekable(meta["wsgi.input"]):
+        meta["wsgi.input"] = _spooled(meta["wsgi.input"])
+    return _hashed(meta["wsgi.input"])
+
+
+def is_readable(request: Any) -> bool:
+    """Whether the body is still there, as bytes or in a stream that nobody has read."""
+    return hasattr(request, "_body") or not request._read_started
+
+
+def rewind(request: Any) -> None:
+    """Let a body be read once more; it was kept by :func:`raw_body_of`."""
+    _rewind(request, request._stream)
+
+
+# Django has no public way to give a stream back: these three names of its request are those that
+# REST framework relies on too.
+
+
+def _rewind(request: Any, stream: Any) -> None:
+    stream.seek(0)
+    request._stream = stream
+    request._read_started = False
+    if "wsgi.input" in request.META:  # where some views stream from
+        request.META["wsgi.input"] = stream
+
+
+def _rewindable(request: Any) -> Any:
+    """The request's stream, at its beginning, such that it can be read again."""
+    stream = request._stream
+    if not _is_seekable(stream):
+        if (_announced(request) or 0) > LONGEST:
+            raise _too_long()
+        stream = _spooled(request)
+    _rewind(request, stream)
+    return stream
+
+
+def _spooled(source: Any) -> Any:
+    spool = _Spool(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, dir=settings.FILE_UPLOAD_TEMP_DIR)
+    while chunk := source.read(CHUNK):
+        if spool.tell() + len(chunk) > LONGEST:
+            raise _too_long()
+        spool.write(chunk)
+    spool.seek(0)
+    return spool
+
+
+def _too_long() -> RequestDataTooBig:
+    return RequestDataTooBig(
+        f"A body of more than {LONGEST} bytes is not read to compare it with a retry's. Give the "
+        "view's idempotency policy fingerprint=fingerprints.without_body to take longer ones."
+    )
+
+
+def _size(request: Any) -> int:
+    if _is_seekable(request._stream):
+        size: int = request._stream.seek(0, os.SEEK_END)
+        request._stream.seek(0)
+        return size
+    return _announced(request) or 0
+
+
+def _announced(request: HttpRequest) -> int | None:
+    """The length that was sent, 0 where none was; ``None``: it is no number."""
+    try:
+        return int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:
+        return None
+
+
+def _refuse_half(request: HttpRequest, received: int) -> None:
+    """Refuse a body whose end is missing, which some servers hand on when a client breaks off."""
+    announced = _announced(request) or 0
+    if received < announced:
+        raise UnreadablePostError(
+            f"Only {received} of the {announced} bytes that {request.method} "
+            f"{request.path} announced have arrived, so nothing was executed. The client has "
+            "closed the connection."
+        )
+
+
+def _is_seekable(stream: Any) -> bool:
+    return bool(getattr(stream, "seekable", lambda: False)())
+
+
+class _Spool(SpooledTemporaryFile[bytes]):
+    """Is closed with its request, which Python would warn of."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+# Digests.
+
+
+def _hashed(stream: Any) -> Hashed:
+    sha256 = hashlib.sha256()
+    while chunk := stream.read(CHUNK):
+        sha256.update(chunk)
+    size = stream.tell()
+    stream.seek(0)
+    return Hashed(size=size, sha256=sha256.hexdigest())
+
+
+def _multipart(request: HttpRequest) -> Form | Hashed:
+    """The form by field and file, without making use of the request's own upload handlers."""
+    stream = _rewindable_or_body(request)
+    # The length that was sent may be missing (a chunked body): then the view sees an empty form,
+    # but whoever streams the body sees all of it.
+    meta = {**request.META, "CONTENT_LENGTH": stream.seek(0, os.SEEK_END)}
+    _refuse_half(request, meta["CONTENT_LENGTH"])
+    stream.seek(0)
+    try:
+        fields, files = MultiPartParser(meta, stream, [_Digests()], request.encoding).parse()
+    except (MultiPartParserError, SuspiciousOperation, LookupError):
+        stream.seek(0)
+        return _hashed(stream)  # no form, or a large one: the view's to refuse, if it parses it
+    finally:
+        _rewind(request, stream)
+    named = {name: [str(value) for value in values] for name, values in fields.lists() if values}
+    return Form(named, tuple(file for _, group in files.lists() for file in group))
+
+
+def _rewindable_or_body(request: Any) -> Any:
+    if hasattr(request, "_body"):
+        return request._stream
+    return _rewindable(request)
+
+
+class _Digests(FileUploadHandler):
+    """Makes of each uploaded file what identifies it, and keeps none."""
+
+    def new_file(self, *args: Any, **kwargs: Any) -> None:
+        super().new_file(*args, **kwargs)
+        self._sha256 = hashlib.sha256()
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:  # Django's
+        self._sha256.update(raw_data)
+
+    def file_complete(self, file_size: int) -> Any:
+        return UploadedFile(
+            field=self.field_name or "",
+            name=self.file_name or "",
+            media_type=self.content_type or "",
+            size=file_size,
+            sha256=self._sha256.hexdigest(),
+        )
+
+
+# What somebody else has parsed: the CSRF middleware reads forms before any view.
+
+
+def _parsed_before(request: HttpRequest) -> Form:
+    if request.content_type == MULTIPART and request.method == "POST":
+        parsed = isinstance(request.upload_handlers, tuple)  # Django seals them when it parses
+        if parsed or request.POST or request.FILES:
+            return form_of(request.POST, request.FILES)
+    raise unreadable(f"The body of {request.method} {request.path} was read as a stream")
+
+
+def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:
+    """A form from Django's own parts of it; the files can be read again afterwards."""
+    texts = {
+        name: [str(value) for value in values if not isinstance(value, DjangoFile)]
+        for name, values in fields.lists()
+    }
+    return Form(
+        {name: values for name, values in texts.items() if values},
+        tuple(_uploaded(name, file) for name, group in files.lists() for file in group),
+    )
+
+
+def _uploaded(field: str, file: Any) -> UploadedFile:
+    if not _is_seekable(file):
+        raise unreadable(f"The uploaded file {field!r} was taken by an upload handler")
+    sha256 = hashlib.sha256()
+    for chunk in file.chunks():
+        sha256.update(chunk)
+    file.seek(0)
+    return UploadedFile(
+        field=field,
+        name=file.name or "",
+        media_type=file.content_type or "",
+        size=file.size or 0,
+        sha256=sha256.hexdigest(),
+    )
+
+
+def unreadable(what: str) -> ImproperlyConfigured:
+    """The error of a body that nobody can compare with a retry's."""
+    return ImproperlyConfigured(
+        f"{what} before the idempotency key was looked up, so the request cannot be compared with "
+        "a retry. Protect the view outside the code that reads the body, or give its policy "
+        "fingerprint=fingerprints.without_body."
+    )

@@ -1,0 +1,226 @@
+"""Between HTTP and plain values: requests to calls, answers to payloads and back, problems."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from http.client import responses as reasons
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.exceptions import DisallowedHost, ImproperlyConfigured
+from django.forms import BaseForm, BaseFormSet
+from django.http import HttpRequest, HttpResponse
+from django.http.request import HttpHeaders, split_domain_port
+from django.http.response import HttpResponseBase
+
+from ..conf import conf
+from ..errors import IdempotencyError
+from ..policy import Policy
+from ..policy.fingerprints import digest
+from ..policy.invocation import Invocation, LazyInvocation
+from ..records import REASON, Payload
+from .bodies import body_of
+from .routes import name_of_route
+
+NEVER_KEPT: Final = frozenset(
+    # Of one message or connection (RFC 9110, section 7.6.1) …
+    "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    "transfer-encoding upgrade content-length date server age via "
+    # … or of one request and its session.
+    "set-cookie x-request-id request-id x-correlation-id traceparent tracestate server-timing "
+    "x-runtime".split()
+)
+"""Response headers, in lower case, that are never stored; a replay gets its own."""
+
+
+# From a request to a call.
+
+
+def invocation_of(request: HttpRequest, policy: Policy | None = None) -> Invocation:
+    """What the policy needs to know of a Django request."""
+    return LazyInvocation(
+        name=operation_name(request),
+        **caller_of(request, policy, getattr(request, "user", None)),
+        method=request.method or "",
+        path=request.path,
+        query=request.META.get("QUERY_STRING", ""),
+        media_type=(request.content_type or "").lower(),
+        body=partial(body_of, request),  # type: ignore[arg-type]  # read when it is asked for
+        header=key_header(request),
+        request=request,
+    )
+
+
+def caller_of(
+    request: HttpRequest, policy: Policy | None, user: Any, auth: Any = None
+) -> dict[str, str]:
+    """Who is calling, as a call has it: the principal or, where none is known, the credentials."""
+    try:
+        principal = principal_of(user, auth)
+    except ImproperlyConfigured:
+        if policy is None or policy.principal is None:
+            raise
+        principal = ""  # the policy knows better
+    credentials = "" if principal else credentials_of(request)
+    return {"principal": principal, "credentials": credentials, "host": host_of(request)}
+
+
+def credentials_of(request: HttpRequest) -> str:
+    """A digest of the credentials of a request; empty if it has none.
+
+    Nobody has checked them: the view may refuse them, or may ignore them.
+    """
+    headers = [request.META.get(_wsgi_name(name), "") for name in conf.credential_headers]
+    cookies = [request.COOKIES.get(name, "") for name in conf.credential_cookies]
+    if not (any(headers) or any(cookies)):
+        return ""
+    return f"credentials:{digest(*headers, *cookies)}"
+
+
+def host_of(request: HttpRequest) -> str:
+    """The name of the request's host, in lower case and without a port.
+
+    It is not checked against ``ALLOWED_HOSTS``: the view may not check it either.
+    """
+    try:
+        host = request.get_host()
+    except DisallowedHost:
+        host = request.META.get("HTTP_HOST", "")
+    return split_domain_port(host)[0] or host.lower()
+
+
+def key_header(request: HttpRequest) -> str | None:
+    """The value of the key header, as it was sent."""
+    # Not request.headers, which makes a dict of all of them first.
+    value: str | None = request.META.get(_wsgi_name(conf.header))
+    return value
+
+
+_wsgi_name = lru_cache(HttpHeaders.to_wsgi_name)
+
+
+def operation_name(request: HttpRequest) -> str:
+    """The method and the route, ``"POST /orders/<int:pk>/pay/"``: stable when code moves."""
+    match = request.resolver_match
+    route = name_of_route(match.route) if match and match.route is not None else request.path
+    return f"{request.method} {route}"
+
+
+def principal_of(user: Any, auth: Any = None) -> str:
+    """Who is calling: ``"user:42"``; empty for callers who are not told apart.
+
+    Args:
+        user: the request's user.
+        auth: what authenticated the request where there is no user, for example an API key. Only a
+            digest of it is used, because it may be a secret. What has no primary key, the claims
+            of a token for example, names nobody.
+
+    Raises:
+        ImproperlyConfigured: the user has no primary key.
+    """
+    if user is not None and getattr(user, "is_authenticated", False):
+        return f"{_kind(user)}:{_primary_key(user)}"
+    if isinstance(auth, str | bytes):
+        return f"auth:{digest(auth)}"
+    key = getattr(auth, "pk", None)
+    return "" if key is None else f"auth:{_kind(auth)}:{digest(str(key))}"
+
+
+def _kind(caller: Any) -> str:
+    """The kind of a caller, because kinds may share primary keys: ``"user"`` is the user model."""
+    model = getattr(getattr(caller, "_meta", None), "concrete_model", None)
+    if model is None:
+        return f"object {type(caller).__module__}.{type(caller).__qualname__}"
+    label: str = model._meta.label_lower
+    return "user" if label == settings.AUTH_USER_MODEL.lower() else label
+
+
+def _primary_key(user: Any) -> Any:
+    key = getattr(user, "pk", None)
+    if key is None:
+        raise ImproperlyConfigured(
+            f"The user of this request, {type(user).__name__}, has no primary key that tells it "
+            "from other callers. Give the idempotency policy a principal= that names it."
+        )
+    return key
+
+
+# From an answer to a payload and back.
+
+
+def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
+    """What is kept of an answer; a tombstone if it was streamed or is too large."""
+    unwanted: frozenset[str] = NEVER_KEPT
+    if policy.exclude_headers:
+        unwanted = unwanted.union(name.lower() for name in policy.exclude_headers)
+    headers = tuple(pair for pair in response.items() if pair[0].lower() not in unwanted)
+    if response.reason_phrase != reasons.get(response.status_code, response.reason_phrase):
+        headers += ((REASON, response.reason_phrase),)
+    body = None
+    if isinstance(response, HttpResponse) and policy.store_body:
+        body = response.content if len(response.content) <= policy.max_response_bytes else None
+    return Payload(response.status_code, headers, body)
+
+
+def shows_refused_form(response: HttpResponseBase) -> bool:
+    """Whether it is a page whose context contains a form, or a formset, with errors."""
+    context = getattr(response, "context_data", None)
+    return isinstance(context, Mapping) and any(map(_is_refused_form, context.values()))
+
+
+def _is_refused_form(value: Any) -> bool:
+    # The admin wraps its forms, and has a list of its formsets.
+    if isinstance(value, list):
+        return any(map(_is_refused_form, value))
+    for form in (value, getattr(value, "form", None), getattr(value, "formset", None)):
+        if isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid():
+            return True
+    return False
+
+
+def rendered(response: HttpResponseBase) -> HttpResponseBase:
+    """The response, with its content: a template or a serializer's data are rendered now."""
+    return response.render() if hasattr(response, "render") else response
+
+
+def response_of(payload: Payload, policy: Policy) -> HttpResponse:
+    """The stored answer: the same status, headers and bytes, marked as a replay."""
+    status = policy.replay_status.get(payload.status, payload.status)
+    response = HttpResponse(payload.body, status=status)
+    del response["Content-Type"]  # HttpResponse's own; the stored one follows, if there was one
+    for name, value in payload.sent_headers:
+        response[name] = value
+    reason = dict(payload.headers).get(REASON)
+    if reason and status == payload.status:
+        response.reason_phrase = reason
+    response[conf.replayed_header] = "true"
+    return response
+
+
+def problem_of(error: IdempotencyError) -> dict[str, Any]:
+    """The members of a problem (RFC 9457) that explains the error to the client."""
+    return {
+        "type": f"{conf.docs_url}{error.slug}",
+        "title": error.title,
+        "status": status_of(error),
+        "detail": error.detail,
+    }
+
+
+def status_of(error: IdempotencyError) -> int:
+    """The HTTP status of an error: the ``STATUS_CODES`` setting's, or its own."""
+    return conf.status_codes.get(error.slug, error.status)
+
+
+def problem_response(error: IdempotencyError) -> HttpResponse:
+    """The problem as ``application/problem+json``."""
+    response = HttpResponse(
+        json.dumps(problem_of(error)),
+        status=status_of(error),
+        content_type="application/problem+json",
+    )
+    if error.retry_after is not None:
+        response["Retry-After"] = str(error.retry_after)
+    return response

@@ -1,0 +1,228 @@
+"""The object in a view's URL: whether the caller may have it now, which a replay must check.
+
+Django's generic class-based views and REST framework's answer that themselves, in ``get_object()``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.core.exceptions import (
+    FieldError,
+    ImproperlyConfigured,
+    ObjectDoesNotExist,
+    ValidationError,
+)
+from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.db.transaction import TransactionManagementError
+from django.http import Http404
+from django.views.generic.edit import BaseCreateView
+
+from ..records import Record
+
+_FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")
+
+_OF_OBJECTS: Final = {"RetrieveModelMixin", "UpdateModelMixin", "DestroyModelMixin"}
+
+_VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+_NO_TELLING: Final = (Http404, FieldError, ImproperlyConfigured, AttributeError, AssertionError)
+"""What a view raises when it is asked for its model, or a model for what it has no field for."""
+
+
+def check_object(view: Any, record: Record) -> None:
+    """Let a class-based view look up the object in its URL, as its handler does.
+
+    The view refuses callers who may not have the object, and callers for whom an existing object is
+    not visible. An object that is gone, for example after a DELETE, is not a reason to refuse.
+
+    Args:
+        view: the view, which has its request.
+        record: what is to be replayed.
+
+    Raises:
+        Exception: whatever the view's ``get_object()`` raises.
+    """
+    if not has_object(view):
+        return
+    try:
+        _get_object(view)
+    except Exception as error:
+        missing = isinstance(error, ObjectDoesNotExist)
+        if not (missing or _is_not_found(error)):
+            raise
+        if _is_gone(view, record):
+            return
+        if missing:
+            raise Http404 from error
+        raise
+
+
+def _get_object(view: Any) -> None:
+    look_up: Any = lookup_of(view)
+    if iscoroutinefunction(look_up):
+        async_to_sync(look_up)()
+        return
+    try:
+        look_up()
+    except TransactionManagementError:
+        alias = _alias(view)
+        if connections[alias].in_atomic_block:
+            raise
+        with transaction.atomic(using=alias):  # it locks the object, as a leased handler's does
+            look_up()
+
+
+def has_object(view: Any) -> bool:
+    """Whether ``get_object()`` of a view finds what this request is about."""
+    own = _has_own_lookup(view)
+    if lookup_of(view) is None or not (own or _has_rows(view)):
+        return False
+    detail = getattr(view, "detail", None)
+    if detail is not None:  # REST framework's routers tell
+        return bool(detail)
+    if _creates(view):
+        return False
+    return own or bool(_lookup(view))
+
+
+def lookup_of(view: Any) -> Callable[[], Any] | None:
+    """``get_object()`` with what the view's URL has for it; ``None``: nobody can tell how.
+
+    Some views give it arguments, as REST framework's tutorial does (``self.get_object(pk)``). It
+    gets those of the same name, or else the only one that the URL has.
+    """
+    get_object = getattr(view, "get_object", None)
+    if get_object is None:
+        return None
+    signature = inspect.signature(get_object)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if kinds & _VARIADIC and not _overrides_lookup(view):
+        return None  # its signature does not say what it needs
+    given = {"request": view.request, **view.kwargs}
+    named = {name: given[name] for name in signature.parameters if name in given}
+    values = (*view.args, *view.kwargs.values())
+    calls = [partial(get_object, **named)]
+    if len(values) == 1:
+        calls.append(partial(get_object, *values))
+    return next((call for call in calls if _fits(signature, call)), None)
+
+
+def _fits(signature: inspect.Signature, call: partial[Any]) -> bool:
+    try:
+        signature.bind(*call.args, **call.keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def _overrides_lookup(view: Any) -> bool:
+    """Whether a framework calls the view's ``get_object()``, which it does without arguments."""
+    bases = [base for base in type(view).__mro__ if base.__module__.startswith(_FRAMEWORKS)]
+    return any("get_object" in vars(base) for base in bases)
+
+
+def _has_own_lookup(view: Any) -> bool:
+    return not _module(view, "get_object").startswith(_FRAMEWORKS)
+
+
+def _has_rows(view: Any) -> bool:
+    """Whether the view declares where its objects are."""
+    if any(getattr(view, name, None) is not None for name in ("queryset", "model")):
+        return True
+    return not _module(view, "get_queryset").startswith(_FRAMEWORKS)
+
+
+def _creates(view: Any) -> bool:
+    """Whether the view makes an object, so that its URL can only name another one."""
+    if isinstance(view, BaseCreateView):
+        return True
+    if getattr(view, "action", None) is not None:
+        return bool(view.action == "create")
+    if view.request.method != "POST":
+        return False
+    bases = [base for base in type(view).__mro__ if base.__module__ == "rest_framework.mixins"]
+    names = {base.__name__ for base in bases}
+    if "CreateModelMixin" in names and not names & _OF_OBJECTS and not _has_own_lookup(view):
+        return True
+    return _module(view, "post") == "rest_framework.generics"
+
+
+def _module(view: Any, name: str) -> str:
+    """Where a method of a view is from."""
+    method = inspect.getattr_static(type(view), name, None)
+    return str(getattr(method, "__module__", ""))
+
+
+def _lookup(view: Any) -> dict[str, Any]:
+    """The fields by which the view's URL names its object, and their values; or none."""
+    if hasattr(view, "lookup_field"):
+        names = {view.lookup_url_kwarg or view.lookup_field: view.lookup_field}
+    elif hasattr(view, "pk_url_kwarg"):
+        names = {view.slug_url_kwarg: view.get_slug_field(), view.pk_url_kwarg: "pk"}
+    else:
+        names = {}
+    return {field: view.kwargs[name] for name, field in names.items() if name in view.kwargs}
+
+
+def _is_not_found(error: Exception) -> bool:
+    """Whether the error means that there is no such object; REST framework has its own."""
+    return isinstance(error, Http404) or getattr(error, "status_code", None) == 404
+
+
+def _is_gone(view: Any, record: Record) -> bool:
+    """Whether the object in the URL does not exist for anybody; ``False``: nobody can tell."""
+    exists = _exists(view, _lookup(view))
+    if exists is not None:
+        return not exists
+    # A lookup of the view's own has not found it, by whatever the URL has. That a field is named
+    # alike shows that an object exists, never that none does: it may be looked up in another way.
+    return _has_deleted(view, record) and not _exists(view, _fields_in_url(view))
+
+
+def _has_deleted(view: Any, record: Record) -> bool:
+    """Whether the object is gone according to the record: a DELETE was a success."""
+    payload = record.payload
+    return view.request.method == "DELETE" and payload is not None and 200 <= payload.status < 300
+
+
+def _exists(view: Any, lookup: dict[str, Any]) -> bool | None:
+    """Whether the model has such an object; ``None``: nobody can tell."""
+    if not lookup:
+        return None
+    try:
+        rows = _model(view)._base_manager.using(_alias(view))
+        return bool(rows.filter(**lookup).exists())
+    except _NO_TELLING:
+        return None
+    except (TypeError, ValueError, OverflowError, ValidationError):
+        return False  # it can be the name of no object
+
+
+def _fields_in_url(view: Any) -> dict[str, Any]:
+    """What the URL has under the names of the model's fields."""
+    try:
+        fields = _model(view)._meta.concrete_fields
+    except _NO_TELLING:
+        return {}
+    names = {name for field in fields for name in (field.name, field.attname)}
+    return {name: value for name, value in view.kwargs.items() if name in names}
+
+
+def _alias(view: Any) -> str:
+    """The database in which the view's objects are written."""
+    try:
+        return router.db_for_write(_model(view))
+    except _NO_TELLING:
+        return DEFAULT_DB_ALIAS
+
+
+def _model(view: Any) -> Any:
+    queryset = getattr(view, "queryset", None)
+    if queryset is not None:
+        return queryset.model
+    return getattr(view, "model", None) or view.get_queryset().model

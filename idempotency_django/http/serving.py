@@ -1,0 +1,410 @@
+"""One HTTP request, through policy and engine and back: what all HTTP adapters have in common.
+
+An adapter adds an :class:`Adapter`: how its framework runs a view, and how it answers an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, assert_never, cast
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from .. import engine
+from ..conf import conf
+from ..engine import Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result
+from ..engine.context import ExecutionContext
+from ..errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationHeld,
+    OperationInProgress,
+    ResponseNotStored,
+    StoreUnavailable,
+)
+from ..policy import Policy, keys
+from ..policy.invocation import Invocation
+from ..records import Operation, Payload, Record
+from ..stores import Store, stores
+from ..stores.atomic_blocks import opened_by_django, refuse_others
+from .atomic_requests import RequestTransactions
+from .messages import (
+    invocation_of,
+    key_header,
+    payload_of,
+    rendered,
+    response_of,
+    shows_refused_form,
+)
+from .negotiation import GivenTokens, refuse_unacceptable, suited_to
+from .sessions import Before, save_session
+from .status import accepted
+
+logger = logging.getLogger("idempotency_django")
+
+
+class Adapter(ABC):
+    """One request and its answer, as an adapter's framework handles them."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.http_request = request
+        self.tokens = GivenTokens(request)
+
+    @property
+    def request(self) -> Any:
+        """The request as the framework's own views know it."""
+        return self.http_request
+
+    def header(self) -> str | None:
+        """The key as the client sent it; ``None`` when it sent none."""
+        return key_header(self.http_request)
+
+    def invocation(self, policy: Policy) -> Invocation:
+        """What the policy needs to know of the request."""
+        return invocation_of(self.http_request, policy)
+
+    def scope(self) -> str | None:
+        """The scope that the key is unique in, if the policy does not decide it."""
+        return None
+
+    @abstractmethod
+    def respond(self) -> HttpResponseBase:
+        """Run the view and render its answer."""
+
+    async def arespond(self) -> HttpResponseBase:
+        """The same, of an async view."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        """The answer to the view's error, rendered or not; or raise the error again."""
+
+    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
+        """The answer of a record whose body was not kept.
+
+        Raises:
+            ResponseNotStored: there is no way to build it again.
+        """
+        if policy.rebuild is None:
+            raise ResponseNotStored
+        response: HttpResponseBase = policy.rebuild(record, self.http_request)
+        return response
+
+    def authorize(self, record: Record, policy: Policy) -> None:
+        """Raise to refuse a replay to a caller who would be refused with a new key."""
+        if policy.check_replay is not None:
+            refuse_result(policy.check_replay(self.request, record), "check_replay of a policy")
+
+    def refuse_unacceptable(self, payload: Payload) -> None:
+        """Refuse a replay in a form that the request does not accept.
+
+        Raises:
+            AnswerNotAcceptable: the request does not accept the form.
+        """
+        refuse_unacceptable(self.http_request, payload)
+
+    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
+        """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
+        return None if self.tokens.are_in(response) else response
+
+    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
+        """The stored answer."""
+        return response_of(payload, policy)
+
+    def native(self, response: HttpResponseBase) -> HttpResponseBase:
+        """A response of this package, of the class that the framework's views return."""
+        return response
+
+
+def refuse_result(result: object, name: str) -> None:
+    """Refuse a result of a replay check: ``False``, for example, would let everybody pass.
+
+    Raises:
+        TypeError: it returned something.
+    """
+    if result is not None:
+        raise TypeError(
+            f"The {name} returned {result!r}. It must return None, or raise PermissionDenied to "
+            "refuse a replay."
+        )
+
+
+def unclaimed(request: HttpRequest) -> bool:
+    """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
+    execution = getattr(request, "idempotency", None)
+    request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
+    return execution is None
+
+
+def serve(
+    adapter: Adapter, policy: Policy, transactions: RequestTransactions | None = None
+) -> HttpResponseBase:
+    """Answer a request: run its view once per operation, replay, or refuse.
+
+    A view that already runs for a claimed operation is just called.
+
+    Args:
+        adapter: the request, as its adapter handles it.
+        policy: the view's policy, resolved.
+        transactions: what the adapter opened around the request.
+
+    Raises:
+        IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
+    """
+    if not _takes_part(adapter, policy):
+        return adapter.respond()
+    asked = _asked_for(adapter, policy, asynchronous=False)
+    if asked is None:
+        return adapter.respond()
+
+    request, before = adapter.http_request, Before(adapter.http_request)
+
+    def execute(execution: ExecutionContext) -> Result:
+        with _running(request, execution), adapter.tokens.noticed():
+            if asked.operation.lease is not None:
+                return _answer(adapter, adapter.respond(), policy)
+            return _with_session(adapter, policy, asked.store, before)
+
+    with _explained(asked.operation, policy):
+        surroundings = _surroundings(asked, transactions)
+        recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
+        outcome = engine.run(
+            asked.store,
+            policy,
+            asked.operation,
+            execute,
+            recover,
+            undo=before.restore,
+            admit=admit,
+            **surroundings,
+        )
+        return asked.marked(_response(adapter, policy, asked, outcome))
+
+
+async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
+    """:func:`serve` for an async view."""
+    if not _takes_part(adapter, policy):
+        return await adapter.arespond()
+    # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
+    asked = await sync_to_async(_asked_for)(adapter, policy, asynchronous=True)
+    if asked is None:
+        return await adapter.arespond()
+
+    async def execute(execution: ExecutionContext) -> Result:
+        request = adapter.http_request
+        with _running(request, execution), adapter.tokens.noticed():
+            response = await adapter.arespond()
+            if policy.stores is None and not hasattr(response, "context_data"):
+                return _answer(adapter, response, policy)
+            # It may ask the database.
+            return await sync_to_async(_answer)(adapter, response, policy)
+
+    with _explained(asked.operation, policy):
+        recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
+        outcome = await engine.arun(
+            asked.store, policy, asked.operation, execute, recover, admit=admit
+        )
+        if isinstance(outcome, Replayed) and _has_body(outcome.record):
+            return asked.marked(_response(adapter, policy, asked, outcome))
+        respond = sync_to_async(_response)  # what rebuilds an answer may ask the database
+        return asked.marked(await respond(adapter, policy, asked, outcome))
+
+
+@contextmanager
+def _running(request: HttpRequest, execution: ExecutionContext) -> Iterator[None]:
+    """Show the view its execution, which ends with this run: a second one needs its own claim."""
+    request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
+    try:
+        yield
+    finally:
+        request.idempotency = None  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request's operation, and the store for it; ``derived``: the client sent no key."""
+
+    store: Store
+    operation: Operation
+    derived: bool
+
+    def marked(self, response: HttpResponseBase) -> HttpResponseBase:
+        """The response, with a header that tells the client its derived key."""
+        if self.derived:
+            response[conf.header] = keys.quoted(self.operation.key)
+        return response
+
+
+def _takes_part(adapter: Adapter, policy: Policy) -> bool:
+    return unclaimed(adapter.http_request) and adapter.http_request.method in policy.methods
+
+
+def _asked_for(adapter: Adapter, policy: Policy, *, asynchronous: bool) -> _Asked | None:
+    """The operation that a request asks for; ``None``: it has no key and needs none."""
+    method = adapter.http_request.method or ""
+    key = policy.client_key_of(adapter.header())
+    if key is None and policy.key is None:
+        policy.refuse_missing(method)
+        return None
+    invocation = policy.identified(adapter.invocation(policy))
+    derived = key is None
+    if key is None:
+        key = policy.derived_key_of(invocation)
+    if key is None:
+        policy.refuse_missing(method)
+        return None
+    if not derived:
+        policy.refuse_guessable(invocation, key)
+    store = stores[policy.store]
+    lease = engine.lease_of(policy, store, asynchronous=asynchronous)
+    operation = policy.operation_for(invocation, key=key, scope=adapter.scope(), lease=lease)
+    return _Asked(store, operation, derived)
+
+
+def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> dict[str, Any]:
+    """What surrounds the handler, as the engine takes it."""
+    if transactions is None:  # then those that are open were opened by Django
+        what = f"The answer of {asked.operation.name}"
+        refuse_others(what, asked.store.using, opened_by_django())
+        return {}
+    if asked.operation.lease is None:
+        after = transactions.around(asked.store)
+        if after is None:
+            return {}
+        return {"after": after, "waiting": transactions.ended_meanwhile}
+    outer, inner = transactions.begin_later(asked.store)
+    return {"outer": outer, "inner": inner}
+
+
+def _with_session(adapter: Adapter, policy: Policy, store: Store, before: Before) -> Result:
+    """Run the view in the claim's transaction, and save in it what it wrote to the session."""
+    before.forget_cached_at_commit(adapter.http_request, store.using)
+    answer = _answer(adapter, adapter.respond(), policy)
+    if answer.payload is not None:
+        save_session(adapter.http_request, store.using)
+    return answer
+
+
+def _recover(adapter: Adapter, policy: Policy) -> Callable[[Exception], Result]:
+    def recover(error: Exception) -> Result:
+        if isinstance(error, IdempotencyError) and not error.foreign:
+            raise error  # ours, not the view's
+        with adapter.tokens.noticed():
+            response = adapter.recover(error, policy)
+        return _answer_to_error(adapter, response, error, policy)
+
+    return recover
+
+
+def _admit(adapter: Adapter, policy: Policy, record: Record) -> None:
+    """Allow a replay, or raise the error that the caller gets instead."""
+    adapter.authorize(record, policy)
+    if record.payload is not None:  # first who may know of it at all, then in which form
+        adapter.refuse_unacceptable(record.payload)
+
+
+@contextmanager
+def _explained(operation: Operation, policy: Policy) -> Iterator[None]:
+    """Log a fault of the server, and tell the client when to retry."""
+    try:
+        yield
+    except IdempotencyError as error:
+        if error.foreign:
+            raise
+        if error.status >= 500:
+            logger.exception("%s could not be made safe to retry.", operation.name)
+        if isinstance(error, OperationInProgress | StoreUnavailable):
+            error.retry_after = _retry_after(policy)
+        raise
+
+
+def _response(
+    adapter: Adapter, policy: Policy, asked: _Asked, outcome: Outcome
+) -> HttpResponseBase:
+    match outcome:
+        case Executed(response):
+            return cast("HttpResponseBase", response)
+        case Replayed(record):
+            return _replay(adapter, policy, record)
+        case InProgress():
+            if policy.on_conflict == "accepted":
+                retry_after = _retry_after(policy)
+                return adapter.native(accepted(asked.store, asked.operation, retry_after))
+            raise OperationInProgress
+        case Held():
+            raise OperationHeld
+        case Mismatched():
+            raise FingerprintMismatch
+        case _:
+            assert_never(outcome)
+
+
+def _retry_after(policy: Policy) -> int:
+    return max(1, math.ceil(policy.retry_after.total_seconds()))
+
+
+def _has_body(record: Record) -> bool:
+    return record.payload is not None and record.payload.body is not None
+
+
+def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBase:
+    payload = record.payload
+    if payload is None or not _has_body(record):
+        response = adapter.rebuild(record, policy)
+        response[conf.replayed_header] = "true"
+        return response
+    return adapter.native(adapter.replayed(payload, policy))
+
+
+def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:
+    """What is kept of an answer; a tombstone of a page that was made for one visitor."""
+    lasting = adapter.lasting(response)
+    payload = payload_of(response if lasting is None else lasting, policy)
+    if lasting is None:
+        return replace(payload, body=None)
+    return suited_to(adapter.http_request, payload, response.get("Content-Type", ""))
+
+
+def _answer(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Result:
+    status = response.status_code
+    if not policy.keeps(status):
+        return Result(response, None, error=f"The answer was {status}.", failed=status >= 500)
+    unwanted = _unwanted(adapter, response, policy)
+    if unwanted:
+        return Result(response, None, error=unwanted)
+    return Result(response, _payload(adapter, response, policy))
+
+
+def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> str:
+    """Why an answer is not stored although its status is; empty: it is stored."""
+    if policy.stores is None:
+        return "The answer shows a form with errors." if shows_refused_form(response) else ""
+    wanted = policy.stores(adapter.http_request, response)
+    if not isinstance(wanted, bool):
+        raise ImproperlyConfigured(
+            f"The stores of an idempotency policy returned a {type(wanted).__name__}, not a bool."
+        )
+    return "" if wanted else "The policy's stores= does not store this answer."
+
+
+def _answer_to_error(
+    adapter: Adapter, response: HttpResponseBase, error: Exception, policy: Policy
+) -> Result:
+    def payload() -> Payload:
+        with adapter.tokens.noticed():  # it may be called later than what recovers
+            return _payload(adapter, rendered(response), policy)
+
+    status = response.status_code
+    keeps = policy.keeps_raised(status) and not _unwanted(adapter, response, policy)
+    kept = payload if keeps else None
+    reason = f"{type(error).__name__}: {error}"
+    return Result(response, kept, error=reason, failed=kept is None and status >= 500)

@@ -1,0 +1,108 @@
+"""The status of an operation: the address that a duplicate gets, and what it finds there.
+
+The address names the operation in an opaque token: nobody can read it, change it or ask for another
+operation. The caller must be the one who started the operation.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse, JsonResponse
+from django.urls import NoReverseMatch, reverse
+
+from ..conf import conf
+from ..records import Operation, Payload, Record, Status
+from ..stores import Store, stores
+from .opaque import concealed, revealed
+
+SALT: Final = "idempotency_django.http.status"
+
+
+def accepted(store: Store, operation: Operation, retry_after: int) -> HttpResponse:
+    """The answer to a duplicate of an operation in progress: 202, and the address of its status."""
+    response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
+    response["Location"] = location(store, operation)
+    response["Retry-After"] = str(retry_after)
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def location(store: Store, operation: Operation) -> str:
+    """The path of the operation's status.
+
+    Raises:
+        ImproperlyConfigured: the project's URLs have no status view.
+    """
+    # With the fingerprint, because the key may later name another operation.
+    fingerprints = [operation.fingerprint, *operation.aliases]
+    named = [store.alias, operation.key, operation.scope, operation.principal, fingerprints]
+    return status_url(concealed(json.dumps(named).encode(), salt=SALT))
+
+
+def status_url(token: str) -> str:
+    """The path of the status view for a token.
+
+    Raises:
+        ImproperlyConfigured: the project's URLs have no status view.
+    """
+    try:
+        return reverse(conf.status_view, args=[token])
+    except NoReverseMatch as error:
+        raise ImproperlyConfigured(
+            "An idempotency policy has on_conflict='accepted', but no URL is named "
+            f"{conf.status_view!r}. Add path('operations/<str:token>/', "
+            f"IdempotencyStatusView.as_view(), name={conf.status_view!r}) to the project's URLs."
+        ) from error
+
+
+def record_of(token: str, principal: str) -> Record | None:
+    """The record that a token names; ``None``: there is no record, or it is another caller's.
+
+    Args:
+        token: from the address that :func:`location` made.
+        principal: who is calling.
+    """
+    named = revealed(token, salt=SALT)
+    if named is None:
+        return None
+    alias, key, scope, owner, fingerprints = json.loads(named)
+    if owner != principal or alias not in conf.stores:
+        return None
+    record = stores[alias].get(key, scope)
+    if record is None or record.expired or record.fingerprint not in ("", *fingerprints):
+        return None
+    return record
+
+
+def described(record: Record) -> dict[str, Any]:
+    """What the view shows of a record: its status, its attempt, and its answer if it has one.
+
+    The status is ``in_progress``, ``interrupted`` (a retry resumes it), ``held`` (an operator must
+    settle it), ``completed`` or ``failed`` (a retry is a new attempt).
+    """
+    status = str(record.status)
+    if record.interrupted:
+        status = "held" if record.held else "interrupted"
+    told: dict[str, Any] = {"status": status, "attempt": record.attempt}
+    if record.payload is not None:
+        told["response"] = _answer(record.payload)
+    return told
+
+
+def _answer(payload: Payload) -> dict[str, Any]:
+    """The answer: its body as text if it is text, else in base64; ``None``: it was not kept."""
+    told: dict[str, Any] = {
+        "status": payload.status,
+        "headers": [list(pair) for pair in payload.sent_headers],
+        "body": None,
+    }
+    if payload.body is not None:
+        try:
+            told["body"] = payload.body.decode()
+        except UnicodeDecodeError:
+            told["body_base64"] = base64.b64encode(payload.body).decode()
+    return told

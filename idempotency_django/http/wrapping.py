@@ -1,0 +1,304 @@
+"""How a view of any kind is protected: functions, class-based views, DRF's views.
+
+``@idempotent`` and the middleware protect a view in the same way, from the inside: the innermost
+function runs once. The decorators around it (``login_required``, a rate limit) run for every
+request, before a replay.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Final
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.views.generic import View
+
+from ..policy import Policy
+from ..policy.validators import UNSAFE_METHODS
+from .adapter import ViewAdapter, aanswer, answer
+from .atomic_requests import (
+    OwnedTransactions,
+    RequestTransactions,
+    asks_for_transaction,
+    own,
+    request_transactions,
+)
+from .frameworks import refuse_framework
+from .handlers import ensure_reached, place
+from .opening import (
+    POLICIES,
+    POLICY,
+    PROTECTED,
+    innermost,
+    is_as_view,
+    module_of,
+    name_of,
+    opened,
+    vars_of,
+    with_variable,
+)
+from .serving import unclaimed
+
+BY_DECORATOR: Final = "decorator"
+EXEMPT: Final = "idempotency_exempt"
+NON_ATOMIC: Final = "_non_atomic_requests"
+
+ViewFunction = Callable[..., Any]
+ServeWithin = Callable[[Any, Policy, Callable[[], Any]], HttpResponseBase]
+
+_mixins: list[tuple[type, type]] = []
+_servers: list[tuple[type, ServeWithin]] = []
+
+
+def add_framework(base: type, mixin: type, request: type, serve_within: ServeWithin) -> None:
+    """Protect the views of another framework; called by its adapter.
+
+    Args:
+        base: the base class of its views.
+        mixin: comes before a view class and protects it.
+        request: the class of the requests that its handlers get.
+        serve_within: serves such a request, whose view already runs, with a policy: it answers, or
+            calls what runs the handler.
+    """
+    _mixins.insert(0, (base, mixin))  # before Django's, which it may be derived from
+    _servers.append((request, serve_within))
+
+
+def is_marked(view: Any, mark: str) -> bool:
+    """Whether a view, or the class it was made of, carries a mark."""
+    return bool(getattr(view, mark, False) or getattr(view_class_of(view), mark, False))
+
+
+def is_exempt(view: Any) -> bool:
+    """Whether ``@idempotency_exempt`` is on a view or its class; a base's is on that base alone."""
+    return EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view))
+
+
+def view_class_of(view: Any) -> type | None:
+    """The class that ``as_view()`` made the view of, if it did."""
+    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+
+
+def is_async(view: Any) -> bool:
+    """Whether the view is a coroutine function, or a class-based view of coroutine functions."""
+    view_class = view if inspect.isclass(view) else view_class_of(view)
+    return iscoroutinefunction(view) or bool(getattr(view_class, "view_is_async", False))
+
+
+def protect(view: Any, policy: Policy | None) -> Any:
+    """Protect a view: a function, a class, or what ``as_view()`` made.
+
+    Its innermost function runs once per operation. The decorators around that function run for
+    every request, before a replay. What is already protected stays as it is.
+
+    Args:
+        view: the view.
+        policy: its policy; ``None`` on a DRF view leaves it to ``idempotency_policies``.
+
+    Raises:
+        ImproperlyConfigured: it cannot be protected; the error says what to do.
+    """
+    refuse_framework(view)
+    if not inspect.isclass(view):
+        return opened(view, functools.partial(_protected, policy=policy))
+    return view if is_marked(view, PROTECTED) else _protected_class(view, policy)
+
+
+def _protected(function: Any, policy: Policy | None) -> Any:
+    if is_marked(function, PROTECTED):
+        return function
+    if is_as_view(function):
+        protected = _protected_as_view(function, policy)
+    elif policy is None:
+        return function
+    elif function.__name__ == "dispatch":
+        protected = _protected_dispatch(function, policy)
+    else:
+        make = _async if iscoroutinefunction(function) else _sync
+        protected = make(function, policy)
+    setattr(protected, PROTECTED, BY_DECORATOR)
+    setattr(protected, POLICY, policy)
+    return protected
+
+
+def _protected_as_view(view: Any, policy: Policy | None) -> Any:
+    """The function that ``as_view()`` made, of the protected class."""
+    owned = None if is_async(view) else OwnedTransactions(getattr(view, NON_ATOMIC, ()))
+    protected_class = _protected_class(view_class_of(view), policy, left_out=owned)
+    again = with_variable(view, "cls", protected_class)
+    setattr(again, "cls" if hasattr(view, "cls") else "view_class", protected_class)
+    if owned is not None:
+        setattr(again, NON_ATOMIC, owned)
+    return again
+
+
+def _protected_class(
+    view_class: Any, policy: Policy | None, left_out: OwnedTransactions | None = None
+) -> Any:
+    mixin = next((mixin for base, mixin in _mixins if issubclass(view_class, base)), None)
+    if mixin is None:
+        raise ImproperlyConfigured(
+            f"@idempotent is on {name_of(view_class)}, which is not a view. Put it on a function, "
+            "or on a class that is a View."
+        )
+    if answers_itself(view_class):
+        raise ImproperlyConfigured(
+            f"{name_of(view_class)} overrides dispatch() and has no post(), put(), patch() or "
+            "delete() that could run once. If dispatch() checks nothing that a replay must "
+            "check, put @idempotent on dispatch(). Otherwise leave the class unprotected with "
+            "@idempotency_exempt."
+        )
+    body = {
+        "__module__": view_class.__module__,
+        "__qualname__": view_class.__qualname__,
+        "__doc__": view_class.__doc__,
+        PROTECTED: BY_DECORATOR,
+        POLICY: policy,
+        POLICIES: getattr(view_class, POLICIES, {}),  # which the mixin's own would hide
+        "idempotency_left_out": left_out,
+    }
+    return type(view_class.__name__, (mixin, view_class), body)
+
+
+def answers_itself(view_class: Any) -> bool:
+    """Whether a class does the work of all unsafe methods in a ``dispatch()`` of its own."""
+    if any(hasattr(view_class, method.lower()) for method in UNSAFE_METHODS):
+        return False
+    dispatch = innermost(view_class.dispatch)
+    known = module_of(dispatch).startswith(("django.", "rest_framework.", "idempotency_django."))
+    # One that checks something and passes on to super().dispatch() ends in a 405.
+    return not known and "dispatch" not in getattr(dispatch, "__code__", dispatch).co_names
+
+
+class _ProtectedView:
+    """Comes before a class-based view: its handler runs once, after what ``dispatch()`` checks."""
+
+    idempotency_policy: Policy
+    # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
+    idempotency_left_out: OwnedTransactions | None = None
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        if is_async(cls):  # which no transaction can span: Django says so
+            return super().as_view(**initkwargs)  # type: ignore[misc]
+        owned = OwnedTransactions()
+        view = super().as_view(**initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
+        owned.update(iter(getattr(view, NON_ATOMIC, ())))
+        setattr(view, NON_ATOMIC, owned)
+        return view
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(super().dispatch, request, *args, **kwargs)  # type: ignore[misc]
+        return _dispatched(self, request, self.idempotency_policy, self.idempotency_left_out, run)
+
+
+_mixins.append((View, _ProtectedView))
+
+
+def _dispatched(
+    view: Any,
+    request: HttpRequest,
+    policy: Policy,
+    left_out: OwnedTransactions | None,
+    run: Callable[[], Any],
+) -> Any:
+    """What ``dispatch()`` returns, of a view whose handler runs once."""
+    unclaimed(request)
+    if is_async(type(view)):
+        place(view, request, functools.partial(_aserve, policy, view))
+        return _achecked(view, request, run)
+    transactions = nullcontext() if left_out is None else request_transactions(left_out)
+    with transactions as opened_ones:
+        view._idempotency_transactions = opened_ones
+        place(view, request, functools.partial(_serve, policy, opened_ones, view))
+        response = run()
+    ensure_reached(view, request, response)
+    return response
+
+
+async def _achecked(view: Any, request: HttpRequest, run: Callable[[], Any]) -> Any:
+    response = run()
+    if inspect.isawaitable(response):  # what a mixin refuses is not
+        response = await response
+    ensure_reached(view, request, response)
+    return response
+
+
+def _serve(
+    policy: Policy,
+    transactions: RequestTransactions | None,
+    instance: View | None,
+    request: Any,
+    run: Callable[[], Any],
+) -> HttpResponseBase:
+    for request_class, serve in _servers:
+        if isinstance(request, request_class):
+            return serve(request, policy, run)
+    return answer(ViewAdapter(request, run, instance), policy, transactions)
+
+
+async def _aserve(
+    policy: Policy, instance: View | None, request: Any, run: Callable[[], Any]
+) -> HttpResponseBase:
+    return await aanswer(ViewAdapter(request, run, instance), policy)
+
+
+def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
+    """A ``dispatch()`` around a handler that runs once; one without handlers runs once itself."""
+    whole = _async(dispatch, policy) if iscoroutinefunction(dispatch) else _sync(dispatch, policy)
+
+    @functools.wraps(dispatch)
+    def protected(view: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(view, View) or answers_itself(type(view)):
+            return whole(view, *args, **kwargs)
+        left_out = getattr(view.dispatch, NON_ATOMIC, None)
+        if is_async(type(view)) and asks_for_transaction(view.dispatch):
+            # method_decorator has decorated a stand-in that is not async, so Django does not know.
+            raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
+        run = functools.partial(dispatch, view, *args, **kwargs)
+        return _dispatched(view, args[0], policy, left_out, run)
+
+    own(protected)
+    if iscoroutinefunction(dispatch):
+        markcoroutinefunction(protected)
+    return protected
+
+
+def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
+    @functools.wraps(view)
+    def protected(*args: Any, **kwargs: Any) -> Any:
+        request, run = _request_among(args), functools.partial(view, *args, **kwargs)
+        if not isinstance(request, HttpRequest):
+            return _serve(policy, None, None, request, run)
+        with request_transactions(owned) as transactions:
+            return _serve(policy, transactions, _instance_of(args), request, run)
+
+    owned = own(protected)
+    return protected
+
+
+def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
+    # No transaction can span it, ATOMIC_REQUESTS's neither: what Django says of that holds here.
+    @functools.wraps(view)
+    async def protected(*args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(view, *args, **kwargs)
+        return await _aserve(policy, _instance_of(args), _request_among(args), run)
+
+    return protected
+
+
+def _request_among(args: tuple[Any, ...]) -> Any:
+    """The request among a view's arguments, of which the first may be a method's ``self``."""
+    is_request = isinstance(getattr(args[0], "_request", args[0]), HttpRequest)
+    return args[0] if is_request else args[1]
+
+
+def _instance_of(args: tuple[Any, ...]) -> View | None:
+    """The class-based view whose method is called; ``None``: it is a function."""
+    return args[0] if isinstance(args[0], View) else None

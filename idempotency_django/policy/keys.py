@@ -1,0 +1,181 @@
+"""Keys, which name operations: the client's key header, or a derived key.
+
+The header's value is a String of RFC 9651 (``"8e03978e"``, quoted) or the same key without quotes,
+as Stripe's clients send it. Both forms name the same record.
+
+A key callable takes an :class:`~idempotency_django.policy.invocation.Invocation` and returns the
+key of a request whose client sent none, or ``None`` if it cannot derive one.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from http_sf import StructuredFieldError, parse
+
+from ..errors import KeyGuessable, KeyMalformed
+from .fingerprints import canonical, digest, field_value
+from .invocation import Form, Invocation
+
+MAX_LENGTH: Final = 255
+FORM_FIELD: Final = "idempotency_key"
+"""The field of an HTML form that carries its key."""
+FIELD_OF_FORM: Final = "form_field"
+"""The attribute of a key callable that names the field of a form in which it finds its key."""
+
+KeyFunction = Callable[[Invocation], str | None]
+
+_USUAL = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')  # quoted, no comma, nothing to unescape
+_VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
+_FORMATS: Final = {
+    "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
+    "ulid": re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}"),
+    "opaque": re.compile(r"[A-Za-z0-9_.~+/=-]{22,255}"),
+}
+FORMAT_NAMES: Final = frozenset(_FORMATS)
+
+
+def parse_header(value: str) -> str:
+    """The key in the value of the key header.
+
+    Raises:
+        KeyMalformed: it is neither one String of RFC 9651 nor one bare key, or it is not 1-255
+            visible ASCII characters. A header that was sent twice arrives joined by a comma, and
+            the two halves may look like one quoted string. Therefore no key in a header contains a
+            comma.
+    """
+    value = value.strip(" \t")
+    usual = _USUAL.fullmatch(value)
+    if usual:
+        return usual[1]
+    key = _parsed(value) if value.startswith('"') else _bare(value)
+    return checked(key)
+
+
+def _parsed(value: str) -> str:
+    try:
+        parsed = parse(value.encode("ascii"), tltype="item")
+    except (StructuredFieldError, UnicodeEncodeError) as error:
+        raise KeyMalformed(
+            f"The idempotency key is not one quoted string (RFC 9651): {error}. Was the header "
+            'sent twice? Send one line such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'
+        ) from None
+    key = parsed[0] if isinstance(parsed, tuple) else parsed
+    return _one_line(key, ",") if isinstance(key, str) else ""
+
+
+def _bare(value: str) -> str:
+    return _one_line(value, ',"')
+
+
+def _one_line(key: str, forbidden: str) -> str:
+    """The key, unless a server may have joined it from two header lines: ``"abc`` and ``def"``."""
+    if any(character in key for character in forbidden):
+        raise KeyMalformed(
+            "The idempotency key contains a comma or a quotation mark. Was the header sent twice? "
+            "Servers join repeated headers with a comma. Send one header line, quoted: "
+            '"8e03978e-40d5-43dd-bc93-6894a57f9324".'
+        )
+    return key
+
+
+def checked(key: str) -> str:
+    """The same key, if it is valid.
+
+    Raises:
+        KeyMalformed: it is not 1-255 visible ASCII characters.
+    """
+    if not key:
+        raise KeyMalformed("The idempotency key is empty. Send 1-255 visible ASCII characters.")
+    if len(key) > MAX_LENGTH:
+        raise KeyMalformed(
+            f"The idempotency key is {len(key)} characters long; at most {MAX_LENGTH} are allowed."
+        )
+    if not _VISIBLE_ASCII.fullmatch(key):
+        raise KeyMalformed(
+            "The idempotency key contains a character that is not visible ASCII (a space, a "
+            "control character, an accent). Send 1-255 characters from ! to ~."
+        )
+    return key
+
+
+def quoted(key: str) -> str:
+    """The key as the value of the key header: a String of RFC 9651."""
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def has_format(key: str, expected: str) -> bool:
+    """Whether the key has a named format (see ``FORMAT_NAMES``) or matches a regular expression."""
+    return (_FORMATS.get(expected) or re.compile(expected)).fullmatch(key) is not None
+
+
+def is_unguessable(key: str) -> bool:
+    """Whether the key can hold 122 random bits: a UUID, a ULID, or 22 URL-safe characters."""
+    return any(has_format(key, name) for name in _FORMATS)
+
+
+def natural(path: str) -> KeyFunction:
+    """The key is the value of a field of the body, for example an order number.
+
+    Args:
+        path: the field; ``"order.number"`` is a nested JSON field.
+    """
+
+    def natural_key(invocation: Invocation) -> str | None:
+        value = field_value(invocation, path)
+        usable = isinstance(value, str | int) and not isinstance(value, bool)
+        return str(value) if usable and value != "" else None
+
+    return natural_key
+
+
+def form_field(name: str = FORM_FIELD) -> KeyFunction:
+    """The key is in a field of the HTML form, where ``{% idempotency_key %}`` put it.
+
+    It is a client's key, as a key in the header is: callers who are not told apart must send one
+    that nobody can guess. The keys of the tag are unguessable.
+
+    Args:
+        name: the field.
+
+    Raises:
+        KeyGuessable: raised by the returned callable.
+    """
+
+    def form_field_key(invocation: Invocation) -> str | None:
+        values = invocation.body.fields.get(name) if isinstance(invocation.body, Form) else None
+        key = checked(values[-1]) if values and values[-1] else None
+        if key is not None and not invocation.principal and not is_unguessable(key):
+            raise KeyGuessable
+        return key
+
+    setattr(form_field_key, FIELD_OF_FORM, name)
+    return form_field_key
+
+
+def deterministic(*paths: str) -> KeyFunction:
+    """The key is a hash of fields of the body: the same values are the same operation.
+
+    Choose fields that tell two wanted operations apart: with ``("customer", "amount")`` a customer
+    could never pay the same amount twice while the record lives. A request that has none of the
+    fields has no key.
+    """
+    if not paths:
+        raise ValueError("keys.deterministic() needs the names of the fields to hash.")
+
+    def deterministic_key(invocation: Invocation) -> str | None:
+        values = [field_value(invocation, path) for path in paths]
+        if all(value is None for value in values):
+            return None
+        return digest(invocation.name, canonical(values))
+
+    return deterministic_key
+
+
+def generated(invocation: Invocation) -> str:  # noqa: ARG001  # a key callable takes the call
+    """A new key for each request without one; the answer tells the client the key."""
+    return str(uuid.uuid4())

@@ -1,0 +1,259 @@
+"""The database store with a cache in front of it: a replay costs no statement."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, ClassVar, Final
+
+from django.conf import settings
+from django.core.cache import caches
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
+from django.db import connections
+from django.db.models import ExpressionWrapper, F, fields
+
+from ..errors import OperationInProgress, StoreUnavailable
+from ..models import DatabaseNow
+from ..records import Claim, Operation, Payload, Record, Status
+from .database.store import DatabaseStore
+from .timelines import Timeline
+
+logger = logging.getLogger("idempotency_django")
+
+FORGOTTEN: Final = b""
+"""It replaces an answer that a request in progress must not put back."""
+
+_OWN_MEMORY: Final = ("LocMemCache", "DummyCache")
+
+
+class CachedStore(DatabaseStore):
+    """The database is the truth; completed answers are read through one of Django's caches.
+
+    An answer is put into the cache after the commit that stored it, and never stays there longer
+    than its record lives. Replays from the cache are not counted. Records whose time to live counts
+    from their last use are not cached. If the cache fails, the fault is logged and the database
+    answers.
+
+    An answer is bound to the timeline of the database that stored it. After a fail-over to a
+    replica that had not received the answer, the answer is replayed for ``recheck`` seconds at
+    most. Then the operation is executed again, like everything else that the database has lost.
+    PostgreSQL numbers its timelines; MariaDB and MySQL do not, so there an answer is bound to the
+    server itself. No database can detect that a backup was restored in place: clear the cache when
+    you do so.
+
+    One cache may serve several databases, and the schemas of django-tenants. If your project
+    switches ``search_path`` in another way, give the cache a ``KEY_FUNCTION`` that names the
+    schema.
+
+    Args:
+        alias: the store's name in ``IDEMPOTENCY["STORES"]``.
+        using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
+        cache: the cache, by its alias in ``CACHES``. All processes must share it.
+        max_age: how long an answer is cached at most, in seconds. A record that is deleted while
+            the cache cannot be reached may be replayed for this long.
+        prefix: the prefix of the names in the cache.
+        recheck: how long a process assumes that the database has not failed over, in seconds. It
+            costs one statement in this time, and only if something is replayed. ``None``: the
+            database is not asked, and an answer that it lost may be replayed for ``max_age``.
+    """
+
+    recalls: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        using: str = "default",
+        cache: str = "default",
+        max_age: float = 600,
+        prefix: str = "idempotency",
+        recheck: float | None = 5,
+    ) -> None:
+        super().__init__(alias, using=using)
+        self.cache = cache
+        self.max_age = max_age
+        self.prefix = prefix
+        self._timeline = Timeline(using, recheck)
+
+    def recall(self, operation: Operation) -> Record | None:
+        if operation.extend_on_replay:
+            return None
+        try:
+            cached = caches[self.cache].get(self._name(operation.key, operation.scope))
+        except Exception:
+            logger.warning("The cache %r of answers cannot be read.", self.cache, exc_info=True)
+            return None
+        if not cached:
+            return None
+        timeline = self._timeline.current()
+        return None if timeline is None else _decoded(cached, operation, timeline)
+
+    def forget(self, key: str, scope: str) -> None:
+        try:
+            caches[self.cache].set(self._name(key, scope), FORGOTTEN, int(self.max_age))
+        except Exception:
+            logger.exception(
+                "The cached answer of %s could not be removed. It may be replayed for up to %d "
+                "seconds.",
+                key,
+                self.max_age,
+            )
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        asked, timeline = time.monotonic(), self._timeline.latest(ask=False)
+        found = super().acquire(operation)
+        if isinstance(found, Record) and found.status is Status.COMPLETED and not found.expired:
+            try:
+                with self._on_its_own():
+                    left = self._lifetime_left(found)
+            except (StoreUnavailable, OperationInProgress):
+                if connections[self.using].in_atomic_block:  # nothing more can be done in it
+                    raise
+                logger.warning("The answer of %s is not cached.", found.key, exc_info=True)
+                return found
+            if timeline is None:  # what is asked only now may be newer than what was read
+                self._timeline.current()
+                return found
+            # Its own transaction may have stored it, and may still roll back.
+            self.on_commit(lambda: self._remember(found, left, asked, timeline))
+        return found
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        timeline = self._timeline.latest(ask=True)  # no newer than the commit that is to come
+        completed = super().complete(claim, payload)
+        if completed:
+            operation = claim.operation
+            record = Record(
+                key=claim.key,
+                scope=claim.scope,
+                status=Status.COMPLETED,
+                attempt=claim.attempt,
+                fingerprint=operation.fingerprint,
+                payload=payload,
+                record_id=claim.record_id,
+            )
+            self.on_commit(lambda: self._remember(record, operation.ttl, claim.asked, timeline))
+        return completed
+
+    def check(self) -> Sequence[CheckMessage]:
+        return [*super().check(), *self._check_cache()]
+
+    def _check_cache(self) -> Sequence[CheckMessage]:
+        if self.cache not in settings.CACHES:
+            return [
+                Error(
+                    f"The store {self.alias!r} uses the cache {self.cache!r}, which is not in "
+                    "CACHES.",
+                    hint=f"CACHES has: {', '.join(map(repr, settings.CACHES))}.",
+                    id="idempotency_django.E013",
+                )
+            ]
+        backend = str(settings.CACHES[self.cache].get("BACKEND", ""))
+        if not backend.endswith(_OWN_MEMORY):
+            return []
+        return [
+            Warning(
+                f"The store {self.alias!r} uses the cache {self.cache!r}, of which each process "
+                "has its own.",
+                hint=(
+                    "An answer that one process deletes would still be replayed by the others. "
+                    "Use a cache that all processes share, such as Redis."
+                ),
+                id="idempotency_django.W018",
+            )
+        ]
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            with super()._reachable():
+                yield
+        except StoreUnavailable:
+            self._timeline.forget()
+            raise
+
+    def _remember(
+        self, record: Record, left: timedelta | None, since: float, timeline: str | None
+    ) -> None:
+        """Cache a committed answer for the rest of its time to live at that moment."""
+        if timeline is None:
+            return
+        # From that moment for both: what was forgotten since stays forgotten for max_age.
+        lifetime = self.max_age
+        if left is not None:
+            lifetime = min(lifetime, left.total_seconds() - 1)  # as clocks do not run alike
+        lifetime -= time.monotonic() - since
+        if lifetime < 1:
+            return
+        name = self._name(record.key, record.scope)
+        try:
+            # Only where nothing is: what was forgotten meanwhile must stay so.
+            caches[self.cache].add(name, _encoded(record, timeline), int(lifetime))
+        except Exception:
+            logger.warning("An answer could not be cached in %r.", self.cache, exc_info=True)
+
+    def _lifetime_left(self, record: Record) -> timedelta | None:
+        """How long a record still lives, by the database's clock; ``None``: forever."""
+        left = ExpressionWrapper(F("expires_at") - DatabaseNow(), fields.DurationField())
+        rows = self._rows.filter(pk=record.record_id).annotate(left=left)
+        found: Any = rows.values_list("left", "expires_at").first()
+        if found is None:
+            return timedelta(0)
+        return None if found[1] is None else found[0]
+
+    def _name(self, key: str, scope: str) -> str:
+        connection = connections[self.using]
+        # One cache may serve several databases, and django-tenants' schemas of one.
+        where = f"{connection.settings_dict['NAME']}:{getattr(connection, 'schema_name', '')}"
+        parts = f"{len(where)}:{where}{len(key)}:{key}{scope}"
+        return f"{self.prefix}:{self.alias}:{hashlib.sha256(parts.encode()).hexdigest()}"
+
+
+def _encoded(record: Record, timeline: str) -> bytes:
+    payload = record.payload
+    assert payload is not None  # noqa: S101  # a completed record has one
+    told = [
+        record.key,
+        record.scope,
+        record.attempt,
+        record.fingerprint,
+        payload.status,
+        payload.headers,
+        payload.body is not None,
+        record.record_id,
+        timeline,
+    ]
+    return json.dumps(told).encode() + b"\n" + (payload.body or b"")
+
+
+def _decoded(cached: Any, operation: Operation, timeline: str) -> Record | None:
+    """The record of the operation that was cached on the timeline; ``None``: it is not one."""
+    try:
+        told, _, body = cached.partition(b"\n")
+        key, scope, attempt, fingerprint, status, headers, has_body, record_id, cached_on = (
+            json.loads(told)
+        )
+        pairs = tuple((name, value) for name, value in headers)
+    except (AttributeError, TypeError, ValueError):
+        logger.warning(
+            "The cache entry for %s is not a stored answer. The database answers instead.",
+            operation.key,
+        )
+        return None
+    if (key, scope, cached_on) != (operation.key, operation.scope, timeline):
+        return None
+    return Record(
+        key=key,
+        scope=scope,
+        status=Status.COMPLETED,
+        attempt=attempt,
+        fingerprint=fingerprint,
+        payload=Payload(status, pairs, body if has_body else None),
+        counted=True,
+        record_id=record_id,
+    )

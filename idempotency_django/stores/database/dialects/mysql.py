@@ -1,0 +1,155 @@
+"""MariaDB and MySQL."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from django.db import Error as DatabaseFault
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.models import QuerySet
+
+from ....models import IdempotencyKey
+from ....records import Claim, Operation
+from .base import Dialect, lock_digest
+
+_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the protocol
+
+
+class MySQL(Dialect):
+    """The lock is a named one of the session, taken before the INSERT and released after COMMIT.
+
+    The INSERT looks before it touches the unique index: a row that somebody has locked, a purge or
+    the count of a replay, would make it wait.
+    """
+
+    now = "UTC_TIMESTAMP(6)"
+    later = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
+    insert = (
+        "INSERT INTO {table} ({columns}) SELECT {values} FROM DUAL WHERE NOT EXISTS "
+        "(SELECT 1 FROM {table} WHERE {key} = %s AND {scope} = %s)"
+    )
+    # record has changed since last read, lock wait timeout, deadlock, the same of the lock on the
+    # next number of a table (as InnoDB has it), NOWAIT failed
+    busy = frozenset({1020, 1205, 1213, 1467, 3572})
+    missing = frozenset({1054, 1146})  # unknown column, table does not exist
+    taken = busy | {1062}  # duplicate entry
+    # What commits implicitly, too: almost all that is no query of data. Temporary tables do not.
+    ends = (
+        r"COMMIT|ROLLBACK(?!(\s+WORK)?\s+TO\b)|BEGIN(?!\s+NOT\b)|START|TRUNCATE|ALTER|RENAME|"
+        r"(CREATE(\s+OR\s+REPLACE)?|DROP)(?!\s+(OR\s+REPLACE\s+)?TEMPORARY\b)|GRANT|REVOKE|LOCK|"
+        r"UNLOCK|FLUSH|RESET|OPTIMIZE|REPAIR|CHECK|ANALYZE\s+(LOCAL\s+|NO_WRITE_TO_BINLOG\s+)?TABLE|"
+        r"CACHE|LOAD\s+INDEX|INSTALL|UNINSTALL|STOP|CHANGE|SET\s+PASSWORD|"
+        r"SET\s+(SESSION\s+|@@(SESSION\.)?)?AUTOCOMMIT"
+    )
+    aside = (
+        r"'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\(?s:.))*+(?:\"|\\?\Z)|`[^`]*+(?:`|\Z)|"
+        r"--(?!\S)[^\n]*|#[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
+    )
+
+    def __init__(self, using: str) -> None:
+        super().__init__(using)
+        self._held = threading.local()
+
+    def claim(self, operation: Operation, token: str) -> int | None:
+        sql = self.insert_sql
+        parameters = [*self.values(operation, token), operation.key, operation.scope]
+        if operation.lease is not None:
+            # Committed at once, it makes nobody wait; it only must not wait for a transaction.
+            sql += " AND IS_FREE_LOCK(%s)"
+            parameters.append(self._lock_name(operation))
+        elif not self._lock(operation):
+            return None
+        with connections[self.using].cursor() as cursor:
+            try:
+                cursor.execute(sql, parameters)
+            except (IntegrityError, OperationalError) as error:
+                # Somebody was faster, or holds the row after all: the caller reads what is there.
+                if self.code(error.__cause__) not in self.taken:
+                    raise
+                return None
+            return int(cursor.lastrowid) if cursor.rowcount == 1 else None
+
+    def _extend_sql(self) -> tuple[str, str]:
+        # From the claims to their rows by the primary key. IN might read the whole table, and wait
+        # for each row that somebody holds.
+        names = self.names
+        mine = (
+            "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$[0]', token VARCHAR(32) PATH '$[1]')) "
+            f"mine STRAIGHT_JOIN {names['table']} row_of FORCE INDEX FOR JOIN (PRIMARY) "
+            f"ON row_of.{names['id']} = mine.id"
+        )
+        owned = (
+            f"SELECT row_of.{names['id']} FROM {mine} "
+            f"WHERE row_of.{names['owner_token']} = mine.token AND row_of.{self._in_progress()}"
+        )
+        return f"UPDATE {mine} SET row_of.{names['lease_expires_at']} = {self.later}", owned
+
+    def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
+        # No UPDATE skips what is locked: the rows are locked first.
+        skip = connections[self.using].features.has_select_for_update_skip_locked
+        lock = f"{self.owned_sql} FOR UPDATE{' SKIP LOCKED' if skip else ''}"
+        with transaction.atomic(using=self.using):
+            renewed = self._ids(lock, claims)
+            if renewed:
+                left = [claim for claim in claims if claim.record_id in renewed]
+                with connections[self.using].cursor() as cursor:
+                    cursor.execute(self.extend_sql, [_pairs(left), seconds])
+        return renewed
+
+    def owned(self, claims: Sequence[Claim]) -> set[int]:
+        return self._ids(self.owned_sql, claims)
+
+    def _ids(self, sql: str, claims: Sequence[Claim]) -> set[int]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(sql, [_pairs(claims)])
+            return {row[0] for row in cursor.fetchall()}
+
+    def lockable(
+        self, rows: QuerySet[IdempotencyKey], operation: Operation
+    ) -> QuerySet[IdempotencyKey]:
+        return rows if self._lock(operation) else rows.none()
+
+    def begin(self) -> None:
+        self._held.depth = getattr(self._held, "depth", 0) + 1
+
+    def release(self) -> None:
+        self._held.depth -= 1
+        if self._held.depth:
+            return
+        names, self._held.names = getattr(self._held, "names", []), []
+        if not names:
+            return
+        # Without a connection the session is gone, and its locks with it.
+        with suppress(DatabaseFault), connections[self.using].cursor() as cursor:
+            for name in names:
+                cursor.execute("SELECT RELEASE_LOCK(%s)", [name])
+
+    def has_ended(self) -> bool:
+        # The server says so with each of its replies, but not every driver passes it on.
+        status = getattr(connections[self.using].connection, "server_status", None)
+        return status is not None and not status & _IN_TRANSACTION
+
+    def code(self, error: BaseException | None) -> object:
+        return error.args[0] if error and error.args else None
+
+    def _lock(self, operation: Operation) -> bool:
+        name = self._lock_name(operation)
+        with connections[self.using].cursor() as cursor:
+            cursor.execute("SELECT GET_LOCK(%s, 0)", [name])
+            row = cursor.fetchone()
+        if not (row and row[0]):
+            return False
+        # A session may hold a lock several times and must release it as often.
+        self._held.names = [*getattr(self._held, "names", []), name]
+        return True
+
+    @staticmethod
+    def _lock_name(operation: Operation) -> str:
+        return f"idempotency:{lock_digest(operation, 16).hex()}"
+
+
+def _pairs(claims: Sequence[Claim]) -> str:
+    return json.dumps([(claim.record_id, claim.token) for claim in claims])

@@ -1,0 +1,136 @@
+"""PostgreSQL, through psycopg 3 or psycopg2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import connections, models
+from django.db.models import BooleanField, Func, QuerySet, Value
+
+from ....models import IdempotencyKey
+from ....records import Claim, Operation, Status
+from .base import Dialect, ids_of, lock_digest, tokens_of
+
+_IDLE = 0  # of libpq's PGTransactionStatusType: connected, and in no transaction
+
+
+class PostgreSQL(Dialect):
+    """The lock is a transaction-scoped advisory lock, taken inside the INSERT itself.
+
+    It is safe behind PgBouncer in transaction mode and gone when the connection dies. Whoever
+    does not get it does not touch the unique index either, where it would have to wait.
+    """
+
+    now = "STATEMENT_TIMESTAMP()"
+    later = "STATEMENT_TIMESTAMP() + %s::double precision * INTERVAL '1 second'"
+    insert = (
+        "INSERT INTO {table} ({columns}) SELECT {values} WHERE pg_try_advisory_xact_lock(%s) "
+        "ON CONFLICT ({key}, {scope}) DO NOTHING RETURNING {id}"
+    )
+    # lock_not_available, serialization_failure, deadlock_detected
+    busy = frozenset({"55P03", "40001", "40P01"})
+    read_only = frozenset({"25006"})  # read_only_sql_transaction
+    missing = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
+    ends = Dialect.ends + r"|ABORT|PREPARE\s+TRANSACTION"
+    aside = (
+        r"(?<!\w)[eE]'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|'[^']*+(?:'|\Z)|\"[^\"]*+(?:\"|\Z)|"
+        r"(?<![\w$])\$(\w*)\$(?s:.*?)(?:\$\1\$|\Z)|--[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
+    )
+
+    def __init__(self, using: str) -> None:
+        super().__init__(using)
+        self.replay_sql = self._replay_sql(self.names)
+
+    def claim(self, operation: Operation, token: str) -> int | None:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(
+                self.insert_sql, [*self.values(operation, token), self._lock_number(operation)]
+            )
+            row = cursor.fetchone()
+            return row[0] if row else None
+
+    def lockable(
+        self, rows: QuerySet[IdempotencyKey], operation: Operation
+    ) -> QuerySet[IdempotencyKey]:
+        # A row may only be taken over under its key's lock: an INSERT of somebody who had the
+        # lock while the row is being updated here would wait for this transaction to end.
+        lock = Func(
+            Value(self._lock_number(operation), output_field=models.BigIntegerField()),
+            function="pg_try_advisory_xact_lock",
+            output_field=BooleanField(),
+        )
+        return rows.filter(lock)
+
+    def _extend_sql(self) -> tuple[str, str]:
+        names = self.names
+        mine = (
+            f"SELECT {names['id']} FROM {names['table']} WHERE {names['id']} = ANY (%s) "
+            f"AND {names['owner_token']} = ANY (%s) AND {self._in_progress()}"
+        )
+        # The rows are chosen once. IN would make it a join, which may read the whole table.
+        update = (
+            f"UPDATE {names['table']} SET {names['lease_expires_at']} = {self.later} "
+            f"WHERE {names['id']} = ANY (ARRAY({mine} FOR UPDATE SKIP LOCKED)) "
+            f"RETURNING {names['id']}"
+        )
+        return update, mine
+
+    def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
+        return self._ids(self.extend_sql, [seconds, ids_of(claims), tokens_of(claims)])
+
+    def owned(self, claims: Sequence[Claim]) -> set[int]:
+        return self._ids(self.owned_sql, [ids_of(claims), tokens_of(claims)])
+
+    def _ids(self, sql: str, parameters: list[Any]) -> set[int]:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return {row[0] for row in cursor.fetchall()}
+
+    def has_ended(self) -> bool:
+        driver = connections[self.using].connection
+        return driver is not None and driver.info.transaction_status == _IDLE
+
+    def code(self, error: BaseException | None) -> object:
+        return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+    @staticmethod
+    def _lock_number(operation: Operation) -> int:
+        return int.from_bytes(lock_digest(operation, 8), signed=True)
+
+    def replay(self, operation: Operation) -> tuple[Any, ...] | None:
+        connection = connections[self.using]
+        # Nobody is hurt when a crash forgets a count, so its commit need not wait for the disk;
+        # where the transaction is somebody else's, other things are in it.
+        blocks = len(connection.atomic_blocks)
+        ours = connection.get_autocommit() if not blocks else connection.commit_on_exit
+        ours = ours and blocks <= 1
+        commit = "off" if ours else "on"
+        with connection.cursor() as cursor:
+            cursor.execute(
+                self.replay_sql[commit],
+                [
+                    operation.key,
+                    operation.scope,
+                    operation.fingerprint,
+                    self._lock_number(operation),
+                ],
+            )
+            row: tuple[Any, ...] | None = cursor.fetchone()
+            return row
+
+    def _replay_sql(self, names: dict[str, str]) -> dict[str, str]:
+        # Under the key's lock, like whatever holds a row until the transaction ends; and past a
+        # row that somebody has locked without it, an operator say.
+        update = (
+            f"UPDATE {names['table']} SET {names['replay_count']} = {names['replay_count']} + 1, "
+            f"{names['last_replayed_at']} = {self.now} WHERE {names['id']} = ("
+            f"SELECT {names['id']} FROM {names['table']} "
+            f"WHERE {names['key']} = %s AND {names['scope']} = %s "
+            f"AND {names['fingerprint']} = %s AND {names['status']} = '{Status.COMPLETED}' "
+            f"AND ({names['expires_at']} > {self.now} OR {names['expires_at']} IS NULL) "
+            "AND pg_try_advisory_xact_lock(%s){relaxed} FOR UPDATE SKIP LOCKED) "
+            f"RETURNING {names['selected']}, FALSE, FALSE, FALSE"
+        )
+        relaxed = " AND set_config('synchronous_commit', 'off', true) = 'off'"
+        return {"on": update.format(relaxed=""), "off": update.format(relaxed=relaxed)}

@@ -1,0 +1,362 @@
+"""The store in the project's own database: the effect and its answer commit together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, ClassVar, Final
+
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
+from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
+from django.db.models import F
+
+from ...errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
+from ...models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from ...records import Claim, Operation, Payload, Record, Status, Step
+from ..atomic_blocks import is_open, outside_pools
+from ..base import Store
+from .checks import NOT_MIGRATED, check_database, check_migrated, check_writable
+from .dialects import DIALECTS, Dialect, plain
+from .rows import in_progress, lifetime, record_of
+from .takeover import take_over
+from .transactions import unbroken
+
+logger = logging.getLogger("idempotency_django")
+
+PROMPT: Final = 10
+"""An attempt is prompt if it takes less than this fraction of its time to live."""
+
+UNCONFIRMED: Final = (
+    "The database did not confirm the commit of the operation, so nobody knows whether it was "
+    "committed. Retry later with the same key: the retry gets the answer, or executes the "
+    "operation."
+)
+
+_NO_AUTOCOMMIT: Final = (
+    "{what} must be committed, but the database {using!r} is not in autocommit mode, so "
+    "nothing is committed unless somebody calls commit(). Remove AUTOCOMMIT=False from DATABASES. "
+    "After transaction.set_autocommit(False), call transaction.set_autocommit(True)."
+)
+
+_REFUSED: Final = (
+    "The database could not commit because of a conflict with another transaction, and has "
+    "rolled back. Retry later with the same key."
+)
+
+
+class DatabaseStore(Store):
+    """Records as rows of :class:`~idempotency_django.models.IdempotencyKey`.
+
+    Args:
+        alias: the store's name in ``IDEMPOTENCY["STORES"]``.
+        using: the database to keep them in, by its alias in ``DATABASES``. It must be the one that
+            the effects are written to, and never a replica. All statements go there, whatever the
+            database routers say.
+    """
+
+    supports_transactions: ClassVar[bool] = True
+    supports_steps: ClassVar[bool] = True
+    using: str
+
+    def __init__(self, alias: str, *, using: str = "default") -> None:
+        super().__init__(alias)
+        self.using = using
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        if operation.lease is None:
+            if not connections[self.using].in_atomic_block:
+                raise transaction.TransactionManagementError(
+                    f"The claim of {operation.name} has no lease, so a transaction must hold it, "
+                    "but no transaction is open: nobody could ever take it over. Open one with "
+                    "the store's transaction(), or give the operation a lease."
+                )
+            with self._reachable():
+                return self._acquire(operation)
+        self._refuse_surroundings(f"The claim of {operation.name}")
+        self._dialect.begin()
+        try:
+            with self._on_its_own():
+                return self._acquire(operation)
+        finally:
+            self._dialect.release()  # what locked the key; others see the row from here on
+
+    def _acquire(self, operation: Operation) -> Claim | Record:
+        token, asked = secrets.token_hex(16), time.monotonic()
+        record_id = self._dialect.claim(operation, token)
+        if record_id is not None:
+            return Claim(operation, 1, token, record_id, asked)
+        if operation.count_replays and not operation.extend_on_replay:
+            row = self._dialect.replay(operation)
+            if row is not None:
+                return record_of(operation.key, operation.scope, row, counted=True)
+        found = self.get(operation.key, operation.scope)
+        if found is None:  # an insert that is not committed yet holds the key
+            return in_progress(operation)
+        if found.status is Status.FAILED or found.interrupted or found.expired:
+            with transaction.atomic(using=self.using, savepoint=False):
+                return take_over(self._dialect, operation, found, token)
+        return found
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        headers = json.dumps(payload.headers) if payload.headers else "[]"
+        with self._on_its_own():
+            if _took_long(claim):
+                mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
+                mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
+            completed = self._dialect.complete(claim, payload, headers)
+            self._restore_autocommit(claim, commit=completed)
+            return completed
+
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        with self._on_its_own():
+            self._restore_autocommit(claim, commit=False)
+            mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
+            failed = mine.filter(status=Status.IN_PROGRESS).update(
+                status=Status.FAILED,
+                error=plain(error, 4096),
+                completed_at=DatabaseNow(),
+                lease_expires_at=None,
+                **({"pinned": True} if pinned else {}),
+            )
+        return bool(failed)
+
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        [extended] = self._extend(claim, seconds=seconds)
+        if extended is None:
+            raise OperationInProgress("The record is locked by another transaction.")
+        return extended
+
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        return self._extend(*claims, seconds=seconds)
+
+    def _extend(self, *claims: Claim, seconds: float) -> Sequence[bool | None]:
+        with self._on_its_own():
+            renewed = self._dialect.extend(claims, seconds)
+            left = [claim for claim in claims if claim.record_id not in renewed]
+            locked = self._dialect.owned(left) if left else set()
+        return [
+            True if claim.record_id in renewed else None if claim.record_id in locked else False
+            for claim in claims
+        ]
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        with outside_pools(self.using):
+            yield
+
+    def steps(self, claim: Claim) -> Sequence[Step]:
+        rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
+        with self._on_its_own():
+            return [
+                Step(**columns)
+                for columns in rows.order_by("position").values(
+                    "position", "name", "attempt", "result", "failure"
+                )
+            ]
+
+    def save_step(self, claim: Claim, step: Step) -> bool:
+        with self._reachable():
+            return self._dialect.save_step(claim, step)
+
+    def unbroken(self, what: str) -> AbstractContextManager[None]:
+        return unbroken(self._dialect, what)
+
+    @contextmanager
+    def durable(self, what: str) -> Iterator[None]:
+        self._refuse_surroundings(what)
+        with self._transaction():
+            yield
+
+    @contextmanager
+    def fenced(self, claim: Claim) -> Iterator[None]:
+        with self._transaction():
+            yield
+            # Last, so that nobody waits for an owner that is paused before it commits.
+            with self._reachable():
+                if not self._dialect.fence(claim):
+                    raise ClaimLost
+
+    @contextmanager
+    def _transaction(self, *, savepoint: bool = True, whole: bool = False) -> Iterator[None]:
+        """A transaction whose begin and commit raise the store's own errors.
+
+        ``whole``: it holds all that was done. What a part of an operation has done elsewhere is
+        not undone with it, so that one has never failed for certain.
+        """
+        with ExitStack() as stack:
+            with self._reachable():
+                stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
+            connection = connections[self.using]
+            # Whoever has turned autocommit off by hand commits by hand.
+            if not (connection.commit_on_exit or connection.settings_dict["AUTOCOMMIT"]):
+                what = "What an operation with an idempotency key does"
+                raise ImproperlyConfigured(_NO_AUTOCOMMIT.format(what=what, using=self.using))
+            committed: list[bool] = []
+            if len(connections[self.using].atomic_blocks) == 1:  # within others, no hook runs here
+                self.on_commit(lambda: committed.append(True))  # the first of all hooks
+            yield
+            try:
+                stack.close()
+            except IdempotencyError as error:  # a hook's, after the commit
+                error.foreign = True
+                raise
+            except (OperationalError, InterfaceError) as error:
+                if committed:  # another hook has raised it
+                    raise
+                if whole and self._dialect.is_busy(error):
+                    raise OperationInProgress(_REFUSED) from error
+                raise StoreUnavailable(UNCONFIRMED) from error
+
+    def get(self, key: str, scope: str) -> Record | None:
+        with self._on_its_own():
+            row = self._dialect.select(key, scope)
+        return record_of(key, scope, row) if row else None
+
+    def record_replay(self, record: Record, operation: Operation) -> None:
+        if not (operation.count_replays or operation.extend_on_replay):
+            return
+
+        def count() -> None:
+            try:
+                self._count_replay(record, operation)
+            except DatabaseFault:
+                logger.warning("A replay of %s was not counted.", record.key, exc_info=True)
+
+        if connections[self.using].vendor == "sqlite":
+            count()  # this transaction holds SQLite's one write lock; a later one would wait for it
+        else:
+            # On its own, so that its row lock is gone at once and its failure fails nothing else.
+            transaction.on_commit(count, using=self.using, robust=True)
+
+    def _count_replay(self, record: Record, operation: Operation) -> None:
+        changes: dict[str, Any] = {}
+        if operation.count_replays:
+            changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
+        if operation.extend_on_replay:
+            changes |= lifetime(operation)
+        features = connections[self.using].features
+        rows = self._rows.filter(pk=record.record_id)
+        with transaction.atomic(using=self.using):
+            if rows.select_for_update(
+                skip_locked=features.has_select_for_update_skip_locked
+            ).exists():
+                rows.update(**changes)
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        return self._rows.purge(older_than, limit)
+
+    def purgeable(self, older_than: timedelta) -> int:
+        return self._rows.purgeable(older_than).count()
+
+    @contextmanager
+    def transaction(self, *, after: ExitStack | None = None) -> Iterator[None]:
+        with ExitStack() as stack:
+            # A transaction that is to roll back accepts no statement before its end.
+            (after or stack).callback(self._dialect.release)
+            self._dialect.begin()
+            with self._transaction(savepoint=after is None, whole=True):
+                yield
+
+    def is_busy(self, error: BaseException) -> bool:
+        return self._dialect.is_busy(error)
+
+    def on_commit(self, function: Callable[[], object]) -> None:
+        transaction.on_commit(function, using=self.using, robust=True)
+
+    def check(self) -> Sequence[CheckMessage]:
+        return check_database(self.alias, self.using)
+
+    def check_live(self) -> Sequence[CheckMessage]:
+        read_only = check_writable(self.alias, self.using)
+        return read_only or [*check_migrated(self.alias, self.using)]
+
+    @property
+    def _rows(self) -> IdempotencyKeyQuerySet:
+        return IdempotencyKeyQuerySet(IdempotencyKey, using=self.using)
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        vendor = connections[self.using].vendor
+        if vendor not in DIALECTS:
+            raise ImproperlyConfigured(
+                f"DatabaseStore supports {', '.join(DIALECTS)}; the database {self.using!r} is "
+                f"{vendor!r}."
+            )
+        return DIALECTS[vendor](self.using)
+
+    def _refuse_surroundings(self, what: str) -> None:
+        """Refuse a transaction around what must commit when it ends."""
+        connection = connections[self.using]
+        if not connection.in_atomic_block:
+            with self._on_its_own():
+                if connection.get_autocommit():
+                    return
+            raise ImproperlyConfigured(_NO_AUTOCOMMIT.format(what=what, using=self.using))
+        if is_open(self.using):
+            raise ImproperlyConfigured(
+                f"{what} must commit by itself, but a transaction is open around it on the "
+                f"database {self.using!r}. Is it a transaction.atomic()? Then move it inside. Is "
+                "it ATOMIC_REQUESTS? Then mark the view with transaction.non_atomic_requests."
+            )
+
+    def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
+        """End the transaction that a leased view left open by leaving autocommit off.
+
+        Its answer is stored with it, so that neither is there without the other.
+        """
+        connection = connections[self.using]
+        if connection.in_atomic_block or connection.get_autocommit():
+            return
+        logger.warning(
+            "%s left autocommit off on the database %r. What it had not committed was %s. Use "
+            "transaction.atomic() in it, or call set_autocommit(True) at its end.",
+            claim.operation.name,
+            self.using,
+            "committed with its answer" if commit else "rolled back",
+        )
+        (connection.commit if commit else connection.rollback)()
+        connection.set_autocommit(True)
+
+    @contextmanager
+    def _on_its_own(self) -> Iterator[None]:
+        """Outside a transaction: do not leave a broken connection to the next request."""
+        connection = connections[self.using]
+        try:
+            with self._reachable():
+                yield
+        except (StoreUnavailable, OperationInProgress):
+            if not connection.in_atomic_block:
+                connection.close_if_unusable_or_obsolete()
+            raise
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Translate the database's errors of contention or connection into the store's."""
+        try:
+            yield
+        except DatabaseFault as error:
+            if self._dialect.is_missing(error):
+                raise ImproperlyConfigured(NOT_MIGRATED.format(using=self.using)) from error
+            if isinstance(error, OperationalError | InterfaceError):
+                busy = self._dialect.is_busy(error)
+                raise (OperationInProgress if busy else StoreUnavailable) from error
+            if isinstance(error, InternalError) and self._dialect.is_read_only(error):
+                raise StoreUnavailable from error
+            raise
+
+
+def _took_long(claim: Claim) -> bool:
+    """Whether so much of its time to live is over that the answer must get a new one.
+
+    Not after every attempt: these columns have indexes, which a quick one leaves as they are.
+    """
+    ttl = claim.operation.ttl
+    return ttl is not None and (time.monotonic() - claim.asked) * PROMPT > ttl.total_seconds()

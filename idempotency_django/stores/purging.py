@@ -1,0 +1,45 @@
+"""Purging, batch by batch: for the command, the Celery task, or a loop of your own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+
+from ..models import BATCH_SIZE
+from . import Store
+
+__all__ = ["BATCH_SIZE", "purge"]
+
+
+def purge(
+    stores: Iterable[Store],
+    *,
+    older_than: timedelta = timedelta(0),
+    batch_size: int = BATCH_SIZE,
+    max_seconds: float | None = None,
+) -> Iterator[int]:
+    """Purge the stores, one after the other, and yield the size of each batch that was deleted.
+
+    Each batch is atomic, so the purge can be stopped at any time. What becomes purgeable while it
+    runs is left for the next purge, so it ends, however much traffic there is.
+
+    Args:
+        stores: what to purge.
+        older_than: only what became purgeable longer ago than this.
+        batch_size: the most records to delete in one batch; at least 1.
+        max_seconds: begin no batch after this many seconds; ``None``: no limit.
+
+    Raises:
+        ValueError: the batch size is less than 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"The batch size must be at least 1, not {batch_size}.")
+    started = time.monotonic()
+    for store in stores:
+        while max_seconds is None or time.monotonic() - started < max_seconds:
+            elapsed = timedelta(seconds=time.monotonic() - started)
+            deleted = store.purge(older_than + elapsed, batch_size)
+            if not deleted:
+                break
+            yield deleted

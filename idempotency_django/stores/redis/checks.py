@@ -1,0 +1,98 @@
+"""The possible problems of a store's Redis server, for the system checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
+from django.core.exceptions import ImproperlyConfigured
+from redis import ConnectionPool, Redis
+from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
+from redis.retry import Retry
+
+from .server import FAULTS, Client, RedisServer
+
+PATIENCE: Final = 1.0
+"""Seconds to wait for an answer of a server."""
+
+OLDEST: Final = (6, 2)
+
+
+def check_redis(alias: str, server: RedisServer, wait_replicas: int) -> Sequence[CheckMessage]:
+    """The problems of the server of store ``alias``; asks it, for as long as a check may take."""
+    try:
+        client = server.client()
+        answers = [_info(node) for node in _primaries(client)]
+    except ImproperlyConfigured as error:
+        return [Error(f"The store {alias!r}: {error}", id="idempotency_django.E013")]
+    except FAULTS as error:
+        return [_unreachable(alias, error)]
+    return [message for info in answers for message in _check_server(alias, info, wait_replicas)]
+
+
+def _primaries(client: Client) -> list[Redis]:
+    if isinstance(client, RedisCluster):
+        cluster: Any = client  # whose methods have no annotations
+        return [cluster.get_redis_connection(node) for node in cluster.get_primaries()]
+    return [client]
+
+
+def _info(node: Redis) -> dict[str, Any]:
+    """Ask on a connection of its own: the timeouts of the others may be long."""
+    pool = node.connection_pool
+    options = pool.connection_kwargs | {
+        "socket_timeout": PATIENCE,
+        "socket_connect_timeout": PATIENCE,
+        "retry": Retry(NoBackoff(), 0),
+        "decode_responses": True,
+    }
+    asked = ConnectionPool(connection_class=pool.connection_class, max_connections=1, **options)
+    try:
+        info: dict[str, Any] = Redis(connection_pool=asked).info()
+    finally:
+        asked.disconnect()
+    return info
+
+
+def _check_server(alias: str, info: dict[str, Any], wait_replicas: int) -> Iterator[CheckMessage]:
+    where = f"The store {alias!r} uses a Redis server"
+    version = str(info.get("redis_version", ""))
+    if _numbers(version) and _numbers(version) < OLDEST:
+        yield Error(
+            f"{where} of version {version}.",
+            hint="It needs Redis 6.2 or newer, or Valkey.",
+            id="idempotency_django.E014",
+        )
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield Warning(
+            f"{where} with maxmemory-policy {policy}.",
+            hint=(
+                "When its memory is full, it evicts keys that are still needed, and retries "
+                "execute their operations again. Set maxmemory-policy to noeviction, and use "
+                "another server for caches."
+            ),
+            id="idempotency_django.W015",
+        )
+    replicas = int(info.get("connected_slaves", 0))
+    if replicas < wait_replicas:
+        yield Warning(
+            f"{where} with {replicas} connected replicas, but waits for {wait_replicas}.",
+            hint="Nothing is executed while replicas are missing. Add replicas or lower "
+            "wait_replicas.",
+            id="idempotency_django.W017",
+        )
+
+
+def _unreachable(alias: str, error: Exception) -> CheckMessage:
+    return Warning(
+        f"The store {alias!r} cannot reach its Redis server: {error}",
+        hint="Is it running, and is the address right? Nothing is executed without it.",
+        id="idempotency_django.W016",
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

@@ -1,0 +1,257 @@
+"""The store in Redis or Valkey: leases only, and only as durable as the server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, ClassVar, NoReturn
+
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+
+from ...errors import StoreUnavailable
+from ...records import Claim, Operation, Payload, Record
+from ..atomic_blocks import refuse_transactions
+from ..base import Store
+from .checks import check_redis
+from .codec import flag, milliseconds, read_record, text
+from .server import Client, RedisServer
+
+logger = logging.getLogger("idempotency_django")
+
+
+class RedisStore(Store):
+    """Records as hashes on a Redis (6.2 or newer) or Valkey server, one Redis key for each.
+
+    Every method is one Lua script on one Redis key, and one round trip; all times are the server's.
+    The server deletes expired records by itself, so ``retention`` has no meaning here, and the
+    first attempt after that is attempt 1 again. Nothing rolls back with this store, and it keeps no
+    recovery points. An operation without a lease stays claimed until its owner completes or fails
+    it.
+
+    Args:
+        alias: the store's name in ``IDEMPOTENCY["STORES"]``.
+        cache: a cache of django-redis, by its alias in ``CACHES``. The store uses its primary. The
+            cache also names the Redis keys, so its ``KEY_PREFIX``, ``VERSION`` and ``KEY_FUNCTION``
+            keep the projects on one server apart.
+        connection_factory: instead of ``cache``: a function, or its dotted path, that returns the
+            ``redis.Redis`` or ``redis.cluster.RedisCluster`` to use; called once. Without a cache,
+            only ``prefix`` names the Redis keys: two projects on one server then need two prefixes.
+        prefix: what the Redis keys of this store begin with, after the prefix of the cache.
+        wait_replicas: how many replicas a claim must reach before its operation is executed.
+        wait_timeout: how long to wait for them; after it, nothing is executed.
+        max_payload_bytes: larger bodies are not kept. A retry then learns that its operation was
+            executed, but not the answer. ``None``: all bodies are kept.
+    """
+
+    forgets_expired: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        cache: str = "default",
+        connection_factory: str | Callable[[], Client] | None = None,
+        prefix: str = "idempotency",
+        wait_replicas: int = 0,
+        wait_timeout: timedelta = timedelta(milliseconds=500),
+        max_payload_bytes: int | None = 1024 * 1024,
+    ) -> None:
+        super().__init__(alias)
+        if wait_replicas < 0 or wait_timeout <= timedelta(0):
+            raise ImproperlyConfigured(
+                f"The store {alias!r} has wait_replicas={wait_replicas} and "
+                f"wait_timeout={wait_timeout}; wait_replicas must be 0 or more, and wait_timeout "
+                "above 0."
+            )
+        self._server = RedisServer(cache, connection_factory)
+        self._prefix = prefix
+        self._wait_replicas = wait_replicas
+        self._wait_timeout = wait_timeout
+        self._max_payload_bytes = max_payload_bytes
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        refuse_transactions(f"The claim of {operation.name}")
+        token = secrets.token_hex(16)
+        reply, acknowledged = self._written(
+            "acquire",
+            operation.key,
+            operation.scope,
+            token,
+            operation.fingerprint,
+            milliseconds(operation.ttl),
+            milliseconds(operation.lease),
+            flag(operation.hold),
+            flag(operation.count_replays),
+            flag(operation.extend_on_replay),
+            *map(text, (operation.name, operation.principal, operation.method, operation.path)),
+        )
+        if reply[0] != b"claimed":
+            return self._record(operation.key, operation.scope, reply)
+        claim = Claim(operation, int(reply[1]), token)
+        if acknowledged < self._wait_replicas:
+            self._refuse(claim, acknowledged)
+        return claim
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        body = self._kept(claim, payload.body)
+        reply, acknowledged = self._written(
+            "complete",
+            claim.key,
+            claim.scope,
+            claim.token,
+            secrets.token_hex(8),
+            str(payload.status),
+            json.dumps(payload.headers),
+            "" if body is None else str(len(body)),
+            body or b"",
+            milliseconds(claim.operation.ttl),
+        )
+        if reply and acknowledged < self._wait_replicas:
+            logger.warning(
+                "The answer of %s reached only %d of %d replicas in time. A fail-over may lose it.",
+                claim.operation.name,
+                acknowledged,
+                self._wait_replicas,
+            )
+        return bool(reply)
+
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        return bool(
+            self._run(
+                "fail",
+                claim.key,
+                claim.scope,
+                claim.token,
+                secrets.token_hex(8),
+                text(error[:4096]),
+                flag(pinned),
+            )
+        )
+
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        lease = milliseconds(timedelta(seconds=seconds))
+        return bool(self._run("extend", claim.key, claim.scope, claim.token, lease))
+
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        lease = milliseconds(timedelta(seconds=seconds))
+        calls = [
+            (self.redis_key(claim.key, claim.scope), claim.key, claim.scope, claim.token, lease)
+            for claim in claims
+        ]
+        replies = self._server.run_all("extend", calls)
+        return [self._extension(c, reply) for c, reply in zip(claims, replies, strict=True)]
+
+    def _extension(self, claim: Claim, reply: Any) -> bool | None:
+        try:
+            return bool(self._whole(claim.key, claim.scope, reply))
+        except StoreUnavailable:  # this one is broken, the others are not
+            return None
+
+    def get(self, key: str, scope: str) -> Record | None:
+        reply = self._run("get", key, scope)
+        return self._record(key, scope, reply) if reply else None
+
+    def record_replay(self, record: Record, operation: Operation) -> None:
+        if not (operation.count_replays or operation.extend_on_replay):
+            return
+        try:
+            self._run(
+                "replay",
+                record.key,
+                record.scope,
+                str(record.attempt),
+                flag(operation.count_replays),
+                flag(operation.extend_on_replay),
+                milliseconds(operation.ttl),
+            )
+        except StoreUnavailable:
+            logger.warning("A replay of %s was not counted.", record.key, exc_info=True)
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        return 0
+
+    def check(self) -> Sequence[CheckMessage]:
+        return check_redis(self.alias, self._server, self._wait_replicas)
+
+    def redis_key(self, key: str, scope: str) -> str:
+        """The Redis key of the record: a digest of key and scope, as the cache names its keys.
+
+        It is one key, so one node of a cluster has all of it. The braces spread the records over
+        the nodes, whatever the cache puts around them.
+        """
+        parts = f"{len(key)}:{key}{len(scope)}:{scope}"
+        return self._server.name(f"{self._prefix}:{{{sha256(parts.encode()).hexdigest()}}}")
+
+    def _run(self, script: str, key: str, scope: str, *arguments: str | bytes) -> Any:
+        reply = self._server.run(script, self.redis_key(key, scope), key, scope, *arguments)
+        return self._whole(key, scope, reply)
+
+    def _written(
+        self, script: str, key: str, scope: str, *arguments: str | bytes
+    ) -> tuple[Any, int]:
+        """The same, and how many replicas it reached, if ``wait_replicas`` asks for it."""
+        if not self._wait_replicas:
+            return self._run(script, key, scope, *arguments), 0
+        reply, acknowledged = self._server.run_and_wait(
+            script,
+            self._wait_replicas,
+            int(milliseconds(self._wait_timeout)),
+            self.redis_key(key, scope),
+            key,
+            scope,
+            *arguments,
+        )
+        return self._whole(key, scope, reply), acknowledged
+
+    def _whole(self, key: str, scope: str, reply: Any) -> Any:
+        if isinstance(reply, list) and reply[0] == b"broken":
+            self._broken(key, scope, reply[1].decode("utf-8", "replace"))
+        return reply
+
+    def _record(self, key: str, scope: str, reply: list[bytes]) -> Record:
+        try:
+            return read_record(key, scope, reply)
+        except ValueError as error:
+            self._broken(key, scope, str(error))
+
+    def _broken(self, key: str, scope: str, problem: str) -> NoReturn:
+        """Neither answer from an incomplete record, nor execute its operation."""
+        logger.error(
+            "The Redis value %s is not a record of key %r in scope %r: %s. Delete it once you "
+            "know whether the operation was executed.",
+            self.redis_key(key, scope),
+            key,
+            scope,
+            problem,
+        )
+        raise StoreUnavailable
+
+    def _refuse(self, claim: Claim, acknowledged: int) -> NoReturn:
+        """Give back a claim that a fail-over might lose; nothing was executed."""
+        problem = f"the claim reached only {acknowledged} of {self._wait_replicas} replicas in time"
+        logger.error("%s was not executed: %s.", claim.operation.name, problem)
+        try:
+            self.fail(claim, problem)
+        except StoreUnavailable:
+            logger.warning(
+                "The claim on %s could not be freed. It stays until its lease expires.",
+                claim.operation.name,
+            )
+        raise StoreUnavailable
+
+    def _kept(self, claim: Claim, body: bytes | None) -> bytes | None:
+        limit = self._max_payload_bytes
+        if body is None or limit is None or len(body) <= limit:
+            return body
+        logger.warning(
+            "The answer of %s has %d bytes, more than max_payload_bytes (%d), so it is not kept.",
+            claim.operation.name,
+            len(body),
+            limit,
+        )
+        return None
