@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final, assert_never
 
@@ -22,17 +21,15 @@ from .errors import (
     OperationInProgress,
     ResponseNotStored,
 )
-from .policy import UNSET, Policy, keys, scopes
+from .planning import Plan, plan_call
+from .policy import PROJECTS, UNSET, Policy
 from .policy.fingerprints import canonical
-from .policy.seals import content_digest, sealed, sealed_before
-from .records import Operation, Payload
-from .stores import Store, stores
+from .policy.seals import content_digest
+from .records import Payload
 from .stores.atomic_blocks import is_open, opened_by_django, refuse_others
 
 METHOD: Final = "CALL"
 """What stands for the HTTP method in the audit."""
-
-_PROJECTS: Final = Policy()  # made once: what a policy leaves out is looked up once for each
 
 
 def idempotent_call(
@@ -82,17 +79,16 @@ def idempotent_call(
             JSON; the call counts as failed.
         Exception: whatever the function raises; the next call executes it again.
     """
-    store, resolved = _resolved(policy)
-    lease = engine.lease_of(resolved, store)
-    operation = _operation(resolved, key, scope, (name, fn, fingerprint), lease)
-    if store.using and not is_open(store.using):
-        refuse_others(f"The result of {operation.name}", store.using, opened_by_django())
+    plan = _planned(policy, key, scope, (name, fn, fingerprint))
+    using = plan.store.using
+    if using and not is_open(using):
+        refuse_others(f"The result of {plan.operation.name}", using, opened_by_django())
 
     def execute(execution: ExecutionContext) -> Result:
-        return _answer(resolved, operation, fn(execution))
+        return _answer(plan, fn(execution))
 
     with _foreign_errors():
-        return _result(engine.run(store, resolved, operation, execute, _raise))
+        return _result(engine.run(plan.store, plan.policy, plan.operation, execute, _raise))
 
 
 async def aidempotent_call(
@@ -105,15 +101,14 @@ async def aidempotent_call(
     policy: Policy | None = None,
 ) -> Any:
     """:func:`idempotent_call` for a coroutine function."""
-    store, resolved = _resolved(policy)
-    lease = engine.lease_of(resolved, store, asynchronous=True)
-    operation = _operation(resolved, key, scope, (name, fn, fingerprint), lease)
+    plan = _planned(policy, key, scope, (name, fn, fingerprint), asynchronous=True)
 
     async def execute(execution: ExecutionContext) -> Result:
-        return _answer(resolved, operation, await fn(execution))
+        return _answer(plan, await fn(execution))
 
     with _foreign_errors():
-        return _result(await engine.arun(store, resolved, operation, execute, _raise))
+        outcome = await engine.arun(plan.store, plan.policy, plan.operation, execute, _raise)
+        return _result(outcome)
 
 
 @contextmanager
@@ -126,52 +121,41 @@ def _foreign_errors() -> Iterator[None]:
         raise
 
 
-def _resolved(policy: Policy | None) -> tuple[Store, Policy]:
+def _planned(
+    policy: Policy | None,
+    key: str,
+    scope: str,
+    asked: tuple[str, Callable[..., Any], Any],
+    *,
+    asynchronous: bool = False,
+) -> Plan:
     if policy is not None and policy.check_replay not in (UNSET, None):
         raise ImproperlyConfigured(
             "The policy of an idempotent_call has check_replay=, which checks the caller of an "
             "HTTP request. An idempotent_call has no request: check before the call who may have "
             "the result."
         )
-    resolved = (policy or _PROJECTS).resolved()
-    return stores[resolved.store], resolved
-
-
-def _operation(
-    policy: Policy,
-    key: str,
-    scope: str,
-    wanted: tuple[str, Callable[..., Any], Any],
-    lease: timedelta | None,
-) -> Operation:
     if not scope:
         raise ValueError(
             "The scope is empty. Pass the namespace that the key is unique in, for example the "
             "name of the operation or of the tenant."
         )
-    name, fn, fingerprint = wanted
-    # With the name, so that another function under the key is not given this one's result.
-    content = content_digest(canonical((name or _path_of(fn), fingerprint)))
-    return Operation(
-        key=keys.checked(key),
-        scope=scopes.fit(scope),
+    name, fn, fingerprint = asked
+    return plan_call(
+        (policy or PROJECTS).resolved(),
+        key=key,
+        scope=scope,
         name=name or _name_of(fn),
-        fingerprint=sealed(content, scope, key),
-        content=content,
-        aliases=sealed_before(content, scope, key),
-        ttl=policy.ttl,
-        retention=policy.retention,
-        lease=lease,
-        hold=policy.on_interrupted == "hold",
-        count_replays=policy.record_replays,
-        extend_on_replay=policy.ttl_from == "last_use",
+        # With the name, so that another function under the key is not given this one's result.
+        content=content_digest(canonical((name or _path_of(fn), fingerprint))),
         method=METHOD,
+        asynchronous=asynchronous,
     )
 
 
-def _answer(policy: Policy, operation: Operation, result: Any) -> Result:
-    body = as_json(operation.name, result).encode()
-    kept = policy.store_body and len(body) <= policy.max_response_bytes
+def _answer(plan: Plan, result: Any) -> Result:
+    body = as_json(plan.operation.name, result).encode()
+    kept = plan.policy.store_body and len(body) <= plan.policy.max_response_bytes
     headers = (("Content-Type", "application/json"),)
     return Result(json.loads(body), Payload(200, headers, body if kept else None))
 

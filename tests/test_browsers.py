@@ -17,7 +17,7 @@ from idempotency_django import checks
 from idempotency_django.decorators import idempotent
 from idempotency_django.errors import KeyMissing
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy, keys
+from idempotency_django.policy import Policy, identity, keys
 from tests.models import Effect
 from tests.support import assert_problem, effects, is_replay, new_key
 
@@ -109,7 +109,7 @@ class TestForms:
         """Where only the form's field counts, the refusal names it and no header."""
         policy = Policy(key=keys.form_field("token"), client_key=False, required=True)
         with pytest.raises(KeyMissing, match=r"requires the field 'token' of its form\."):
-            policy.resolved().refuse_missing("POST")
+            identity.refuse_missing(policy.resolved(), "POST")
 
     @pytest.mark.parametrize("value", ["a b", "ü" * 30, "x" * 256])
     def test_malformed(self, value: str) -> None:

@@ -25,6 +25,7 @@ from idempotency_django.engine import Executed, InProgress, Mismatched, Outcome,
 from idempotency_django.engine.outcomes import LONGEST_PAUSE
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.planning import lease_of
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores import Store
@@ -78,7 +79,7 @@ def run(
     **fields: Any,
 ) -> Outcome:
     policy = Policy(**fields).resolved()
-    operation = replace(operation, lease=engine.lease_of(policy, store))
+    operation = replace(operation, lease=lease_of(policy, store))
     return engine.run(store, policy, operation, execute, recover, after=after)
 
 

@@ -25,6 +25,7 @@ from idempotency_django.policy import (
     UNSET,
     WEBHOOK,
     Policy,
+    identity,
     keys,
     scopes,
 )
@@ -364,31 +365,31 @@ def test_required(required: Any, refused: set[str]) -> None:
     policy = Policy(required=required).resolved()
     assert {method for method in UNSAFE_METHODS if policy.requires_key(method)} == refused
     for method in UNSAFE_METHODS - refused:
-        policy.refuse_missing(method)
+        identity.refuse_missing(policy, method)
     for method in refused:
         with pytest.raises(KeyMissing, match="requires the header Idempotency-Key"):
-            policy.refuse_missing(method)
+            identity.refuse_missing(policy, method)
 
 
 @override_settings(IDEMPOTENCY={"HEADER": "X-Request-Key"})
 def test_missing_key_names_the_header() -> None:
     """The text names the header that this project asks for, or the fields where none counts."""
     with pytest.raises(KeyMissing, match="X-Request-Key"):
-        Policy(required=True).resolved().refuse_missing("POST")
+        identity.refuse_missing(Policy(required=True).resolved(), "POST")
     derived = Policy(required=True, client_key=False, key=keys.natural("order")).resolved()
     with pytest.raises(KeyMissing, match="fields of the request") as caught:
-        derived.refuse_missing("POST")
+        identity.refuse_missing(derived, "POST")
     assert "X-Request-Key" not in str(caught.value)
 
 
 def test_client_key() -> None:
     """The header's key counts, in both forms, unless the policy takes derived keys only."""
     policy = Policy().resolved()
-    assert policy.client_key_of(None) is None
-    assert policy.client_key_of('"abc"') == policy.client_key_of("abc") == "abc"
-    assert Policy(client_key=False).resolved().client_key_of('"not even a key') is None
+    assert identity.client_key(policy, None) is None
+    assert identity.client_key(policy, '"abc"') == identity.client_key(policy, "abc") == "abc"
+    assert identity.client_key(Policy(client_key=False).resolved(), '"not even a key') is None
     with pytest.raises(KeyMalformed):
-        policy.client_key_of("")
+        identity.client_key(policy, "")
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,10 @@ def test_client_key() -> None:
 def test_key_format(key_format: str, key: str, expected: bool) -> None:
     """The format holds for the client's key and for a derived one; the refusal names it."""
     policy = Policy(key_format=key_format, key=lambda call: key).resolved()
-    for read in (lambda: policy.client_key_of(key), lambda: policy.derived_key_of(a_call())):
+    for read in (
+        lambda: identity.client_key(policy, key),
+        lambda: identity.derived_key(policy, a_call()),
+    ):
         if expected:
             assert read() == key
         else:
@@ -408,12 +412,12 @@ def test_key_format(key_format: str, key: str, expected: bool) -> None:
 
 def test_derived_key() -> None:
     """A key callable gives the key, or None; what it gives must be one."""
-    assert Policy().resolved().derived_key_of(a_call()) is None
+    assert identity.derived_key(Policy().resolved(), a_call()) is None
     policy = Policy(key=keys.natural("order")).resolved()
-    assert policy.derived_key_of(a_call(Parsed({"order": "A-1"}))) == "A-1"
-    assert policy.derived_key_of(a_call(Parsed({}))) is None
+    assert identity.derived_key(policy, a_call(Parsed({"order": "A-1"}))) == "A-1"
+    assert identity.derived_key(policy, a_call(Parsed({}))) is None
     with pytest.raises(KeyMalformed):
-        policy.derived_key_of(a_call(Parsed({"order": "A 1"})))
+        identity.derived_key(policy, a_call(Parsed({"order": "A 1"})))
 
 
 @pytest.mark.parametrize("name", ["key", "scope", "fingerprint"])
@@ -423,8 +427,8 @@ def test_callable_that_returns_something_else(name: str, value: object) -> None:
     policy = Policy(**{name: lambda call: value}).resolved()
 
     def ask() -> None:
-        policy.derived_key_of(a_call())
-        policy.operation_for(a_call(), key=UUID)
+        identity.derived_key(policy, a_call())
+        identity.operation(policy, a_call(), key=UUID)
 
     with pytest.raises(ImproperlyConfigured, match=f"{name}.*{type(value).__name__}"):
         ask()
@@ -437,7 +441,7 @@ def test_operation() -> None:
     """What the engine is told of a call."""
     policy = Policy(ttl=DAY, retention=timedelta(hours=2)).resolved()
     call = a_call(b"{}", query="a=1")
-    operation = policy.operation_for(call, key="k")
+    operation = identity.operation(policy, call, key="k")
     assert operation.key == "k"
     assert operation.scope == "user:42|POST /orders/"
     assert operation.name == "POST /orders/"
@@ -456,20 +460,20 @@ def test_operation() -> None:
 
 def test_claim_names_its_operation() -> None:
     """``request.idempotency`` tells the view its key and scope."""
-    claim = Claim(Policy().resolved().operation_for(a_call(), key="k"), 1, "token")
+    claim = Claim(identity.operation(Policy().resolved(), a_call(), key="k"), 1, "token")
     assert (claim.key, claim.scope) == ("k", "user:42|POST /orders/")
 
 
 def test_ttl_from_last_use() -> None:
     """The time to live counts from the first execution or from the last replay."""
     policy = Policy(ttl_from="last_use").resolved()
-    assert policy.operation_for(a_call(), key="k").extend_on_replay is True
+    assert identity.operation(policy, a_call(), key="k").extend_on_replay is True
 
 
 def test_operation_of_ones_own_name() -> None:
     """A name of your own keeps keys alive when the route changes."""
     policy = Policy(operation="charge").resolved()
-    operations = [policy.operation_for(a_call(name=name), key="k") for name in ("a", "b")]
+    operations = [identity.operation(policy, a_call(name=name), key="k") for name in ("a", "b")]
     assert operations[0] == operations[1]
     assert (operations[0].name, operations[0].scope) == ("charge", "user:42|charge")
 
@@ -478,10 +482,10 @@ def test_operation_of_ones_own_name() -> None:
 def test_scope_of_a_callable_is_fitted(scope: str) -> None:
     """Whatever text a scope callable or an adapter gives, stores get one that they can keep."""
     policy = Policy(scope=lambda call: scope).resolved()
-    assert policy.operation_for(a_call(), key="k").scope == scopes.fit(scope)
-    assert Policy().resolved().operation_for(a_call(), key="k", scope=scope).scope == scopes.fit(
-        scope
-    )
+    assert identity.operation(policy, a_call(), key="k").scope == scopes.fit(scope)
+    assert identity.operation(
+        Policy().resolved(), a_call(), key="k", scope=scope
+    ).scope == scopes.fit(scope)
 
 
 def test_bind_principal() -> None:
@@ -489,7 +493,7 @@ def test_bind_principal() -> None:
     alice, bob = a_call(principal="user:1"), a_call(principal="user:2")
 
     def same(policy: Policy) -> bool:
-        one, other = (policy.operation_for(call, key="k") for call in (alice, bob))
+        one, other = (identity.operation(policy, call, key="k") for call in (alice, bob))
         assert one.scope == other.scope
         return one.fingerprint == other.fingerprint
 
@@ -505,7 +509,7 @@ def test_principal_and_request_do_not_run_together(
 
     def fingerprint(principal: str, body: bytes) -> str:
         policy = Policy(fingerprint=lambda call: body).resolved()
-        return policy.operation_for(a_call(principal=principal), key=UUID).fingerprint
+        return identity.operation(policy, a_call(principal=principal), key=UUID).fingerprint
 
     same = fingerprint(one, asked) == fingerprint(other, asked_otherwise)
     assert same == ((one, asked) == (other, asked_otherwise))
@@ -515,10 +519,10 @@ def test_guessable_key_of_an_anonymous_caller() -> None:
     """Callers who are not told apart need keys that nobody can guess, where clients choose them."""
     anonymous, policy = a_call(principal=""), Policy().resolved()
     with pytest.raises(KeyGuessable):
-        policy.refuse_guessable(anonymous, "order-1")
-    policy.refuse_guessable(anonymous, UUID)
-    policy.refuse_guessable(a_call(), "order-1")
-    assert policy.operation_for(anonymous, key=UUID).scope == "anonymous|POST /orders/"
+        identity.refuse_guessable(anonymous, "order-1")
+    identity.refuse_guessable(anonymous, UUID)
+    identity.refuse_guessable(a_call(), "order-1")
+    assert identity.operation(policy, anonymous, key=UUID).scope == "anonymous|POST /orders/"
 
 
 # What is kept.

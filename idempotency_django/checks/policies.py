@@ -12,8 +12,8 @@ from django.core.checks import (
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import default_store, did_you_mean
-from ..engine import lease_of
 from ..http.status import status_url
+from ..planning import lease_of
 from ..policy import UNSET, Policy
 from ..stores import stores
 

@@ -20,7 +20,6 @@ from . import transactional
 from .context import ExecutionContext
 from .drivers import adrive, drive
 from .leased import Run
-from .modes import lease_of
 from .outcomes import (
     Admit,
     Executed,
@@ -46,7 +45,6 @@ __all__ = [
     "Result",
     "arun",
     "decide",
-    "lease_of",
     "run",
 ]
 

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never, cast
 
@@ -31,10 +31,12 @@ from ..errors import (
     ResponseNotStored,
     StoreUnavailable,
 )
+from ..planning import Plan
+from ..planning import plan as planned
 from ..policy import Policy, keys
 from ..policy.invocation import Invocation
 from ..records import Operation, Payload, Record
-from ..stores import Store, stores
+from ..stores import Store
 from ..stores.atomic_blocks import opened_by_django, refuse_others
 from .atomic_requests import RequestTransactions
 from .messages import (
@@ -63,6 +65,11 @@ class Adapter(ABC):
     def request(self) -> Any:
         """The request as the framework's own views know it."""
         return self.http_request
+
+    @property
+    def method(self) -> str:
+        """The request's method."""
+        return self.http_request.method or ""
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
@@ -162,32 +169,32 @@ def serve(
     """
     if not _takes_part(adapter, policy):
         return adapter.respond()
-    asked = _asked_for(adapter, policy, asynchronous=False)
-    if asked is None:
+    plan = planned(policy, adapter)
+    if plan is None:
         return adapter.respond()
 
     request, before = adapter.http_request, Before(adapter.http_request)
 
     def execute(execution: ExecutionContext) -> Result:
         with _running(request, execution), adapter.tokens.noticed():
-            if asked.operation.lease is not None:
+            if plan.operation.lease is not None:
                 return _answer(adapter, adapter.respond(), policy)
-            return _with_session(adapter, policy, asked.store, before)
+            return _with_session(adapter, policy, plan.store, before)
 
-    with _explained(asked.operation, policy):
-        surroundings = _surroundings(asked, transactions)
+    with _explained(plan.operation, policy):
+        surroundings = _surroundings(plan, transactions)
         recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
         outcome = engine.run(
-            asked.store,
+            plan.store,
             policy,
-            asked.operation,
+            plan.operation,
             execute,
             recover,
             undo=before.restore,
             admit=admit,
             **surroundings,
         )
-        return asked.marked(_response(adapter, policy, asked, outcome))
+        return _marked(plan, _response(adapter, policy, plan, outcome))
 
 
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
@@ -195,8 +202,8 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     if not _takes_part(adapter, policy):
         return await adapter.arespond()
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
-    asked = await sync_to_async(_asked_for)(adapter, policy, asynchronous=True)
-    if asked is None:
+    plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
+    if plan is None:
         return await adapter.arespond()
 
     async def execute(execution: ExecutionContext) -> Result:
@@ -208,15 +215,15 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
             # It may ask the database.
             return await sync_to_async(_answer)(adapter, response, policy)
 
-    with _explained(asked.operation, policy):
+    with _explained(plan.operation, policy):
         recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
         outcome = await engine.arun(
-            asked.store, policy, asked.operation, execute, recover, admit=admit
+            plan.store, policy, plan.operation, execute, recover, admit=admit
         )
         if isinstance(outcome, Replayed) and _has_body(outcome.record):
-            return asked.marked(_response(adapter, policy, asked, outcome))
+            return _marked(plan, _response(adapter, policy, plan, outcome))
         respond = sync_to_async(_response)  # what rebuilds an answer may ask the database
-        return asked.marked(await respond(adapter, policy, asked, outcome))
+        return _marked(plan, await respond(adapter, policy, plan, outcome))
 
 
 @contextmanager
@@ -229,59 +236,29 @@ def _running(request: HttpRequest, execution: ExecutionContext) -> Iterator[None
         request.idempotency = None  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request's operation, and the store for it; ``derived``: the client sent no key."""
-
-    store: Store
-    operation: Operation
-    derived: bool
-
-    def marked(self, response: HttpResponseBase) -> HttpResponseBase:
-        """The response, with a header that tells the client its derived key."""
-        if self.derived:
-            response[conf.header] = keys.quoted(self.operation.key)
-        return response
+def _marked(plan: Plan, response: HttpResponseBase) -> HttpResponseBase:
+    """The response, with a header that tells the client its derived key."""
+    if plan.derived:
+        response[conf.header] = keys.quoted(plan.operation.key)
+    return response
 
 
 def _takes_part(adapter: Adapter, policy: Policy) -> bool:
-    return unclaimed(adapter.http_request) and adapter.http_request.method in policy.methods
+    return unclaimed(adapter.http_request) and adapter.method in policy.methods
 
 
-def _asked_for(adapter: Adapter, policy: Policy, *, asynchronous: bool) -> _Asked | None:
-    """The operation that a request asks for; ``None``: it has no key and needs none."""
-    method = adapter.http_request.method or ""
-    key = policy.client_key_of(adapter.header())
-    if key is None and policy.key is None:
-        policy.refuse_missing(method)
-        return None
-    invocation = policy.identified(adapter.invocation(policy))
-    derived = key is None
-    if key is None:
-        key = policy.derived_key_of(invocation)
-    if key is None:
-        policy.refuse_missing(method)
-        return None
-    if not derived:
-        policy.refuse_guessable(invocation, key)
-    store = stores[policy.store]
-    lease = engine.lease_of(policy, store, asynchronous=asynchronous)
-    operation = policy.operation_for(invocation, key=key, scope=adapter.scope(), lease=lease)
-    return _Asked(store, operation, derived)
-
-
-def _surroundings(asked: _Asked, transactions: RequestTransactions | None) -> dict[str, Any]:
+def _surroundings(plan: Plan, transactions: RequestTransactions | None) -> dict[str, Any]:
     """What surrounds the handler, as the engine takes it."""
     if transactions is None:  # then those that are open were opened by Django
-        what = f"The answer of {asked.operation.name}"
-        refuse_others(what, asked.store.using, opened_by_django())
+        what = f"The answer of {plan.operation.name}"
+        refuse_others(what, plan.store.using, opened_by_django())
         return {}
-    if asked.operation.lease is None:
-        after = transactions.around(asked.store)
+    if plan.operation.lease is None:
+        after = transactions.around(plan.store)
         if after is None:
             return {}
         return {"after": after, "waiting": transactions.ended_meanwhile}
-    outer, inner = transactions.begin_later(asked.store)
+    outer, inner = transactions.begin_later(plan.store)
     return {"outer": outer, "inner": inner}
 
 
@@ -327,9 +304,7 @@ def _explained(operation: Operation, policy: Policy) -> Iterator[None]:
         raise
 
 
-def _response(
-    adapter: Adapter, policy: Policy, asked: _Asked, outcome: Outcome
-) -> HttpResponseBase:
+def _response(adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome) -> HttpResponseBase:
     match outcome:
         case Executed(response):
             return cast("HttpResponseBase", response)
@@ -338,7 +313,7 @@ def _response(
         case InProgress():
             if policy.on_conflict == "accepted":
                 retry_after = _retry_after(policy)
-                return adapter.native(accepted(asked.store, asked.operation, retry_after))
+                return adapter.native(accepted(plan.store, plan.operation, retry_after))
             raise OperationInProgress
         case Held():
             raise OperationHeld

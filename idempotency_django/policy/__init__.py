@@ -11,14 +11,11 @@ from typing import Any, Final, Literal
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf, default_store, did_you_mean
-from ..errors import KeyGuessable, KeyMalformed, KeyMissing
-from ..records import Operation, Record
-from . import keys, scopes
+from ..records import Record
+from . import scopes
 from .fingerprints import FingerprintFunction, whole_request
-from .invocation import Invocation
 from .keys import KeyFunction
 from .scopes import ScopeFunction
-from .seals import content_digest, sealed, sealed_before
 from .validators import UNSAFE_METHODS, validated
 
 NEVER_STORED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
@@ -163,126 +160,11 @@ class Policy:
         """This policy, with unset fields taken from the project's policy and the defaults."""
         return _resolved(self, _project.policy(), default_store())
 
-    # What identifies an operation.
-
     def requires_key(self, method: str) -> bool:
         """Whether a request with this method must bring a key."""
         if isinstance(self.required, bool):
             return self.required and method in ("POST", "PATCH")
         return method in self.required
-
-    def client_key_of(self, header: str | None) -> str | None:
-        """The key in the value of the key header; ``None`` if the header does not count.
-
-        Raises:
-            KeyMalformed: it is not a key, or not in this policy's format.
-        """
-        if header is None or not self.client_key:
-            return None
-        return self._in_format(keys.parse_header(header))
-
-    def derived_key_of(self, invocation: Invocation) -> str | None:
-        """The key that is derived from the call, if there is one.
-
-        Raises:
-            KeyMalformed: it is not a key, or not in this policy's format.
-        """
-        derived = self.key(invocation) if self.key else None
-        if derived is None:
-            return None
-        return self._in_format(keys.checked(_returned("key", derived, str)))
-
-    def refuse_missing(self, method: str) -> None:
-        """Raise ``KeyMissing`` when a request with this method must bring a key."""
-        if self.requires_key(method):
-            raise KeyMissing(self._how_to_send_a_key())
-
-    def refuse_guessable(self, invocation: Invocation, key: str) -> None:
-        """Raise ``KeyGuessable`` if only a guessable key of the client protects the answer.
-
-        That is the case for callers who are not told apart: they share a scope.
-        """
-        if not invocation.principal and not keys.is_unguessable(key):
-            raise KeyGuessable
-
-    def operation_for(
-        self,
-        invocation: Invocation,
-        *,
-        key: str,
-        scope: str | None = None,
-        lease: timedelta | None = None,
-    ) -> Operation:
-        """The operation that a call with this key asks for.
-
-        Args:
-            invocation: the call.
-            key: its key.
-            scope: overrides the policy's scope.
-            lease: how long a claim on it lives; ``None``: as long as its transaction.
-        """
-        if self.operation:
-            invocation = invocation.changed(name=self.operation)
-        content = content_digest(
-            _returned("fingerprint", self.fingerprint(invocation), str | bytes)
-        )
-        if scope is None:
-            scope = _returned("scope", self.scope(invocation), str)
-        if not scope:
-            raise ImproperlyConfigured(
-                f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or "
-                "the view's get_idempotency_scope() must name what the key is unique in."
-            )
-        if self.hosts == "separate":
-            scope = scopes.join(invocation.host, scope)
-        bound = (scope, key, *self._bound_to(invocation))
-        return Operation(
-            key=key,
-            scope=scopes.fit(scope),
-            name=invocation.name,
-            fingerprint=sealed(content, *bound),
-            content=content,
-            aliases=self._aliases(content, bound, invocation),
-            ttl=self.ttl,
-            retention=self.retention,
-            lease=lease,
-            hold=self.on_interrupted == "hold",
-            count_replays=self.record_replays,
-            extend_on_replay=self.ttl_from == "last_use",
-            principal=invocation.principal,
-            method=invocation.method,
-            path=invocation.path,
-        )
-
-    def identified(self, invocation: Invocation) -> Invocation:
-        """The call, with the principal that this policy knows it to be from."""
-        if self.principal is None:
-            return invocation
-        principal = self.principal(invocation)
-        if principal is None:
-            return invocation
-        return invocation.changed(principal=_returned("principal", principal, str))
-
-    def _bound_to(self, invocation: Invocation) -> tuple[str, ...]:
-        """What must be equal in a retry, besides the request itself."""
-        host = invocation.host if self.hosts == "refuse" else ""
-        if not self.bind_principal:
-            return ("", host)
-        return (invocation.principal or invocation.credentials, host)
-
-    def _aliases(
-        self, content: str, bound: tuple[str, ...], invocation: Invocation
-    ) -> tuple[str, ...]:
-        """Other fingerprints of the same request, under which its record may be."""
-        aliases = sealed_before(content, *bound)
-        if invocation.credentials in bound[2:]:
-            # What was answered without credentials was for anybody who knows the key. The answer
-            # itself may have brought the session cookie that is presented now.
-            open_to_all = (*bound[:2], "", *bound[3:])
-            aliases += (sealed(content, *open_to_all), *sealed_before(content, *open_to_all))
-        return aliases
-
-    # What is kept of its answer.
 
     def keeps(self, status: int) -> bool:
         """Whether an answer with this status that the handler returned is stored and committed."""
@@ -291,28 +173,6 @@ class Policy:
     def keeps_raised(self, status: int) -> bool:
         """Whether the answer to an error that the handler raised is stored after the rollback."""
         return self.store_errors and status >= 400 and self.keeps(status)
-
-    def _in_format(self, key: str) -> str:
-        if self.key_format == "any" or keys.has_format(key, self.key_format):
-            return key
-        raise KeyMalformed(
-            "The idempotency key is not in the format that this operation requires: "
-            f"{self.key_format}."
-        )
-
-    def _how_to_send_a_key(self) -> str:
-        field = getattr(self.key, keys.FIELD_OF_FORM, None)
-        places = [f"the header {conf.header}"] if self.client_key else []
-        places += [f"the field {field!r} of its form"] if field else []
-        if not places:
-            return (
-                "This operation takes its idempotency key from fields of the request, and one of "
-                "them is missing. Send all of them."
-            )
-        return (
-            f"This operation requires {' or '.join(places)}. Send a new, unique key with each "
-            "new operation and the same key with each retry of it."
-        )
 
 
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(Policy))
@@ -354,6 +214,9 @@ DEFAULTS: Final = Policy(
 )
 """The values of fields that neither the view's policy nor the project's policy sets."""
 
+PROJECTS: Final = Policy()
+"""The project's policy, where a view or a call has none of its own; made once, as it is cached."""
+
 API: Final = Policy(ttl=timedelta(hours=24))
 """For an API: clients retry within a day."""
 
@@ -362,15 +225,6 @@ WEBHOOK: Final = Policy(ttl=timedelta(days=7))
 
 PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
 """For payments: the key is required, and lives as long as a settlement takes."""
-
-
-def _returned(name: str, value: Any, kind: Any) -> Any:
-    """What a callable of the project returned, if it has the right type."""
-    if isinstance(value, kind):
-        return value
-    raise ImproperlyConfigured(
-        f"The {name} of an idempotency policy returned a {type(value).__name__}, not a text."
-    )
 
 
 def _project_policy(setting: Any) -> Policy:

@@ -1,0 +1,153 @@
+"""The seam of all adapters: a policy and an invocation become a plan, which the engine runs.
+
+An adapter describes what it was asked for, as an :class:`Asked`. :func:`plan` says which operation
+that is, which store keeps its record, and which of the two guarantees it gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from django.core.exceptions import ImproperlyConfigured
+
+from .policy import Policy, identity, keys
+from .policy.invocation import Invocation
+from .records import Operation
+from .stores import Store, stores
+
+
+class Asked(Protocol):
+    """What an adapter was asked for."""
+
+    @property
+    def method(self) -> str:
+        """The HTTP method, or what stands for it elsewhere."""
+
+    def header(self) -> str | None:
+        """The client's key as it was sent; ``None``: it sent none."""
+
+    def scope(self) -> str | None:
+        """The scope that the key is unique in; ``None``: the policy's."""
+
+    def invocation(self, policy: Policy) -> Invocation:
+        """What the policy needs to know; called only where there may be a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be run.
+
+    Attributes:
+        policy: the policy, resolved.
+        store: where the operation's record lives.
+        operation: what is to be executed once.
+        derived: whether the key is derived because the client sent none.
+    """
+
+    policy: Policy
+    store: Store
+    operation: Operation
+    derived: bool = False
+
+
+def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | None:
+    """The plan for what an adapter was asked for; ``None``: there is no key, and none is needed.
+
+    Args:
+        policy: a resolved policy.
+        asked: what the adapter was asked for.
+        asynchronous: whether the handler is async, so that no transaction can span it.
+
+    Raises:
+        IdempotencyError: the key is missing, malformed or guessable.
+        ImproperlyConfigured: the policy needs what its store or mode cannot promise.
+    """
+    key = identity.client_key(policy, asked.header())
+    if key is None and policy.key is None:
+        identity.refuse_missing(policy, asked.method)
+        return None
+    invocation = identity.identified(policy, asked.invocation(policy))
+    derived = key is None
+    if key is None:
+        key = identity.derived_key(policy, invocation)
+    if key is None:
+        identity.refuse_missing(policy, asked.method)
+        return None
+    if not derived:
+        identity.refuse_guessable(invocation, key)
+    store = stores[policy.store]
+    lease = lease_of(policy, store, asynchronous=asynchronous)
+    operation = identity.operation(policy, invocation, key=key, scope=asked.scope(), lease=lease)
+    return Plan(policy, store, operation, derived)
+
+
+def plan_call(
+    policy: Policy,
+    *,
+    key: str,
+    scope: str,
+    name: str,
+    content: str,
+    method: str,
+    asynchronous: bool = False,
+) -> Plan:
+    """The plan for a call that names its operation itself, and has no caller to tell apart.
+
+    Args:
+        policy: a resolved policy.
+        key: the operation's key.
+        scope: the namespace that the key is unique in.
+        name: the operation's name, for people.
+        content: the digest of what is asked for.
+        method: what stands for the HTTP method in the audit.
+        asynchronous: whether the handler is async, so that no transaction can span it.
+
+    Raises:
+        KeyMalformed: the key is not 1-255 visible ASCII characters.
+        ImproperlyConfigured: the policy needs what its store or mode cannot promise.
+    """
+    store = stores[policy.store]
+    lease = lease_of(policy, store, asynchronous=asynchronous)
+    invocation = Invocation(name=name, principal="", method=method, path="")
+    bound = (scope, keys.checked(key))
+    return Plan(policy, store, identity.recorded_as(policy, invocation, content, bound, lease))
+
+
+def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> timedelta | None:
+    """The lease of a claim under this policy; ``None``: its transaction holds it.
+
+    Args:
+        policy: a resolved policy.
+        store: where the claim is made.
+        asynchronous: whether the handler is async, so that no transaction can span it.
+
+    Raises:
+        ImproperlyConfigured: the policy needs what cannot be promised here.
+    """
+    transactional = policy.mode != "leased" and store.supports_transactions and not asynchronous
+    if transactional:
+        if policy.on_conflict == "accepted":
+            raise ImproperlyConfigured(
+                "An idempotency policy has on_conflict='accepted' in the transactional mode, "
+                "where an operation is not visible before it is completed. Give it mode='leased'."
+            )
+        return None
+    if policy.mode == "transactional":
+        reason = (
+            "an async view, which no transaction can span"
+            if asynchronous
+            else f"the store {store.alias!r} ({type(store).__name__}), which has no transactions"
+        )
+        raise ImproperlyConfigured(
+            f"An idempotency policy has mode='transactional' with {reason}. Remove mode=, or set "
+            "mode='leased' and read what that mode promises."
+        )
+    if policy.ttl is not None and policy.ttl <= policy.lease:
+        raise ImproperlyConfigured(
+            f"An idempotency policy has a ttl of {policy.ttl}, which is not longer than its lease "
+            f"of {policy.lease}: its answers could expire before they are sent. Make the ttl "
+            "longer than the lease."
+        )
+    return policy.lease

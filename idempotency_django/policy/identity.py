@@ -1,0 +1,196 @@
+"""What identifies an operation: its key, its scope, and the fingerprint of what is asked for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ..conf import conf
+from ..errors import KeyGuessable, KeyMalformed, KeyMissing
+from ..records import Operation
+from . import Policy, keys, scopes
+from .invocation import Invocation
+from .seals import content_digest, sealed, sealed_before
+
+# The key.
+
+
+def client_key(policy: Policy, header: str | None) -> str | None:
+    """The key in the value of the key header; ``None`` if the header does not count.
+
+    Raises:
+        KeyMalformed: it is not a key, or not in the policy's format.
+    """
+    if header is None or not policy.client_key:
+        return None
+    return _in_format(policy, keys.parse_header(header))
+
+
+def derived_key(policy: Policy, invocation: Invocation) -> str | None:
+    """The key that is derived from the invocation, if there is one.
+
+    Raises:
+        KeyMalformed: it is not a key, or not in the policy's format.
+    """
+    derived = policy.key(invocation) if policy.key else None
+    if derived is None:
+        return None
+    return _in_format(policy, keys.checked(_returned("key", derived, str)))
+
+
+def refuse_missing(policy: Policy, method: str) -> None:
+    """Raise ``KeyMissing`` when a request with this method must bring a key."""
+    if policy.requires_key(method):
+        raise KeyMissing(_how_to_send_a_key(policy))
+
+
+def refuse_guessable(invocation: Invocation, key: str) -> None:
+    """Raise ``KeyGuessable`` if only a guessable key of the client protects the answer.
+
+    That is the case for callers who are not told apart: they share a scope.
+    """
+    if not invocation.principal and not keys.is_unguessable(key):
+        raise KeyGuessable
+
+
+def _in_format(policy: Policy, key: str) -> str:
+    if policy.key_format == "any" or keys.has_format(key, policy.key_format):
+        return key
+    raise KeyMalformed(
+        "The idempotency key is not in the format that this operation requires: "
+        f"{policy.key_format}."
+    )
+
+
+def _how_to_send_a_key(policy: Policy) -> str:
+    field = getattr(policy.key, keys.FIELD_OF_FORM, None)
+    places = [f"the header {conf.header}"] if policy.client_key else []
+    places += [f"the field {field!r} of its form"] if field else []
+    if not places:
+        return (
+            "This operation takes its idempotency key from fields of the request, and one of "
+            "them is missing. Send all of them."
+        )
+    return (
+        f"This operation requires {' or '.join(places)}. Send a new, unique key with each "
+        "new operation and the same key with each retry of it."
+    )
+
+
+# The operation.
+
+
+def identified(policy: Policy, invocation: Invocation) -> Invocation:
+    """The invocation, with the principal that the policy knows it to be from."""
+    if policy.principal is None:
+        return invocation
+    principal = policy.principal(invocation)
+    if principal is None:
+        return invocation
+    return invocation.changed(principal=_returned("principal", principal, str))
+
+
+def operation(
+    policy: Policy,
+    invocation: Invocation,
+    *,
+    key: str,
+    scope: str | None = None,
+    lease: timedelta | None = None,
+) -> Operation:
+    """The operation that an invocation with this key asks for.
+
+    Args:
+        policy: a resolved policy.
+        invocation: what is asked for, and by whom.
+        key: its key.
+        scope: overrides the policy's scope.
+        lease: how long a claim on it lives; ``None``: as long as its transaction.
+    """
+    if policy.operation:
+        invocation = invocation.changed(name=policy.operation)
+    asked_for = _returned("fingerprint", policy.fingerprint(invocation), str | bytes)
+    content = content_digest(asked_for)
+    if scope is None:
+        scope = _returned("scope", policy.scope(invocation), str)
+    if not scope:
+        raise ImproperlyConfigured(
+            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or "
+            "the view's get_idempotency_scope() must name what the key is unique in."
+        )
+    if policy.hosts == "separate":
+        scope = scopes.join(invocation.host, scope)
+    bound = (scope, key, *_bound_to(policy, invocation))
+    aliases = _without_credentials(content, bound, invocation)
+    return recorded_as(policy, invocation, content, bound, lease, aliases)
+
+
+def recorded_as(
+    policy: Policy,
+    invocation: Invocation,
+    content: str,
+    bound: tuple[str, ...],
+    lease: timedelta | None,
+    aliases: tuple[str, ...] = (),
+) -> Operation:
+    """The operation, as it is recorded.
+
+    Args:
+        policy: a resolved policy.
+        invocation: what is asked for, and by whom.
+        content: the digest of what is asked for.
+        bound: the scope, the key, and what else must be equal in a retry.
+        lease: how long a claim on it lives; ``None``: as long as its transaction.
+        aliases: other fingerprints of the same request.
+    """
+    scope, key, *_ = bound
+    return Operation(
+        key=key,
+        scope=scopes.fit(scope),
+        name=invocation.name,
+        fingerprint=sealed(content, *bound),
+        content=content,
+        aliases=sealed_before(content, *bound) + aliases,
+        ttl=policy.ttl,
+        retention=policy.retention,
+        lease=lease,
+        hold=policy.on_interrupted == "hold",
+        count_replays=policy.record_replays,
+        extend_on_replay=policy.ttl_from == "last_use",
+        principal=invocation.principal,
+        method=invocation.method,
+        path=invocation.path,
+    )
+
+
+def _bound_to(policy: Policy, invocation: Invocation) -> tuple[str, ...]:
+    """What must be equal in a retry, besides the request itself."""
+    host = invocation.host if policy.hosts == "refuse" else ""
+    if not policy.bind_principal:
+        return ("", host)
+    return (invocation.principal or invocation.credentials, host)
+
+
+def _without_credentials(
+    content: str, bound: tuple[str, ...], invocation: Invocation
+) -> tuple[str, ...]:
+    """The fingerprints of the same request, sent without the credentials that it has now.
+
+    What was answered without credentials was for anybody who knows the key. The answer itself may
+    have brought the session cookie that is presented now.
+    """
+    if not invocation.credentials or invocation.credentials not in bound[2:]:
+        return ()
+    open_to_all = (*bound[:2], "", *bound[3:])
+    return (sealed(content, *open_to_all), *sealed_before(content, *open_to_all))
+
+
+def _returned(name: str, value: Any, kind: Any) -> Any:
+    """What a callable of the project returned, if it has the right type."""
+    if isinstance(value, kind):
+        return value
+    raise ImproperlyConfigured(
+        f"The {name} of an idempotency policy returned a {type(value).__name__}, not a text."
+    )
