@@ -7,8 +7,9 @@ from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .http.declared import EXEMPT, is_exempt, is_marked
 from .http.opening import PROTECTED, name_of
-from .http.wrapping import EXEMPT, is_exempt, is_marked, protect
+from .http.wrapping import protect
 from .policy import Policy
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])

@@ -23,7 +23,7 @@ from .errors import (
 )
 from .planning import Plan, plan_call
 from .policy import PROJECTS, UNSET, Policy
-from .policy.fingerprints import canonical
+from .policy.canonical import canonical
 from .policy.seals import content_digest
 from .records import Payload
 from .stores.atomic_blocks import is_open, opened_by_django, refuse_others
@@ -57,7 +57,7 @@ def idempotent_call(
         fn: what to do; it gets its
             :class:`~idempotency_django.engine.context.ExecutionContext`.
         fingerprint: what the call asks for, as plain data: JSON's types, dates, dataclasses, saved
-            models; see :func:`~idempotency_django.policy.fingerprints.canonical`. Another
+            models; see :func:`~idempotency_django.policy.canonical.canonical`. Another
             fingerprint under the same key is refused.
         name: the operation's name; by default the function's own. Another name under the same key
             is refused, so give one that stays when the function is renamed.

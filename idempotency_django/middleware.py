@@ -21,18 +21,12 @@ from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
 from .http.atomic_requests import asks_for_transaction
+from .http.declared import ViewFunction, is_async, is_exempt, is_marked, policy_of
 from .http.frameworks import is_exempt_by_module
 from .http.handlers import ensure_claimed
 from .http.messages import key_header
-from .http.opening import POLICIES, POLICY, PROTECTED, kept
-from .http.wrapping import (
-    ViewFunction,
-    is_async,
-    is_exempt,
-    is_marked,
-    protect,
-    view_class_of,
-)
+from .http.opening import PROTECTED, kept
+from .http.wrapping import protect
 from .policy import PROJECTS, UNSET, Policy
 from .policy.validators import UNSAFE_METHODS
 
@@ -165,32 +159,6 @@ def _handler_in_the_making() -> Any:
                 return handler
         frame = frame.f_back
     return None
-
-
-def policy_of(view: ViewFunction, method: str = "") -> Any:
-    """The policy that a view declares, in ``idempotency_policy`` or ``idempotency_policies``.
-
-    Args:
-        view: what the URL leads to.
-        method: of the request; without it, policies by action are not considered.
-
-    Returns:
-        The policy; ``None``: the view is not protected; ``UNSET``: it declares no policy.
-    """
-    view_class = view_class_of(view)
-    declared = getattr(view, POLICY, UNSET)
-    if declared is UNSET:
-        declared = getattr(view_class, POLICY, UNSET)
-    policies = getattr(view_class, POLICIES, None)
-    if policies and method:
-        name = (getattr(view, "actions", None) or {}).get(method.lower(), method.lower())
-        declared = policies.get(name, declared)
-    if declared is UNSET or declared is None or isinstance(declared, Policy):
-        return declared
-    raise ImproperlyConfigured(
-        f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy or "
-        "None."
-    )
 
 
 def refuse_wrong_order() -> None:

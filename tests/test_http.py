@@ -29,6 +29,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from idempotency_django import errors
+from idempotency_django.http.adapter import Adapter
 from idempotency_django.http.bodies import body_of
 from idempotency_django.http.messages import (
     NEVER_KEPT,
@@ -42,9 +43,9 @@ from idempotency_django.http.messages import (
     response_of,
     status_of,
 )
-from idempotency_django.http.serving import Adapter, serve
+from idempotency_django.http.serving import serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
-from idempotency_django.policy.fingerprints import digest
+from idempotency_django.policy.canonical import digest
 from idempotency_django.policy.invocation import Form
 from idempotency_django.records import Payload
 from tests.properties import VISIBLE_ASCII

@@ -21,7 +21,7 @@ from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, seals
-from idempotency_django.policy.fingerprints import canonical, digest
+from idempotency_django.policy.canonical import canonical, digest
 from idempotency_django.records import Claim, Status
 from idempotency_django.stores import stores
 from idempotency_django.testing.support import an_operation

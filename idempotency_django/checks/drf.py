@@ -17,9 +17,10 @@ from rest_framework.views import APIView
 from ..conf import MIDDLEWARE, did_you_mean
 from ..drf import IdempotentViewMixin, has_hook
 from ..drf.objects import checks_objects
+from ..http.declared import is_exempt
 from ..http.objects import lookup_of
 from ..http.opening import PROTECTED
-from ..http.wrapping import BY_DECORATOR, is_exempt
+from ..http.wrapping import BY_DECORATOR
 from ..policy import Policy
 from ..policy.validators import UNSAFE_METHODS
 from .policies import check_policy

@@ -15,60 +15,32 @@ transaction that stores it. A caller without permission for the object in the UR
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.datastructures import MultiValueDict
-from rest_framework.exceptions import APIException, ParseError
-from rest_framework.parsers import FileUploadParser, FormParser, MultiPartParser
-from rest_framework.request import Empty, Request
+from rest_framework.exceptions import APIException
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ..engine.context import ExecutionContext
 from ..errors import IdempotencyError, ResponseNotStored
+from ..http.adapter import Adapter, refuse_result
 from ..http.atomic_requests import OwnedTransactions, RequestTransactions, request_transactions
-from ..http.bodies import (
-    as_file,
-    body_of,
-    body_that_django_ignores,
-    form_of,
-    is_readable,
-    raw_body_of,
-    rewind,
-)
 from ..http.handlers import ensure_reached, place
-from ..http.messages import (
-    caller_of,
-    key_header,
-    operation_name,
-    principal_of,
-    problem_of,
-    rendered,
-    response_of,
-    status_of,
-)
-from ..http.objects import check_object, has_object
-from ..http.serving import Adapter, refuse_result, serve, unclaimed
+from ..http.messages import key_header, principal_of, problem_of, status_of
+from ..http.objects import check_object
+from ..http.serving import serve, unclaimed
 from ..http.status import described, record_of
 from ..http.wrapping import add_framework
 from ..policy import Policy
-from ..policy.invocation import Body, Form, Hashed, Invocation, LazyInvocation, Parsed
 from ..policy.validators import UNSAFE_METHODS
-from ..records import Payload, Record
+from ..records import Record
+from .adapter import DRFAdapter
 from .forms import key_in_form, with_keys
-from .objects import refuse_checks_of_objects
-from .responses import (
-    ProblemRenderer,
-    StoredResponse,
-    is_json,
-    is_page,
-    rendered_by,
-    without_page,
-)
+from .responses import ProblemRenderer, rendered_by
 
 
 class IdempotencyAPIException(APIException):
@@ -220,136 +192,7 @@ class IdempotencyStatusView(APIView):
         return Response(described(record), headers={"Cache-Control": "no-store"})
 
 
-class _DRFAdapter(Adapter):
-    """One request within a DRF view."""
-
-    def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
-        super().__init__(request._request)
-        self.policy: Policy
-        self.transactions: RequestTransactions | None = None
-        self.view = view
-        self._request = request
-        self._handler = handler
-
-    @property
-    def request(self) -> Request:
-        return self._request
-
-    def invocation(self, policy: Policy) -> Invocation:
-        request = self.http_request
-        return LazyInvocation(
-            name=operation_name(request),
-            **caller_of(request, policy, self.request.user, self.request.auth),
-            method=request.method or "",
-            path=request.path,
-            query=request.META.get("QUERY_STRING", ""),
-            media_type=(request.content_type or "").lower(),
-            body=self._body,  # type: ignore[arg-type]  # read when it is asked for
-            header=self.header(),
-            request=self.request,
-        )
-
-    def respond(self) -> HttpResponseBase:
-        claimed = getattr(self.http_request, "idempotency", None) is not None
-        if claimed and not self.checks_replays():
-            refuse_checks_of_objects(self.view)
-        return rendered(self._finalized(self._handler()))
-
-    def checks_replays(self) -> bool:
-        """Whether a replay is refused to callers who lost their permission for an object."""
-        return has_object(self.view) or self.policy.check_replay is not None
-
-    def authorize(self, record: Record, policy: Policy) -> None:
-        super().authorize(record, policy)
-        check_object(self.view, record)
-
-    def refuse_unacceptable(self, payload: Payload) -> None:
-        if not self._shows_as_page(payload):
-            super().refuse_unacceptable(payload)
-
-    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
-        if not is_page(response):
-            return super().lasting(response)
-        renderer = without_page(self.view)
-        return rendered_by(renderer, self.view, response) if renderer else None
-
-    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
-        response = response_of(payload, policy)
-        if not self._shows_as_page(payload):
-            return response
-        content = StoredResponse(response).data
-        del response["Content-Type"]
-        return Response(content, response.status_code, headers=response.headers)
-
-    def native(self, response: HttpResponseBase) -> HttpResponseBase:
-        if isinstance(response, Response) or not isinstance(response, HttpResponse):
-            return response
-        return StoredResponse(response)
-
-    def _shows_as_page(self, payload: Payload) -> bool:
-        """Whether a replay is rendered as a page for this request, with its user and its token."""
-        return is_page(self.request) and bool(payload.body) and is_json(payload.headers)
-
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
-        # renderer may ask the database for something.
-        with self._apart():
-            return self._finalized(self.view.handle_exception(error))
-
-    def _apart(self) -> AbstractContextManager[None]:
-        return self.transactions.apart() if self.transactions else nullcontext()
-
-    def _finalized(self, response: HttpResponseBase) -> HttpResponseBase:
-        """Finalise now, and prevent DRF from finalising the same response again."""
-        finalize = self.view.finalize_response
-
-        def once(request: Request, given: HttpResponseBase, *args: Any, **kwargs: Any) -> Any:
-            return given if given is finished else finalize(request, given, *args, **kwargs)
-
-        finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
-        self.view.finalize_response = once
-        return finished  # type: ignore[no-any-return]
-
-    def _body(self) -> Body:
-        """What was sent, as the view's parser has it; the view can read it again."""
-        unseen = body_that_django_ignores(self.http_request)
-        if unseen is not None:
-            return unseen
-        request: Any = self.request  # some of whose attributes its types say may be missing
-        if not is_readable(self.http_request):  # an authentication has looked into a form
-            return self._parsed(None)
-        parser: Any = request.negotiator.select_parser(request, request.parsers)
-        if type(parser) in (MultiPartParser, FormParser):
-            return body_of(self.http_request)
-        raw = raw_body_of(self.http_request)
-        if parser is None:  # the view reads the stream itself, or refuses
-            return raw
-        if isinstance(parser, FileUploadParser):
-            name = parser.get_filename(request.stream, request.content_type, request.parser_context)
-            return Form({}, (as_file(raw, name or "", request.content_type or ""),))
-        try:
-            return self._parsed(raw)
-        except _UNPARSED:
-            # The view meets it itself, if it looks: REST framework would show it an empty body now.
-            request._data = request._files = request._full_data = Empty
-            return raw
-        finally:
-            rewind(self.http_request)
-
-    def _parsed(self, raw: bytes | Hashed | None) -> Body:
-        data, files = self.request.data, self.request.FILES
-        if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
-            files = MultiValueDict({name: [file] for name, file in files.items()})
-        if isinstance(data, QueryDict):
-            return form_of(data, files)
-        return form_of(MultiValueDict(), files) if files else Parsed(data, raw)
-
-
-_UNPARSED: Final = (ParseError, RecursionError, LookupError)
-"""What a body that is none raises: broken, nested too deep, of a charset that nobody knows."""
-
-
-class _MixinAdapter(_DRFAdapter):
+class _MixinAdapter(DRFAdapter):
     """One request within a view that has the mixin, and therefore its hooks."""
 
     def header(self) -> str | None:
@@ -379,12 +222,12 @@ def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -
     """Serve a request whose DRF view already runs: for ``@idempotent`` on its handlers."""
     view: APIView = request.parser_context["view"]
     transactions = getattr(view, "_idempotency_transactions", None)
-    adapter = _MixinAdapter if isinstance(view, IdempotentViewMixin) else _DRFAdapter
+    adapter = _MixinAdapter if isinstance(view, IdempotentViewMixin) else DRFAdapter
     return _answer(adapter(view, request, handler), policy, transactions)
 
 
 def _answer(
-    adapter: _DRFAdapter, policy: Policy, transactions: RequestTransactions | None
+    adapter: DRFAdapter, policy: Policy, transactions: RequestTransactions | None
 ) -> HttpResponseBase:
     adapter.transactions = transactions
     adapter.policy = policy.resolved()
@@ -393,7 +236,7 @@ def _answer(
     except IdempotencyError as error:
         if error.foreign:
             raise
-        with adapter._apart():
+        with adapter.apart():
             return _problem(adapter.view, error)
 
 

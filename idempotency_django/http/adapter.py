@@ -1,87 +1,117 @@
-"""An HTTP request to a Django view: to a function, or to the handler of a class."""
+"""What every HTTP adapter adds: how its framework runs a view, and how it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from abc import ABC, abstractmethod
+from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.core.handlers.exception import response_for_exception
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ..errors import IdempotencyError
+from ..errors import (
+    ResponseNotStored,
+)
 from ..policy import Policy
-from ..records import Record
-from .atomic_requests import RequestTransactions
-from .messages import problem_response, rendered
-from .objects import check_object
-from .serving import Adapter, aserve, serve
+from ..policy.invocation import Invocation
+from ..records import Payload, Record
+from .messages import (
+    invocation_of,
+    key_header,
+    response_of,
+)
+from .negotiation import GivenTokens, refuse_unacceptable
 
-_HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 
+class Adapter(ABC):
+    """One request and its answer, as an adapter's framework handles them."""
 
-class ViewAdapter(Adapter):
-    """One request to a view that returns a response.
+    def __init__(self, request: HttpRequest) -> None:
+        self.http_request = request
+        self.tokens = GivenTokens(request)
 
-    Args:
-        request: the request.
-        view: runs the view.
-        instance: the class-based view whose handler it is, where it is one.
-    """
+    @property
+    def request(self) -> Any:
+        """The request as the framework's own views know it."""
+        return self.http_request
 
-    def __init__(self, request: HttpRequest, view: Callable[[], Any], instance: Any = None) -> None:
-        super().__init__(request)
-        self._view = view
-        self._instance = instance
+    @property
+    def method(self) -> str:
+        """The request's method."""
+        return self.http_request.method or ""
 
-    def authorize(self, record: Record, policy: Policy) -> None:
-        super().authorize(record, policy)
-        if self._instance is not None:
-            check_object(self._instance, record)
+    def header(self) -> str | None:
+        """The key as the client sent it; ``None`` when it sent none."""
+        return key_header(self.http_request)
 
+    def invocation(self, policy: Policy) -> Invocation:
+        """What the policy needs to know of the request."""
+        return invocation_of(self.http_request, policy)
+
+    def scope(self) -> str | None:
+        """The scope that the key is unique in, if the policy does not decide it."""
+        return None
+
+    @abstractmethod
     def respond(self) -> HttpResponseBase:
-        # A template is rendered here, inside the transaction, because what it says is stored.
-        return rendered(self._checked(self._view()))
+        """Run the view and render its answer."""
 
     async def arespond(self) -> HttpResponseBase:
-        response = self._checked(await self._view())
-        if not hasattr(response, "render"):
-            return response
-        return await sync_to_async(rendered)(response)
+        """The same, of an async view."""
+        raise NotImplementedError
 
-    def _checked(self, response: Any) -> HttpResponseBase:
-        if isinstance(response, HttpResponseBase):
-            return response
+    @abstractmethod
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        """The answer to the view's error, rendered or not; or raise the error again."""
+
+    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
+        """The answer of a record whose body was not kept.
+
+        Raises:
+            ResponseNotStored: there is no way to build it again.
+        """
+        if policy.rebuild is None:
+            raise ResponseNotStored
+        response: HttpResponseBase = policy.rebuild(record, self.http_request)
+        return response
+
+    def authorize(self, record: Record, policy: Policy) -> None:
+        """Raise to refuse a replay to a caller who would be refused with a new key."""
+        if policy.check_replay is not None:
+            refuse_result(policy.check_replay(self.request, record), "check_replay of a policy")
+
+    def refuse_unacceptable(self, payload: Payload) -> None:
+        """Refuse a replay in a form that the request does not accept.
+
+        Raises:
+            AnswerNotAcceptable: the request does not accept the form.
+        """
+        refuse_unacceptable(self.http_request, payload)
+
+    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
+        """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
+        return None if self.tokens.are_in(response) else response
+
+    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
+        """The stored answer."""
+        return response_of(payload, policy)
+
+    def native(self, response: HttpResponseBase) -> HttpResponseBase:
+        """A response of this package, of the class that the framework's views return."""
+        return response
+
+
+def refuse_result(result: object, name: str) -> None:
+    """Refuse a result of a replay check: ``False``, for example, would let everybody pass.
+
+    Raises:
+        TypeError: it returned something.
+    """
+    if result is not None:
         raise TypeError(
-            f"The view of {self.http_request.path} returned {type(response).__name__}, "
-            "not an HttpResponse."
+            f"The {name} returned {result!r}. It must return None, or raise PermissionDenied to "
+            "refuse a replay."
         )
 
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        if policy.store_errors and isinstance(error, _HTTP_ERRORS):
-            return response_for_exception(self.http_request, error)
-        raise error
 
-
-def answer(
-    adapter: Adapter, policy: Policy, transactions: RequestTransactions | None
-) -> HttpResponseBase:
-    """Serve the request; a refusal is a problem."""
-    try:
-        return serve(adapter, policy.resolved(), transactions)
-    except IdempotencyError as error:
-        if error.foreign:
-            raise
-        return problem_response(error)
-
-
-async def aanswer(adapter: Adapter, policy: Policy) -> HttpResponseBase:
-    """:func:`answer` for an async view."""
-    try:
-        return await aserve(adapter, policy.resolved())
-    except IdempotencyError as error:
-        if error.foreign:
-            raise
-        return problem_response(error)
+def has_body(record: Record) -> bool:
+    return record.payload is not None and record.payload.body is not None

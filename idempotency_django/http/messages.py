@@ -18,7 +18,7 @@ from django.http.response import HttpResponseBase
 from ..conf import conf
 from ..errors import IdempotencyError
 from ..policy import Policy
-from ..policy.fingerprints import digest
+from ..policy.canonical import digest
 from ..policy.invocation import Invocation, LazyInvocation
 from ..records import REASON, Payload
 from .bodies import body_of

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,121 +27,26 @@ from ..errors import (
     IdempotencyError,
     OperationHeld,
     OperationInProgress,
-    ResponseNotStored,
     StoreUnavailable,
 )
 from ..planning import Plan
 from ..planning import plan as planned
 from ..policy import Policy, keys
-from ..policy.invocation import Invocation
 from ..records import Operation, Payload, Record
 from ..stores import Store
 from ..stores.atomic_blocks import opened_by_django, refuse_others
+from .adapter import Adapter, has_body
 from .atomic_requests import RequestTransactions
 from .messages import (
-    invocation_of,
-    key_header,
     payload_of,
     rendered,
-    response_of,
     shows_refused_form,
 )
-from .negotiation import GivenTokens, refuse_unacceptable, suited_to
+from .negotiation import suited_to
 from .sessions import Before, save_session
 from .status import accepted
 
 logger = logging.getLogger("idempotency_django")
-
-
-class Adapter(ABC):
-    """One request and its answer, as an adapter's framework handles them."""
-
-    def __init__(self, request: HttpRequest) -> None:
-        self.http_request = request
-        self.tokens = GivenTokens(request)
-
-    @property
-    def request(self) -> Any:
-        """The request as the framework's own views know it."""
-        return self.http_request
-
-    @property
-    def method(self) -> str:
-        """The request's method."""
-        return self.http_request.method or ""
-
-    def header(self) -> str | None:
-        """The key as the client sent it; ``None`` when it sent none."""
-        return key_header(self.http_request)
-
-    def invocation(self, policy: Policy) -> Invocation:
-        """What the policy needs to know of the request."""
-        return invocation_of(self.http_request, policy)
-
-    def scope(self) -> str | None:
-        """The scope that the key is unique in, if the policy does not decide it."""
-        return None
-
-    @abstractmethod
-    def respond(self) -> HttpResponseBase:
-        """Run the view and render its answer."""
-
-    async def arespond(self) -> HttpResponseBase:
-        """The same, of an async view."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        """The answer to the view's error, rendered or not; or raise the error again."""
-
-    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
-        """The answer of a record whose body was not kept.
-
-        Raises:
-            ResponseNotStored: there is no way to build it again.
-        """
-        if policy.rebuild is None:
-            raise ResponseNotStored
-        response: HttpResponseBase = policy.rebuild(record, self.http_request)
-        return response
-
-    def authorize(self, record: Record, policy: Policy) -> None:
-        """Raise to refuse a replay to a caller who would be refused with a new key."""
-        if policy.check_replay is not None:
-            refuse_result(policy.check_replay(self.request, record), "check_replay of a policy")
-
-    def refuse_unacceptable(self, payload: Payload) -> None:
-        """Refuse a replay in a form that the request does not accept.
-
-        Raises:
-            AnswerNotAcceptable: the request does not accept the form.
-        """
-        refuse_unacceptable(self.http_request, payload)
-
-    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
-        """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
-        return None if self.tokens.are_in(response) else response
-
-    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
-        """The stored answer."""
-        return response_of(payload, policy)
-
-    def native(self, response: HttpResponseBase) -> HttpResponseBase:
-        """A response of this package, of the class that the framework's views return."""
-        return response
-
-
-def refuse_result(result: object, name: str) -> None:
-    """Refuse a result of a replay check: ``False``, for example, would let everybody pass.
-
-    Raises:
-        TypeError: it returned something.
-    """
-    if result is not None:
-        raise TypeError(
-            f"The {name} returned {result!r}. It must return None, or raise PermissionDenied to "
-            "refuse a replay."
-        )
 
 
 def unclaimed(request: HttpRequest) -> bool:
@@ -220,7 +124,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
         outcome = await engine.arun(
             plan.store, policy, plan.operation, execute, recover, admit=admit
         )
-        if isinstance(outcome, Replayed) and _has_body(outcome.record):
+        if isinstance(outcome, Replayed) and has_body(outcome.record):
             return _marked(plan, _response(adapter, policy, plan, outcome))
         respond = sync_to_async(_response)  # what rebuilds an answer may ask the database
         return _marked(plan, await respond(adapter, policy, plan, outcome))
@@ -327,13 +231,9 @@ def _retry_after(policy: Policy) -> int:
     return max(1, math.ceil(policy.retry_after.total_seconds()))
 
 
-def _has_body(record: Record) -> bool:
-    return record.payload is not None and record.payload.body is not None
-
-
 def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBase:
     payload = record.payload
-    if payload is None or not _has_body(record):
+    if payload is None or not has_body(record):
         response = adapter.rebuild(record, policy)
         response[conf.replayed_header] = "true"
         return response

@@ -21,7 +21,6 @@ from django.views.generic import View
 
 from ..policy import Policy
 from ..policy.validators import UNSAFE_METHODS
-from .adapter import ViewAdapter, aanswer, answer
 from .atomic_requests import (
     OwnedTransactions,
     RequestTransactions,
@@ -29,6 +28,7 @@ from .atomic_requests import (
     own,
     request_transactions,
 )
+from .declared import ViewFunction, is_async, is_marked, view_class_of
 from .frameworks import refuse_framework
 from .handlers import ensure_reached, place
 from .opening import (
@@ -40,16 +40,14 @@ from .opening import (
     module_of,
     name_of,
     opened,
-    vars_of,
     with_variable,
 )
 from .serving import unclaimed
+from .views import ViewAdapter, aanswer, answer
 
 BY_DECORATOR: Final = "decorator"
-EXEMPT: Final = "idempotency_exempt"
 NON_ATOMIC: Final = "_non_atomic_requests"
 
-ViewFunction = Callable[..., Any]
 ServeWithin = Callable[[Any, Policy, Callable[[], Any]], HttpResponseBase]
 
 _mixins: list[tuple[type, type]] = []
@@ -68,27 +66,6 @@ def add_framework(base: type, mixin: type, request: type, serve_within: ServeWit
     """
     _mixins.insert(0, (base, mixin))  # before Django's, which it may be derived from
     _servers.append((request, serve_within))
-
-
-def is_marked(view: Any, mark: str) -> bool:
-    """Whether a view, or the class it was made of, carries a mark."""
-    return bool(getattr(view, mark, False) or getattr(view_class_of(view), mark, False))
-
-
-def is_exempt(view: Any) -> bool:
-    """Whether ``@idempotency_exempt`` is on a view or its class; a base's is on that base alone."""
-    return EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view))
-
-
-def view_class_of(view: Any) -> type | None:
-    """The class that ``as_view()`` made the view of, if it did."""
-    return getattr(view, "cls", None) or getattr(view, "view_class", None)
-
-
-def is_async(view: Any) -> bool:
-    """Whether the view is a coroutine function, or a class-based view of coroutine functions."""
-    view_class = view if inspect.isclass(view) else view_class_of(view)
-    return iscoroutinefunction(view) or bool(getattr(view_class, "view_is_async", False))
 
 
 def protect(view: Any, policy: Policy | None) -> Any:

@@ -12,17 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
-from datetime import date, time, timedelta
-from decimal import Decimal
-from enum import Enum
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 from urllib.parse import parse_qsl
-from uuid import UUID
 
+from .canonical import canonical, framed
 from .invocation import Body, Form, Hashed, Invocation, Parsed
 
 FingerprintFunction = Callable[[Invocation], bytes | str]
@@ -101,123 +96,6 @@ def _loaded(body: bytes | Hashed, media_type: str) -> Any:
         return _loads(body)
     except (ValueError, RecursionError):
         return None
-
-
-def digest(*parts: bytes | str) -> str:
-    """SHA-256 hex of the parts; no two lists of parts collide."""
-    return hashlib.sha256(framed(*parts)).hexdigest()
-
-
-def framed(*parts: bytes | str) -> bytes:
-    """The parts, each after its length, so that no two lists of parts make the same bytes."""
-    out = bytearray()
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        out += b"%d:" % len(data)
-        out += data
-    return bytes(out)
-
-
-def canonical(value: Any) -> bytes:
-    """Plain data as bytes that are equal for equal values and differ for all others.
-
-    Each value follows its type and its length or count, so that no two values can be confused: 1,
-    1.0, "1" and true are four values. The order of a mapping's keys and of a set does not matter.
-
-    Args:
-        value: JSON's types, bytes, ``Decimal``, ``UUID``, dates and times, enums, sets,
-            dataclasses, Django models (by their label and primary key), pydantic models, and
-            mappings, lists and tuples of these.
-
-    Raises:
-        TypeError: it contains something else, whose text may differ in another process.
-    """
-    # A stack of its own, because what a client sends may be nested deeper than Python's calls; and
-    # a second sight of the same object is its number, because YAML's may hold themselves.
-    out: list[bytes] = []
-    pending = [value]
-    seen: dict[int, tuple[int, Any]] = {}  # with the object itself, or its id could be used again
-    while pending:
-        item = pending.pop()
-        if isinstance(item, Mapping | list | tuple):
-            if id(item) in seen:
-                out.append(b"r%d:" % seen[id(item)][0])
-                continue
-            seen[id(item)] = (len(seen), item)
-        match item:
-            case Mapping():
-                out.append(b"m%d:" % len(item))
-                for name in sorted(item, key=_sort_key, reverse=True):
-                    pending += (item[name], name)
-            case list() | tuple():
-                out.append(b"l%d:" % len(item))
-                pending += reversed(item)
-            case _:
-                scalar = _scalar(item)
-                if scalar is None:
-                    label, parts = _parts(item)
-                    pending.append(parts)
-                    scalar = (b"o", label)
-                kind, text = scalar
-                data = text.encode("utf-8", "surrogatepass")
-                out.append(b"%s%d:%s" % (kind, len(data), data))
-    return b"".join(out)
-
-
-def _scalar(item: Any) -> tuple[bytes, str] | None:
-    """The kind and the text of a value that has no parts; ``None`` for others."""
-    match item:
-        case str():
-            return b"s", str.__str__(item)
-        case bool() | None:
-            return b"c", str(item)
-        case int():
-            return b"i", hex(item)  # str() refuses numbers of many digits
-        case bytes() | bytearray():
-            return b"b", item.hex()
-        case float():
-            return b"f", float.__repr__(item)
-        case Decimal() | UUID() | timedelta():
-            return b"o", f"{type(item).__name__} {item}"
-        case date() | time():  # a datetime is a date
-            return b"o", f"{type(item).__name__} {item.isoformat()}"
-    return None
-
-
-def _parts(item: Any) -> tuple[str, Any]:
-    """The name of an object's type, and the plain data that it is made of."""
-    kind = type(item)
-    label = f"{kind.__module__}.{kind.__qualname__}"
-    if isinstance(item, set | frozenset):
-        return "set", sorted(map(canonical, item))
-    if isinstance(item, Enum):
-        return label, item.name
-    if is_dataclass(item) and not isinstance(item, type):
-        return label, {field.name: getattr(item, field.name) for field in dataclass_fields(item)}
-    if hasattr(kind, "model_fields") and hasattr(kind, "model_dump"):  # pydantic's
-        return label, item.model_dump()
-    meta = getattr(item, "_meta", None)
-    if meta is not None and getattr(item, "pk", None) is not None:
-        return str(meta.concrete_model._meta.label_lower), item.pk
-    raise TypeError(_no_plain_data(item, is_model=meta is not None))
-
-
-def _no_plain_data(item: Any, *, is_model: bool) -> str:
-    named = f"{type(item).__module__}.{type(item).__qualname__}"
-    if is_model:
-        return (
-            f"{named} cannot be compared with a retry's: it is not saved and has no primary key. "
-            "Save it first."
-        )
-    return (
-        f"{named} cannot be compared with a retry's: its text may differ in the next process. "
-        "Pass plain data instead: texts, numbers, dates, lists, dicts, dataclasses, or saved "
-        "models."
-    )
-
-
-def _sort_key(name: Any) -> tuple[str, str]:
-    return type(name).__name__, str(name)
 
 
 def _request(invocation: Invocation, body: bytes) -> bytes:

@@ -17,7 +17,8 @@ from typing import Final
 from http_sf import StructuredFieldError, parse
 
 from ..errors import KeyGuessable, KeyMalformed
-from .fingerprints import canonical, digest, field_value
+from .canonical import canonical, digest
+from .fingerprints import field_value
 from .invocation import Form, Invocation
 
 MAX_LENGTH: Final = 255

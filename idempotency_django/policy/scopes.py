@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote
 
-from .fingerprints import digest
+from .canonical import digest
 from .invocation import Invocation
 
 MAX_LENGTH: Final = 255

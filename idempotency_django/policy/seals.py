@@ -22,7 +22,7 @@ from django.conf import settings
 from django.utils.crypto import salted_hmac
 from django.utils.encoding import force_bytes
 
-from .fingerprints import framed
+from .canonical import framed
 
 LENGTH: Final = 12
 """Bytes of a content digest: 96 bits tell apart all requests that ever use one key."""

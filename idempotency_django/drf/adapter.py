@@ -1,0 +1,174 @@
+"""One request within a REST framework view, as the adapters of all frameworks have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+from django.http import HttpResponse, QueryDict
+from django.http.response import HttpResponseBase
+from django.utils.datastructures import MultiValueDict
+from rest_framework.exceptions import ParseError
+from rest_framework.parsers import FileUploadParser, FormParser, MultiPartParser
+from rest_framework.request import Empty, Request
+from rest_framework.response import Response
+
+from ..http.adapter import Adapter
+from ..http.atomic_requests import RequestTransactions
+from ..http.bodies import (
+    as_file,
+    body_of,
+    body_that_django_ignores,
+    form_of,
+    is_readable,
+    raw_body_of,
+    rewind,
+)
+from ..http.messages import (
+    caller_of,
+    operation_name,
+    rendered,
+    response_of,
+)
+from ..http.objects import check_object, has_object
+from ..policy import Policy
+from ..policy.invocation import Body, Form, Hashed, Invocation, LazyInvocation, Parsed
+from ..records import Payload, Record
+from .objects import refuse_checks_of_objects
+from .responses import (
+    StoredResponse,
+    is_json,
+    is_page,
+    rendered_by,
+    without_page,
+)
+
+
+class DRFAdapter(Adapter):
+    """One request within a DRF view."""
+
+    def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
+        super().__init__(request._request)
+        self.policy: Policy
+        self.transactions: RequestTransactions | None = None
+        self.view = view
+        self._request = request
+        self._handler = handler
+
+    @property
+    def request(self) -> Request:
+        return self._request
+
+    def invocation(self, policy: Policy) -> Invocation:
+        request = self.http_request
+        return LazyInvocation(
+            name=operation_name(request),
+            **caller_of(request, policy, self.request.user, self.request.auth),
+            method=request.method or "",
+            path=request.path,
+            query=request.META.get("QUERY_STRING", ""),
+            media_type=(request.content_type or "").lower(),
+            body=self._body,  # type: ignore[arg-type]  # read when it is asked for
+            header=self.header(),
+            request=self.request,
+        )
+
+    def respond(self) -> HttpResponseBase:
+        claimed = getattr(self.http_request, "idempotency", None) is not None
+        if claimed and not self.checks_replays():
+            refuse_checks_of_objects(self.view)
+        return rendered(self._finalized(self._handler()))
+
+    def checks_replays(self) -> bool:
+        """Whether a replay is refused to callers who lost their permission for an object."""
+        return has_object(self.view) or self.policy.check_replay is not None
+
+    def authorize(self, record: Record, policy: Policy) -> None:
+        super().authorize(record, policy)
+        check_object(self.view, record)
+
+    def refuse_unacceptable(self, payload: Payload) -> None:
+        if not self._shows_as_page(payload):
+            super().refuse_unacceptable(payload)
+
+    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
+        if not is_page(response):
+            return super().lasting(response)
+        renderer = without_page(self.view)
+        return rendered_by(renderer, self.view, response) if renderer else None
+
+    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
+        response = response_of(payload, policy)
+        if not self._shows_as_page(payload):
+            return response
+        content = StoredResponse(response).data
+        del response["Content-Type"]
+        return Response(content, response.status_code, headers=response.headers)
+
+    def native(self, response: HttpResponseBase) -> HttpResponseBase:
+        if isinstance(response, Response) or not isinstance(response, HttpResponse):
+            return response
+        return StoredResponse(response)
+
+    def _shows_as_page(self, payload: Payload) -> bool:
+        """Whether a replay is rendered as a page for this request, with its user and its token."""
+        return is_page(self.request) and bool(payload.body) and is_json(payload.headers)
+
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
+        # renderer may ask the database for something.
+        with self.apart():
+            return self._finalized(self.view.handle_exception(error))
+
+    def apart(self) -> AbstractContextManager[None]:
+        return self.transactions.apart() if self.transactions else nullcontext()
+
+    def _finalized(self, response: HttpResponseBase) -> HttpResponseBase:
+        """Finalise now, and prevent DRF from finalising the same response again."""
+        finalize = self.view.finalize_response
+
+        def once(request: Request, given: HttpResponseBase, *args: Any, **kwargs: Any) -> Any:
+            return given if given is finished else finalize(request, given, *args, **kwargs)
+
+        finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
+        self.view.finalize_response = once
+        return finished  # type: ignore[no-any-return]
+
+    def _body(self) -> Body:
+        """What was sent, as the view's parser has it; the view can read it again."""
+        unseen = body_that_django_ignores(self.http_request)
+        if unseen is not None:
+            return unseen
+        request: Any = self.request  # some of whose attributes its types say may be missing
+        if not is_readable(self.http_request):  # an authentication has looked into a form
+            return self._parsed(None)
+        parser: Any = request.negotiator.select_parser(request, request.parsers)
+        if type(parser) in (MultiPartParser, FormParser):
+            return body_of(self.http_request)
+        raw = raw_body_of(self.http_request)
+        if parser is None:  # the view reads the stream itself, or refuses
+            return raw
+        if isinstance(parser, FileUploadParser):
+            name = parser.get_filename(request.stream, request.content_type, request.parser_context)
+            return Form({}, (as_file(raw, name or "", request.content_type or ""),))
+        try:
+            return self._parsed(raw)
+        except _UNPARSED:
+            # The view meets it itself, if it looks: REST framework would show it an empty body now.
+            request._data = request._files = request._full_data = Empty
+            return raw
+        finally:
+            rewind(self.http_request)
+
+    def _parsed(self, raw: bytes | Hashed | None) -> Body:
+        data, files = self.request.data, self.request.FILES
+        if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
+            files = MultiValueDict({name: [file] for name, file in files.items()})
+        if isinstance(data, QueryDict):
+            return form_of(data, files)
+        return form_of(MultiValueDict(), files) if files else Parsed(data, raw)
+
+
+_UNPARSED: Final = (ParseError, RecursionError, LookupError)
+"""What a body that is none raises: broken, nested too deep, of a charset that nobody knows."""
