@@ -22,7 +22,7 @@ from .errors import (
     ResponseNotStored,
 )
 from .planning import Plan, plan_call
-from .policy import PROJECTS, UNSET, Policy
+from .policy import PROJECT_POLICY, UNSET, Policy
 from .policy.canonical import canonical
 from .policy.seals import content_digest
 from .records import Payload
@@ -142,7 +142,7 @@ def _planned(
         )
     name, fn, fingerprint = asked
     return plan_call(
-        (policy or PROJECTS).resolved(),
+        (policy or PROJECT_POLICY).resolved(),
         key=key,
         scope=scope,
         name=name or _name_of(fn),

@@ -27,7 +27,7 @@ from .http.handlers import ensure_claimed
 from .http.messages import key_header
 from .http.opening import PROTECTED, kept
 from .http.wrapping import protect
-from .policy import PROJECTS, UNSET, Policy
+from .policy import PROJECT_POLICY, UNSET, Policy
 from .policy.validators import UNSAFE_METHODS
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
@@ -105,7 +105,7 @@ class IdempotencyMiddleware:
         declared = policy_of(view, method)
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
-        policy = (PROJECTS if declared is UNSET else declared).resolved()
+        policy = (PROJECT_POLICY if declared is UNSET else declared).resolved()
         has_key = policy.client_key and key_header(request) is not None
         if not (has_key or policy.key or policy.requires_key(method)):
             return None
@@ -141,7 +141,7 @@ class IdempotencyMiddleware:
     def _protected_view(self, view: ViewFunction) -> ViewFunction:
         def make() -> Any:
             declared = policy_of(view)
-            return protect(view, PROJECTS if declared is UNSET else declared)
+            return protect(view, PROJECT_POLICY if declared is UNSET else declared)
 
         return kept(view, "_idempotency_below_middleware", make)  # type: ignore[no-any-return]
 

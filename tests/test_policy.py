@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
@@ -149,10 +148,8 @@ def given_fields(policy: Policy) -> dict[str, Any]:
 
 
 def test_every_field_is_tested() -> None:
-    """A new field needs its values here, a default, and a line in the docstring."""
+    """A new field needs its values here and a default."""
     assert set(NAMES) == set(ACCEPTED) == set(REFUSED) == set(given_fields(DEFAULTS))
-    documented = inspect.cleandoc(Policy.__doc__ or "")  # Python 3.13 takes the margin away itself
-    assert all(f"    {name}: " in documented for name in NAMES)
 
 
 @pairs(ACCEPTED)

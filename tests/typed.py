@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, assert_type
 
 from django.db.models import Model
@@ -18,7 +19,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.http.requests import IdempotentRequest, OptionallyIdempotentRequest
-from idempotency_django.policy import keys
+from idempotency_django.policy import Policy, keys
 
 
 @idempotent(required=True, mode="leased")
@@ -41,6 +42,13 @@ async def report(request: IdempotentRequest) -> HttpResponse:
 
 def unannotated(request: HttpRequest) -> Any:
     return request.idempotency  # type: ignore[attr-defined]  # a plain request has none
+
+
+def policies() -> None:
+    assert_type(Policy(ttl=timedelta(days=7), mode="leased").ttl, timedelta | None)
+    Policy(ttl=60)  # type: ignore[arg-type]
+    Policy(mode="lease")  # type: ignore[arg-type]
+    Policy(requierd=True)  # type: ignore[call-arg]
 
 
 class Form(View):

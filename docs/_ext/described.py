@@ -4,20 +4,23 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
-from idempotency_django.policy import Policy
+from idempotency_django.policy import fields
 
 
-def described_fields() -> dict[str, str]:
-    """What the docstring of ``Policy`` says of each field."""
-    _, _, attributes = inspect.cleandoc(Policy.__doc__ or "").partition("Attributes:\n")
-    entries = re.findall(r"^    (\w+): (.*\n(?:        .*\n)*)", attributes + "\n", re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+def described_fields() -> Iterator[tuple[str, str]]:
+    """The name of each policy field, in the order of the code, and the text below it."""
+    [policy] = ast.parse(inspect.getsource(fields.PolicyFields)).body
+    for statement, following in pairwise(ast.iter_child_nodes(policy)):
+        match statement, following:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                yield name, " ".join(text.split())
 
 
 def shown(value: Any) -> str:

@@ -13,6 +13,7 @@ from django.dispatch import Signal
 
 import idempotency_django
 from idempotency_django import checks, conf, errors, policy, signals
+from idempotency_django.policy.fields import Group
 from tests.docs.examples import ROOT
 
 DOCS = ROOT / "docs"
@@ -58,10 +59,20 @@ def test_settings() -> None:
 
 
 def test_policy_fields() -> None:
-    """Each field of a policy is described, in the order in which it is declared."""
-    fields = described().described_fields()
-    assert list(fields) == [field.name for field in dataclasses.fields(policy.Policy)]
-    assert all(fields.values())
+    """Each field of a policy is described where it is declared, in the order of the groups."""
+    declared = dataclasses.fields(policy.Policy)
+    texts = dict(described().described_fields())
+    assert list(texts) == [field.name for field in declared]
+    assert all(texts.values())
+    places = [list(Group).index(field.metadata["group"]) for field in declared]
+    assert places == sorted(places)
+
+
+def test_policy_groups() -> None:
+    """The reference has each group of fields, in the order of the code."""
+    page = (DOCS / "reference" / "policy.md").read_text()
+    groups = re.findall(r"^\.\. policy-fields:: (\w+)$", page, re.MULTILINE)
+    assert groups == [group.value for group in Group]
 
 
 def test_checks() -> None:
