@@ -88,7 +88,7 @@ def idempotent_call(
         return _answer(plan, fn(execution))
 
     with _foreign_errors():
-        return _result(engine.run(plan.store, plan.policy, plan.operation, execute, _raise))
+        return _result(engine.run(plan.store, plan.operation, execute, _raise))
 
 
 async def aidempotent_call(
@@ -107,7 +107,7 @@ async def aidempotent_call(
         return _answer(plan, await fn(execution))
 
     with _foreign_errors():
-        outcome = await engine.arun(plan.store, plan.policy, plan.operation, execute, _raise)
+        outcome = await engine.arun(plan.store, plan.operation, execute, _raise)
         return _result(outcome)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -36,6 +37,8 @@ class Operation:
         lease: how long a claim on it lives without renewal; ``None``: the claim lives as long as
             the transaction that made it.
         hold: do not resume an attempt whose lease expired until an operator settles it.
+        wait: how long to wait for somebody else's execution; ``None``: not at all.
+        execute_without_store: execute it without protection if its store cannot be reached.
         count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
         principal: who is calling, for the audit (``"user:42"``).
@@ -53,6 +56,8 @@ class Operation:
     retention: timedelta = timedelta(0)
     lease: timedelta | None = None
     hold: bool = False
+    wait: timedelta | None = None
+    execute_without_store: bool = False
     count_replays: bool = False
     extend_on_replay: bool = False
     principal: str = ""
@@ -87,6 +92,23 @@ class Claim:
     def scope(self) -> str:
         """The operation's scope."""
         return self.operation.scope
+
+
+NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
+"""Of the keys that :func:`derived_key` makes."""
+
+
+def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
+    """A key for another service, the same on every attempt at an operation.
+
+    Args:
+        scope: the operation's scope.
+        key: the operation's key.
+        content: the digest of what the operation asks for.
+        name: what the key is for, such as ``"charge"``.
+    """
+    parts = (scope, key, content, name)
+    return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 
 REASON: Final = ":reason"

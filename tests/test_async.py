@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -33,7 +34,6 @@ from idempotency_django.engine import Executed, Outcome, Replayed, Result, lease
 from idempotency_django.engine.context import ExecutionContext, Unprotected
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, an_operation
@@ -866,6 +866,7 @@ class Flaky(MemoryStore):
 
 
 STORED = Payload(201, (), b"done")
+LEASE = timedelta(seconds=30)
 
 
 async def answer(execution: ExecutionContext | None) -> Result:
@@ -888,9 +889,20 @@ def arun(
     store: MemoryStore,
     operation: Operation,
     execute: Callable[[ExecutionContext | None], Awaitable[Result]] = answer,
-    **fields: Any,
+    **changes: Any,
 ) -> Coroutine[Any, Any, Outcome]:
-    return engine.arun(store, Policy(**fields).resolved(), operation, execute, reraise)
+    return engine.arun(store, replace(operation, **changes), execute, reraise)
+
+
+def test_no_lease() -> None:
+    """A coroutine function needs a claim with a lease: no transaction can span it."""
+
+    async def work() -> None:
+        with pytest.raises(ValueError, match="has no lease"):
+            await arun(Flaky(), an_operation())
+
+    in_loop(work)
+    assert executions == []
 
 
 class TestCancelledWhileAsking:
@@ -914,7 +926,7 @@ class TestCancelledWhileAsking:
         """Nothing is begun after it, and what was done already is completed."""
 
         async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
+            store, operation = Flaky(), an_operation(lease=LEASE)
             store.blocked_at = question
             task = asyncio.ensure_future(arun(store, operation, execute))
             await asyncio.wait_for(store.gate.reached.wait(), PATIENCE)
@@ -940,7 +952,7 @@ class TestCancelledWhileAsking:
         """A handler that was never begun leaves nothing for an operator: the key is free."""
 
         async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30), hold=True)
+            store, operation = Flaky(), an_operation(lease=LEASE, hold=True)
             store.blocked_at = question
             task = asyncio.ensure_future(arun(store, operation))
             await asyncio.wait_for(store.gate.reached.wait(), PATIENCE)
@@ -961,7 +973,7 @@ class TestCancelledWhileAsking:
         """What was done is completed though the store is away for a moment and the client too."""
 
         async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
+            store, operation = Flaky(), an_operation(lease=LEASE)
             store.blocked_at = "complete"
             store.unreachable["complete"] = 2
             task = asyncio.ensure_future(arun(store, operation))
@@ -979,14 +991,14 @@ class TestCancelledWhileAsking:
         """The same where the cancellation arrives in the pause between them."""
 
         async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
+            store, operation = Flaky(), an_operation(lease=LEASE)
             store.unreachable["complete"] = 1
 
             point, stored = 1, 0
             while True:
                 executions.clear()
                 store.unreachable["complete"] = 1
-                operation = an_operation(lease=timedelta(seconds=30))
+                operation = an_operation(lease=LEASE)
                 if not await cancelled_at(arun(store, operation), point):
                     break
                 found = store.get(operation.key, operation.scope)
@@ -1005,11 +1017,11 @@ class TestCancelledWhileAsking:
         """Who waits for somebody else's execution leaves at once, and frees nothing of it."""
 
         async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
+            store, operation = Flaky(), an_operation(lease=LEASE)
             held = store.acquire(operation)
             assert isinstance(held, Claim)
             patience = timedelta(seconds=PATIENCE)
-            waiting = arun(store, operation, on_conflict="wait", wait_timeout=patience)
+            waiting = arun(store, operation, wait=patience)
             task = asyncio.ensure_future(waiting)
             while len(store.asked) < 3:
                 await asyncio.sleep(0.001)
@@ -1034,8 +1046,8 @@ class TestCancelledWhileAsking:
                 await asyncio.sleep(PATIENCE)
                 raise AssertionError
 
-            operation = an_operation(lease=timedelta(seconds=30))
-            task = asyncio.ensure_future(arun(store, operation, endless, on_store_error="execute"))
+            operation = an_operation(lease=LEASE, execute_without_store=True)
+            task = asyncio.ensure_future(arun(store, operation, endless))
             await asyncio.wait_for(reached.wait(), PATIENCE)
             task.cancel()
             await asyncio.wait([task], timeout=PATIENCE)
@@ -1048,7 +1060,7 @@ class TestCancelledWhileAsking:
         """A handler that awaits something cancelled fails, and the key is free."""
 
         async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
+            store, operation = Flaky(), an_operation(lease=LEASE)
 
             async def execute(execution: ExecutionContext | None) -> Result:
                 future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -1065,7 +1077,7 @@ class TestCancelledWhileAsking:
         """A timeout of the handler's own is an error like any other."""
 
         async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
+            store, operation = Flaky(), an_operation(lease=LEASE)
 
             async def execute(execution: ExecutionContext | None) -> Result:
                 async with asyncio.timeout(0):
@@ -1082,7 +1094,7 @@ class TestCancelledWhileAsking:
         """A timeout around the whole of it raises ``TimeoutError``, and the key is free."""
 
         async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=timedelta(seconds=30))
+            store, operation = Flaky(), an_operation(lease=LEASE)
 
             async def execute(execution: ExecutionContext | None) -> Result:
                 await asyncio.sleep(PATIENCE)
@@ -1108,7 +1120,7 @@ class TestCancelledWhileAsking:
 
         async def work() -> None:
             store, point = Flaky(), 1
-            while await cancelled_at(arun(store, an_operation()), point):
+            while await cancelled_at(arun(store, an_operation(lease=LEASE)), point):
                 point += 1
 
         in_loop(work)

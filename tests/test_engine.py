@@ -25,8 +25,6 @@ from idempotency_django.engine import Executed, InProgress, Mismatched, Outcome,
 from idempotency_django.engine.outcomes import LONGEST_PAUSE
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.planning import lease_of
-from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
@@ -39,6 +37,7 @@ from tests.support import effects
 pytestmark = pytest.mark.django_db(transaction=True)
 
 STORED = Payload(201, (), b"done")
+WAIT = timedelta(seconds=10)
 
 
 @pytest.fixture(params=[MemoryStore, DatabaseStore])
@@ -76,11 +75,11 @@ def run(
     recover: Callable[[Exception], Result] = reraise,
     *,
     after: ExitStack | None = None,
-    **fields: Any,
+    wait: timedelta | None = None,
 ) -> Outcome:
-    policy = Policy(**fields).resolved()
-    operation = replace(operation, lease=lease_of(policy, store))
-    return engine.run(store, policy, operation, execute, recover, after=after)
+    lease = None if store.supports_transactions else timedelta(seconds=30)
+    operation = replace(operation, lease=lease, wait=wait)
+    return engine.run(store, operation, execute, recover, after=after)
 
 
 def once(
@@ -292,12 +291,12 @@ class TestConflict:
         assert sent == ["claimed", "conflicted", "conflicted", "completed"]
 
     def test_wait(self, store: Store, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        """With ``on_conflict="wait"`` it waits for the first to finish and replays its answer."""
+        """If it may wait, it waits for the first to finish and replays its answer."""
         skip_where_duplicates_queue(store)
         operation = an_operation()
         with held(store, operation) as ended:
             monkeypatch.setattr(time, "sleep", lambda seconds: ended())
-            outcome = run(store, operation, on_conflict="wait")
+            outcome = run(store, operation, wait=WAIT)
         assert isinstance(outcome, Replayed)
         assert effects() == 1
         assert sent == ["claimed", "completed", "replayed"]
@@ -323,12 +322,12 @@ class TestConflict:
             thread.join(PATIENCE)
 
         monkeypatch.setattr(time, "sleep", pause)
-        assert run(store, operation, on_conflict="wait") == Executed("response")
+        assert run(store, operation, wait=WAIT) == Executed("response")
         thread.join(PATIENCE)
         assert effects() == 1
 
     def test_wait_is_bounded(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        """After ``wait_timeout`` it is told "in progress" after all; the pauses fit into it."""
+        """After that time it is told "in progress" after all; the pauses fit into it."""
         skip_where_duplicates_queue(store)
         clock = [100.0]
         pauses: list[float] = []
@@ -341,7 +340,7 @@ class TestConflict:
         with held(store, operation):
             monkeypatch.setattr(time, "monotonic", lambda: clock[0])
             monkeypatch.setattr(time, "sleep", sleep)
-            outcome = run(store, operation, on_conflict="wait", wait_timeout=timedelta(seconds=3))
+            outcome = run(store, operation, wait=timedelta(seconds=3))
             assert isinstance(outcome, InProgress)
         assert sum(pauses) == pytest.approx(3)
         assert max(pauses) <= LONGEST_PAUSE
@@ -450,9 +449,9 @@ class TestTransaction:
         assert effects() == 1
 
     @pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL says so at COMMIT")
-    @pytest.mark.parametrize("on_conflict", ["reject", "wait"])
+    @pytest.mark.parametrize("wait", [None, WAIT])
     def test_serialization_failure_at_commit(
-        self, sent: list[str], monkeypatch: pytest.MonkeyPatch, on_conflict: str
+        self, sent: list[str], monkeypatch: pytest.MonkeyPatch, wait: timedelta | None
     ) -> None:
         """The database has rolled back then, so the attempt has failed, and the key is free."""
         store, operation = DatabaseStore("default"), an_operation()
@@ -486,7 +485,7 @@ class TestTransaction:
         try:
             with monkeypatch.context() as patch, pytest.raises(OperationInProgress) as caught:
                 patch.setattr(store, "complete", complete)
-                run(store, operation, execute, on_conflict=on_conflict)
+                run(store, operation, execute, wait=wait)
         finally:
             connection.close()
         assert "has rolled back" in str(caught.value)

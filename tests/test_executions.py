@@ -31,7 +31,6 @@ from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
 from idempotency_django.errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
-from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
@@ -49,7 +48,6 @@ pytestmark = [
 T = TypeVar("T")
 LEASE = timedelta(seconds=30)
 STORED = Payload(201, (), b"done")
-POLICY = Policy(mode="leased")
 Handler = Callable[[ExecutionContext], object]
 
 
@@ -83,15 +81,14 @@ def reraise(error: Exception) -> Result:
     raise error
 
 
-def attempt(store: Store, operation: Operation, handler: Handler, **fields: Any) -> Outcome:
+def attempt(store: Store, operation: Operation, handler: Handler) -> Outcome:
     """One attempt at the operation; the handler's result is the response."""
 
     def execute(execution: ExecutionContext | None) -> Result:
         assert execution is not None
         return Result(handler(execution), STORED)
 
-    policy = POLICY.replace(**fields).resolved()
-    return engine.run(store, policy, operation, execute, reraise)
+    return engine.run(store, operation, execute, reraise)
 
 
 def fails(handler: Handler) -> Handler:
@@ -174,7 +171,7 @@ async def aattempt(
         assert execution is not None
         return Result(await handler(execution), STORED)
 
-    return await engine.arun(store, POLICY.resolved(), operation, execute, reraise)
+    return await engine.arun(store, operation, execute, reraise)
 
 
 class TestKnows:
@@ -981,7 +978,7 @@ class TestAtomic:
 
 
 class TestUnprotected:
-    """What a handler is given while its store is away, with ``on_store_error="execute"``."""
+    """What a handler is given while its store is away, with ``execute_without_store``."""
 
     @pytest.fixture(autouse=True)
     def _away(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -993,11 +990,11 @@ class TestUnprotected:
             monkeypatch.setattr(kind, "extend", away)
 
     def unprotected(self, store: Store, operation: Operation, handler: Handler) -> Outcome:
-        return attempt(store, operation, handler, on_store_error="execute")
+        return attempt(store, replace(operation, execute_without_store=True), handler)
 
     def test_attributes(self, store: Store) -> None:
         """It knows what it is for, as any other; it is the first attempt that it knows of."""
-        operation, seen = leased(), list[ExecutionContext]()
+        operation, seen = leased(execute_without_store=True), list[ExecutionContext]()
         self.unprotected(store, operation, seen.append)
         [execution] = seen
         assert isinstance(execution, Unprotected)

@@ -18,7 +18,6 @@ from idempotency_django import engine
 from idempotency_django.engine import Executed, Outcome, Result
 from idempotency_django.engine.leases import Lease, kept_alive
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import PATIENCE, an_operation, eventually
@@ -111,8 +110,7 @@ def test_pool_without_a_connection_to_spare() -> None:
 
     def own(operation: Operation) -> Outcome:
         try:
-            policy = Policy(mode="leased").resolved()
-            return engine.run(store, policy, operation, execute, _raise)
+            return engine.run(store, operation, execute, _raise)
         finally:
             connections.close_all()
 

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -175,17 +176,16 @@ def attempt(
     operation: Operation,
     handler: Callable[[ExecutionContext | None], object] = effect,
     recover: Callable[[Exception], Result] = reraise,
-    **fields: Any,
+    **changes: Any,
 ) -> Outcome:
     """One attempt, whose response is the handler's result, or what it returns as its answer."""
-    around = {name: fields.pop(name) for name in ("outer", "inner") if name in fields}
+    around = {name: changes.pop(name) for name in ("outer", "inner") if name in changes}
 
     def execute(execution: ExecutionContext | None) -> Result:
         made = handler(execution)
         return made if isinstance(made, Result) else Result(made, STORED)
 
-    policy = Policy(mode="leased").replace(**fields).resolved()
-    return engine.run(store, policy, operation, execute, recover, **around)
+    return engine.run(store, replace(operation, **changes), execute, recover, **around)
 
 
 def found(store: Store, operation: Operation) -> Record:
@@ -595,7 +595,7 @@ class TestLateOwner:
         assert found(store, operation).status is Status.IN_PROGRESS
 
     def test_successor_waited_for(self, store: Watched, elsewhere: ThreadPoolExecutor) -> None:
-        """With ``on_conflict="wait"`` it waits for the successor's answer."""
+        """If it may wait, it waits for the successor's answer."""
         operation = leased()
 
         def late(execution: ExecutionContext | None) -> None:
@@ -609,13 +609,13 @@ class TestLateOwner:
             completing.append(elsewhere.submit(complete))
 
         completing: list[Any] = []
-        outcome = attempt(store, operation, late, on_conflict="wait")
+        outcome = attempt(store, operation, late, wait=LONG)
         completing[0].result(PATIENCE)
         assert isinstance(outcome, Replayed)
         assert outcome.record.payload == OTHER
 
-    @pytest.mark.parametrize("on_conflict", ["reject", "wait"])
-    def test_successor_failed(self, store: Watched, on_conflict: str) -> None:
+    @pytest.mark.parametrize("wait", [None, LONG])
+    def test_successor_failed(self, store: Watched, wait: timedelta | None) -> None:
         """When the successor failed there is nothing to give: ``ClaimLost``."""
         operation, calls = leased(), []
 
@@ -624,7 +624,7 @@ class TestLateOwner:
             assert store.fail(taken_over(store, operation), "no")
 
         with pytest.raises(ClaimLost):
-            attempt(store, operation, late, on_conflict=on_conflict)
+            attempt(store, operation, late, wait=wait)
         assert len(calls) == 1
         assert isinstance(attempt(store, operation), Executed)
 
@@ -646,7 +646,7 @@ class TestLateOwner:
             failing.append(elsewhere.submit(fail))
 
         with pytest.raises(ClaimLost):
-            attempt(store, operation, late, on_conflict="wait")
+            attempt(store, operation, late, wait=LONG)
         failing[0].result(PATIENCE)
         assert len(calls) == 1
 
@@ -857,8 +857,7 @@ class TestSignals:
                 await asyncio.Event().wait()
                 raise AssertionError
 
-            policy = Policy(mode="leased").resolved()
-            task = asyncio.ensure_future(engine.arun(store, policy, operation, endless, reraise))
+            task = asyncio.ensure_future(engine.arun(store, operation, endless, reraise))
             await asyncio.wait_for(reached.wait(), PATIENCE)
             task.cancel()
             await asyncio.wait([task], timeout=PATIENCE)
@@ -1010,11 +1009,11 @@ class TestUnreachableStore:
     def test_execute(
         self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """With ``on_store_error="execute"`` it is executed without protection, logged as such."""
+        """With ``execute_without_store`` it is executed without protection, logged as such."""
         operation, given = leased(), list[ExecutionContext]()
         store.faults["acquire"] = ["before", "before"]
         for _ in range(2):
-            outcome = attempt(store, operation, given.append, on_store_error="execute")
+            outcome = attempt(store, operation, given.append, execute_without_store=True)
             assert isinstance(outcome, Executed)
         assert [type(execution) for execution in given] == [Unprotected, Unprotected]
         errors = [r for r in caplog.records if "WITHOUT protection" in r.message]
@@ -1027,16 +1026,16 @@ class TestUnreachableStore:
         store.faults["acquire"] = ["before", "before"]
         failing = _raises_after(effect)
         outcome = attempt(
-            store, leased(), failing, lambda e: Result("500", None), on_store_error="execute"
+            store, leased(), failing, lambda e: Result("500", None), execute_without_store=True
         )
         assert outcome == Executed("500")
         with pytest.raises(LookupError):
-            attempt(store, leased(), failing, on_store_error="execute")
+            attempt(store, leased(), failing, execute_without_store=True)
 
     def test_too_busy(self, store: Watched) -> None:
         """A store that is too busy to say more is a conflict, not a failure of the store."""
         store.error, store.faults["acquire"] = OperationInProgress, ["before"]
-        assert isinstance(attempt(store, leased(), on_store_error="execute"), InProgress)
+        assert isinstance(attempt(store, leased(), execute_without_store=True), InProgress)
         assert effects() == 0
 
 
@@ -1285,10 +1284,10 @@ class TestInterrupted:
     def test_hold(self, store: Watched, sent: list[str]) -> None:
         """A held one waits for an operator, whoever asks."""
         operation = self.interrupted(store, hold=True)
-        for on_conflict in ("reject", "wait", "accepted"):
-            assert isinstance(attempt(store, operation, on_conflict=on_conflict), Held)
+        for wait in (None, LONG):
+            assert isinstance(attempt(store, operation, wait=wait), Held)
         assert effects() == 0
-        assert sent == ["conflicted"] * 3
+        assert sent == ["conflicted"] * 2
 
     def test_hold_while_it_runs(self, store: Watched) -> None:
         """While its owner lives it is just in progress, and may complete or fail."""
@@ -1793,8 +1792,7 @@ def test_async_and_sync_share_a_heartbeat(store: Watched) -> None:
         from asgiref.sync import sync_to_async
 
         try:
-            policy = Policy(mode="leased").resolved()
-            return await engine.arun(store, policy, operation, execute, reraise)
+            return await engine.arun(store, operation, execute, reraise)
         finally:
             await sync_to_async(connections.close_all)()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,7 +16,6 @@ from django.test.utils import CaptureQueriesContext, override_settings
 
 from idempotency_django import engine
 from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
-from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Status
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
@@ -222,8 +222,6 @@ def test_purges_at_once(alias: str) -> None:
 class Traffic:
     """Requests that come in one after the other, each until it has been answered."""
 
-    policy = Policy(on_conflict="wait", wait_timeout=timedelta(seconds=PATIENCE)).resolved()
-
     def __init__(self, alias: str) -> None:
         self.store = DatabaseStore("default", using=alias)
 
@@ -237,7 +235,8 @@ class Traffic:
         def recover(error: Exception) -> engine.Result:
             raise error
 
-        return engine.run(self.store, self.policy, operation, execute, recover)
+        patient = replace(operation, wait=timedelta(seconds=PATIENCE))
+        return engine.run(self.store, patient, execute, recover)
 
 
 @each_database

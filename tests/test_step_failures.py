@@ -16,7 +16,6 @@ from idempotency_django.engine import Executed, Outcome, Result
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import StepFailed, StepsChanged, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
 from idempotency_django.records import Operation, Payload
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
@@ -57,7 +56,7 @@ def attempt(store: Store, operation: Operation, handler: Handler) -> Outcome:
     def execute(execution: ExecutionContext) -> Result:
         return Result(handler(execution), Payload(201, (), b""))
 
-    return engine.run(store, Policy(mode="leased").resolved(), operation, execute, reraise)
+    return engine.run(store, operation, execute, reraise)
 
 
 def reraise(error: Exception) -> Result:
@@ -362,8 +361,7 @@ def test_async(store: Store) -> None:
         async def execute(execution: ExecutionContext) -> Result:
             return Result(await handler(execution), Payload(201, (), b""))
 
-        policy = Policy(mode="leased").resolved()
-        return await engine.arun(store, policy, wanted, execute, reraise)
+        return await engine.arun(store, wanted, execute, reraise)
 
     async def both() -> Outcome:
         wanted = operation()
@@ -400,11 +398,11 @@ def test_failure_beside_another_step(store: Store) -> None:
         return Result([first, second], Payload(201, (), b""))
 
     async def both() -> Outcome:
-        policy, wanted = Policy(mode="leased").resolved(), operation()
+        wanted = operation()
         try:
             with pytest.raises(Declined):
-                await engine.arun(store, policy, wanted, handler, reraise)
-            return await engine.arun(store, policy, wanted, handler, reraise)
+                await engine.arun(store, wanted, handler, reraise)
+            return await engine.arun(store, wanted, handler, reraise)
         finally:
             await sync_to_async(connections.close_all)()
 
@@ -433,11 +431,11 @@ def test_cancelled_step(store: Store) -> None:
         return Result(None, Payload(201, (), b""))
 
     async def both() -> Outcome:
-        policy, wanted = Policy(mode="leased").resolved(), operation()
+        wanted = operation()
         try:
             with pytest.raises(InterruptedError):
-                await engine.arun(store, policy, wanted, handler, reraise)
-            return await engine.arun(store, policy, wanted, handler, reraise)
+                await engine.arun(store, wanted, handler, reraise)
+            return await engine.arun(store, wanted, handler, reraise)
         finally:
             await sync_to_async(connections.close_all)()
 

@@ -12,7 +12,6 @@ from django.db import connections
 from idempotency_django import engine
 from idempotency_django.engine import Executed, Result
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.policy import Policy
 from idempotency_django.records import Operation, Payload
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import PATIENCE, SECOND, an_operation
@@ -27,8 +26,7 @@ def attempt(operation: Operation, handler: Any) -> Any:
     def reraise(error: Exception) -> Result:
         raise error
 
-    policy = Policy(mode="leased").resolved()
-    return engine.run(DatabaseStore("default"), policy, operation, execute, reraise)
+    return engine.run(DatabaseStore("default"), operation, execute, reraise)
 
 
 def test_step_in_a_thread() -> None:

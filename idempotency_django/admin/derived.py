@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
-from ..engine.context import derived_keys
 from ..engine.steps import LONGEST_NAME
 from ..models import IdempotencyStep
+from ..policy.seals import derived_keys
 
 TEMPLATE: Final = "admin/idempotency_django/idempotencykey/derived_keys.html"
 

@@ -13,7 +13,6 @@ from typing import Final
 
 from asgiref.sync import sync_to_async
 
-from ..policy import Policy
 from ..records import Operation
 from ..stores import Store
 from . import transactional
@@ -57,7 +56,6 @@ _NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
 
 def run(
     store: Store,
-    policy: Policy,
     operation: Operation,
     execute: Execute,
     recover: Recover,
@@ -79,7 +77,6 @@ def run(
 
     Args:
         store: where the record lives.
-        policy: a resolved policy.
         operation: what to execute.
         execute: executes it.
         recover: called after the rollback with what ``execute`` raised; returns the answer, or
@@ -107,9 +104,9 @@ def run(
     def attempt(operation: Operation) -> Outcome:
         if operation.lease is None:
             return transactional.run(
-                store, policy, operation, execute, recover, after, waiting, undo, admit
+                store, operation, execute, recover, after, waiting, undo, admit
             )
-        wanted = Run(store, policy, operation, operation.lease, recover, outer, inner, admit)
+        wanted = Run(store, operation, operation.lease, recover, outer, inner, admit)
         return drive(wanted.flow(), store, execute)
 
     outcome = attempt(operation)
@@ -124,7 +121,6 @@ def run(
 
 async def arun(
     store: Store,
-    policy: Policy,
     operation: Operation,
     execute: AsyncExecute,
     recover: Recover,
@@ -138,11 +134,15 @@ async def arun(
     A cancellation is passed on to ``execute``, and frees the key. After the end of ``execute``, a
     cancellation leaves the operation completed.
     """
-    lease = operation.lease or policy.lease
-    operation = replace(operation, lease=lease)
+    lease = operation.lease
+    if lease is None:
+        raise ValueError(
+            f"The operation {operation.name} has no lease. arun() needs one, because no "
+            "transaction can span a coroutine function."
+        )
 
     async def attempt(operation: Operation) -> Outcome:
-        wanted = Run(store, policy, operation, lease, recover, _NOWHERE, _NOWHERE, admit)
+        wanted = Run(store, operation, lease, recover, _NOWHERE, _NOWHERE, admit)
         return await adrive(wanted.flow(), store, execute)
 
     outcome = await attempt(operation)

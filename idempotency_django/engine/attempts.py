@@ -16,7 +16,7 @@ from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnav
 from ..records import Claim, Operation, Payload, Status
 from .drivers import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
 from .leases import Lease, kept_alive
-from .outcomes import ConflictWait, Executed, InProgress, Result, decide, failure
+from .outcomes import ConflictWait, Executed, Result, decide, failure
 from .settling import is_stored, settle, tell
 
 logger = logging.getLogger("idempotency_django")
@@ -192,9 +192,9 @@ class Attempt:
             if found is None or found.status is Status.FAILED:
                 raise ClaimLost
             outcome = decide(found, self._operation)
-            pause = self.wait.pause() if isinstance(outcome, InProgress) else None
+            pause = self.wait.pause(outcome)  # type: ignore[arg-type]  # it is no claim
             if pause is None:
-                return outcome  # type: ignore[return-value]  # it is no claim
+                return outcome  # type: ignore[return-value]
             yield Pause(pause)
 
     def _recovered(self, error: Exception, *, held: bool) -> Flow:

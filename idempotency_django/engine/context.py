@@ -8,25 +8,20 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from ..policy.seals import content_of
-from ..records import Claim, Operation, Step
+from ..records import Claim, Operation, Step, derived_key
 from ..stores import Store
 from .leases import Lease
 from .steps import LONGEST_NAME, Steps, as_json
-
-NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
-"""Of the keys that :meth:`ExecutionContext.derive_key` makes."""
 
 _running: ContextVar[str] = ContextVar("idempotency_step")
 
@@ -90,7 +85,8 @@ class ExecutionContext:
             name: what the key is for, such as ``"charge"``.
         """
         self._has_derived = True
-        return _derived(self.scope, self.key, self.operation.content, name)
+        content = self.operation.content
+        return derived_key(scope=self.scope, key=self.key, content=content, name=name)
 
     def atomic(self) -> AbstractContextManager[None]:
         """A transaction on the store's database that a late owner cannot commit.
@@ -279,32 +275,6 @@ class Unprotected(ExecutionContext):
         if iscoroutinefunction(function):
             return json.loads(as_json(name, await function(*args, **kwargs)))
         return await sync_to_async(self.step)(name, function, *args, **kwargs)
-
-
-def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]) -> dict[str, str]:
-    """The keys that ``derive_key()`` gave the handler of a stored operation, by name.
-
-    Args:
-        scope: the record's scope.
-        key: the record's key.
-        fingerprint: the record's fingerprint.
-        names: what the keys are for, such as ``"charge"``.
-
-    Raises:
-        ValueError: no known secret key has sealed the fingerprint.
-    """
-    content = content_of(fingerprint)
-    if content is None:
-        raise ValueError(
-            "The record's fingerprint was sealed under a secret key that is neither SECRET_KEY nor "
-            "among SECRET_KEY_FALLBACKS, so its derived keys cannot be computed. Add that key to "
-            "SECRET_KEY_FALLBACKS."
-        )
-    return {name: _derived(scope, key, content, name) for name in names}
-
-
-def _derived(*parts: str) -> str:
-    return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 
 def _thread() -> int | None:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from ..errors import OperationInProgress, StoreUnavailable
-from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .attempts import Attempt, Recover
@@ -30,7 +29,6 @@ class Run:
 
     Attributes:
         store: where its record lives.
-        policy: a resolved policy.
         operation: what is to be executed.
         lease: the operation's.
         recover: turns what the handler raised into an answer, or raises it again.
@@ -40,7 +38,6 @@ class Run:
     """
 
     store: Store
-    policy: Policy
     operation: Operation
     lease: timedelta
     recover: Recover
@@ -49,13 +46,11 @@ class Run:
     admit: Admit | None
 
     def flow(self) -> Flow:
-        """Run it, after waiting for another owner as long as the policy allows."""
-        wait = ConflictWait(self.policy)
+        """Run it, after waiting for another owner as long as the operation allows."""
+        wait = ConflictWait(self.operation.wait)
         while True:
             outcome = yield from self._once(wait)
-            if not isinstance(outcome, InProgress):
-                return outcome
-            pause = wait.pause()
+            pause = wait.pause(outcome)
             if pause is None:
                 return outcome
             yield Pause(pause)
@@ -95,7 +90,7 @@ class Run:
         return known or (yield Ask("acquire", (self.operation,)))  # type: ignore[no-any-return]
 
     def _unprotected(self, error: StoreUnavailable) -> Flow:
-        if self.policy.on_store_error != "execute":
+        if not self.operation.execute_without_store:
             raise error
         problem: Exception | None = None
         try:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final, assert_never
 
 from django.db import Error as DatabaseFault
@@ -15,7 +16,6 @@ from django.db import connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
-from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record, Status
 
 logger = logging.getLogger("idempotency_django")
@@ -102,16 +102,20 @@ def decide(
 
 
 class ConflictWait:
-    """How long to wait for an operation in progress, and how often to look."""
+    """How long to wait for an operation in progress, and how often to look.
 
-    def __init__(self, policy: Policy) -> None:
-        self._deadline = 0.0
-        if policy.on_conflict == "wait":
-            self._deadline = time.monotonic() + policy.wait_timeout.total_seconds()
+    Args:
+        longest: how long, from now; ``None``: not at all.
+    """
+
+    def __init__(self, longest: timedelta | None) -> None:
+        self._deadline = time.monotonic() + longest.total_seconds() if longest else 0.0
         self._pause = FIRST_PAUSE
 
-    def pause(self) -> float | None:
-        """Seconds until the next look; ``None``: the wait is over."""
+    def pause(self, outcome: Outcome) -> float | None:
+        """Seconds until the next look; ``None``: the outcome stands, or the wait is over."""
+        if not isinstance(outcome, InProgress):
+            return None
         left = self._deadline - time.monotonic()
         if left <= 0:
             return None

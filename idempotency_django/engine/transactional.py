@@ -15,7 +15,6 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress
-from ..policy import Policy
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .context import ExecutionContext
@@ -67,7 +66,6 @@ class _Refused(Exception):  # carries the reason out of a transaction
 
 def run(
     store: Store,
-    policy: Policy,
     operation: Operation,
     execute: Execute,
     recover: Recover,
@@ -77,12 +75,10 @@ def run(
     admit: Admit | None,
 ) -> Outcome:
     """Run an operation in a transaction; see :func:`idempotency_django.engine.run`."""
-    wait = ConflictWait(policy)
+    wait = ConflictWait(operation.wait)
     while True:
         outcome = _run_once(store, operation, execute, recover, after, undo, admit)
-        if not isinstance(outcome, InProgress):
-            return outcome
-        pause = wait.pause()
+        pause = wait.pause(outcome)
         if pause is None:
             return outcome
         with waiting():

@@ -90,7 +90,6 @@ def serve(
         recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
         outcome = engine.run(
             plan.store,
-            policy,
             plan.operation,
             execute,
             recover,
@@ -121,9 +120,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
 
     with _explained(plan.operation, policy):
         recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
-        outcome = await engine.arun(
-            plan.store, policy, plan.operation, execute, recover, admit=admit
-        )
+        outcome = await engine.arun(plan.store, plan.operation, execute, recover, admit=admit)
         if isinstance(outcome, Replayed) and has_body(outcome.record):
             return _marked(plan, _response(adapter, policy, plan, outcome))
         respond = sync_to_async(_response)  # what rebuilds an answer may ask the database

@@ -157,6 +157,8 @@ def recorded_as(
         retention=policy.retention,
         lease=lease,
         hold=policy.on_interrupted == "hold",
+        wait=policy.wait_timeout if policy.on_conflict == "wait" else None,
+        execute_without_store=policy.on_store_error == "execute",
         count_replays=policy.record_replays,
         extend_on_replay=policy.ttl_from == "last_use",
         principal=invocation.principal,

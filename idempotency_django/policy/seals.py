@@ -14,6 +14,7 @@ can be recovered, from which
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final
@@ -22,6 +23,7 @@ from django.conf import settings
 from django.utils.crypto import salted_hmac
 from django.utils.encoding import force_bytes
 
+from ..records import derived_key
 from .canonical import framed
 
 LENGTH: Final = 12
@@ -64,6 +66,28 @@ def content_of(fingerprint: str) -> str | None:
         if len(opened) == LENGTH + len(_CHECK) and opened.endswith(_CHECK):
             return opened[:LENGTH].hex()
     return None
+
+
+def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]) -> dict[str, str]:
+    """The keys that ``derive_key()`` gave the handler of a stored operation, by name.
+
+    Args:
+        scope: the record's scope.
+        key: the record's key.
+        fingerprint: the record's fingerprint.
+        names: what the keys are for, such as ``"charge"``.
+
+    Raises:
+        ValueError: no known secret key has sealed the fingerprint.
+    """
+    content = content_of(fingerprint)
+    if content is None:
+        raise ValueError(
+            "The record's fingerprint was sealed under a secret key that is neither SECRET_KEY nor "
+            "among SECRET_KEY_FALLBACKS, so its derived keys cannot be computed. Add that key to "
+            "SECRET_KEY_FALLBACKS."
+        )
+    return {name: derived_key(scope=scope, key=key, content=content, name=name) for name in names}
 
 
 def _sealed(secret: bytes, content: str, bound: tuple[str, ...]) -> str:

@@ -18,8 +18,8 @@ import pytest
 from django.conf import settings
 from redis import Redis
 
-from idempotency_django.engine.context import derived_keys
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy.seals import derived_keys
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.redis import RedisStore

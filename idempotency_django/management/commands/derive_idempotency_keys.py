@@ -8,9 +8,9 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from ...engine.context import derived_keys
 from ...errors import StoreUnavailable
 from ...models import IdempotencyKey, IdempotencyStep
+from ...policy.seals import derived_keys
 from ...stores import Store, stores
 
 
