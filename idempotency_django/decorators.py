@@ -8,7 +8,8 @@ from typing import Any, TypeVar, overload
 from django.core.exceptions import ImproperlyConfigured
 
 from .http.declared import EXEMPT, is_exempt, is_marked
-from .http.opening import PROTECTED, name_of
+from .http.inspection import name_of
+from .http.opening import PROTECTED
 from .http.wrapping import protect
 from .policy import Policy
 

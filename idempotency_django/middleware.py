@@ -24,8 +24,9 @@ from .http.atomic_requests import asks_for_transaction
 from .http.declared import ViewFunction, is_async, is_exempt, is_marked, policy_of
 from .http.frameworks import is_exempt_by_module
 from .http.handlers import ensure_claimed
+from .http.inspection import kept
 from .http.messages import key_header
-from .http.opening import PROTECTED, kept
+from .http.opening import PROTECTED
 from .http.wrapping import protect
 from .policy import PROJECT_POLICY, UNSET, Policy
 from .policy.validators import UNSAFE_METHODS

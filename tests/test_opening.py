@@ -37,7 +37,8 @@ from django.views.decorators import (
 from django.views.generic import View
 from django.views.static import serve
 
-from idempotency_django.http.opening import innermost, kept, name_of, opened
+from idempotency_django.http.inspection import kept, name_of
+from idempotency_django.http.opening import innermost, opened
 from tests import ways
 
 

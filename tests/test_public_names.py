@@ -29,17 +29,32 @@ PINNED = Path(__file__).with_name("public_names.txt")
 
 def public_names() -> Iterator[str]:
     """The package's public names, one to a line, in the order of the source."""
-    documented, public = _documented(), set[str]()
+    documented, public, exported = _documented(), set[str](), dict(_exported())
     for path in sorted(PACKAGE.rglob("*.py")):
-        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        module = module.removesuffix(".store")  # a store's folder exports it
-        if "migrations" not in path.parts:
-            body = ast.parse(path.read_text()).body
-            for line in _names(module.removesuffix(".__init__"), body):
+        if "migrations" in path.parts:
+            continue
+        for node in ast.parse(path.read_text()).body:
+            module = exported.get(f"{_module(path)}.{_name(node)}", "")
+            module = module if f"{module}.{_name(node)}" in documented else _module(path)
+            for line in _names(module, [node]):
                 name, _, _ = line.partition("(")
                 if name in documented or name.rpartition(".")[0] in public:
                     public.add(name)
                     yield line
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def _exported() -> Iterator[tuple[str, str]]:
+    """The names that a folder imports from its own modules, and the folder."""
+    for path in PACKAGE.rglob("__init__.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+                for alias in node.names:
+                    yield f"{_module(path)}.{node.module}.{alias.name}", _module(path)
 
 
 def _documented() -> set[str]:

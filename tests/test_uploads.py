@@ -28,7 +28,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http import bodies
+from idempotency_django.http import streams
 from idempotency_django.http.bodies import body_of
 from idempotency_django.policy import fingerprints
 from idempotency_django.policy.invocation import Hashed
@@ -368,7 +368,7 @@ class TestPlainViews:
     @pytest.mark.parametrize("kind", ["application/octet-stream", FORM])
     def test_longest(self, monkeypatch: pytest.MonkeyPatch, url: str, kind: str) -> None:
         """What is longer than the longest body that is read is refused, and not read."""
-        monkeypatch.setattr(bodies, "LONGEST", 399)
+        monkeypatch.setattr(streams, "LONGEST", 399)
         source = Terminated(CONTENT)
         environ = {"CONTENT_TYPE": kind, "CONTENT_LENGTH": "400", "wsgi.input": source}
         headers = {"Idempotency-Key": new_key()}
@@ -379,7 +379,7 @@ class TestPlainViews:
     @pytest.mark.parametrize("url", ["/decorated/by_chunks/", "/drf/by_chunks/"])
     def test_longest_in_chunks(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         """It is refused where it turns out to be longer, too."""
-        monkeypatch.setattr(bodies, "LONGEST", 399)
+        monkeypatch.setattr(streams, "LONGEST", 399)
         environ: dict[str, Any] = {
             "CONTENT_TYPE": "application/octet-stream",
             "HTTP_TRANSFER_ENCODING": "chunked",

@@ -18,10 +18,12 @@ from django.urls import URLPattern, get_resolver
 
 from ..conf import MIDDLEWARE, WITH_POLICY, conf
 from ..http.declared import is_exempt, policy_of, view_class_of
+from ..http.dispatching import answers_itself
 from ..http.frameworks import framework_of, is_exempt_by_module
-from ..http.opening import POLICIES, POLICY, PROTECTED, closure_of, held_as, opened, protected_part
+from ..http.inspection import closure_of, held_as
+from ..http.opening import POLICIES, POLICY, PROTECTED, opened, protected_part
 from ..http.routes import readable
-from ..http.wrapping import answers_itself, protect
+from ..http.wrapping import protect
 from ..policy import UNSET, Policy
 from ..policy.validators import UNSAFE_METHODS
 

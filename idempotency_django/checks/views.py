@@ -17,7 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 from ..conf import conf
 from ..http.declared import is_exempt, policy_of
 from ..http.frameworks import is_from
-from ..http.opening import innermost, name_of
+from ..http.inspection import name_of
+from ..http.opening import innermost
 from ..policy import UNSET, Policy
 from .inventory import Endpoint, endpoints
 from .policies import NAMED, PROJECT, check_policy, each_once, promise

@@ -20,42 +20,34 @@ from typing import Any, ClassVar
 
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
-from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ..engine.context import ExecutionContext
-from ..errors import IdempotencyError, ResponseNotStored
+from ..errors import ResponseNotStored
 from ..http.adapter import Adapter, refuse_result
 from ..http.atomic_requests import OwnedTransactions, RequestTransactions, request_transactions
+from ..http.dispatching import add_framework
 from ..http.handlers import ensure_reached, place
-from ..http.messages import key_header, principal_of, problem_of, status_of
+from ..http.messages import key_header, principal_of
 from ..http.objects import check_object
-from ..http.serving import serve, unclaimed
+from ..http.serving import unclaimed
 from ..http.status import described, record_of
-from ..http.wrapping import add_framework
 from ..policy import Policy
 from ..policy.validators import UNSAFE_METHODS
 from ..records import Record
 from .adapter import DRFAdapter
 from .forms import key_in_form, with_keys
-from .responses import ProblemRenderer, rendered_by
+from .problems import IdempotencyAPIException, answer
 
-
-class IdempotencyAPIException(APIException):
-    """What a custom ``EXCEPTION_HANDLER`` sees of an :exc:`~.errors.IdempotencyError`.
-
-    ``detail`` holds the members of the problem, and ``error`` the error itself. DRF's own handler
-    turns ``wait`` into ``Retry-After``.
-    """
-
-    def __init__(self, error: IdempotencyError) -> None:
-        super().__init__(error.detail, error.slug)
-        self.error = error
-        self.status_code = status_of(error)
-        self.detail: Any = problem_of(error)
-        self.wait = error.retry_after
+__all__ = [
+    "IdempotencyAPIException",
+    "IdempotencyStatusView",
+    "IdempotentRequest",
+    "IdempotentViewMixin",
+    "OptionallyIdempotentRequest",
+]
 
 
 class OptionallyIdempotentRequest(Request):
@@ -128,7 +120,7 @@ class IdempotentViewMixin:  # see below
         self, policy: Policy, request: Request, run: Callable[[], HttpResponseBase]
     ) -> HttpResponseBase:
         adapter = _MixinAdapter(self, request, run)
-        return _answer(adapter, policy, self._idempotency_transactions)
+        return answer(adapter, policy, self._idempotency_transactions)
 
     def get_renderers(self) -> list[Any]:
         return [with_keys(renderer) for renderer in super().get_renderers()]  # type: ignore[misc]
@@ -223,29 +215,7 @@ def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -
     view: APIView = request.parser_context["view"]
     transactions = getattr(view, "_idempotency_transactions", None)
     adapter = _MixinAdapter if isinstance(view, IdempotentViewMixin) else DRFAdapter
-    return _answer(adapter(view, request, handler), policy, transactions)
-
-
-def _answer(
-    adapter: DRFAdapter, policy: Policy, transactions: RequestTransactions | None
-) -> HttpResponseBase:
-    adapter.transactions = transactions
-    adapter.policy = policy.resolved()
-    try:
-        return serve(adapter, adapter.policy, transactions)
-    except IdempotencyError as error:
-        if error.foreign:
-            raise
-        with adapter.apart():
-            return _problem(adapter.view, error)
-
-
-def _problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
-    """The problem as the project's exception handler renders it, or in its own media type."""
-    response: HttpResponseBase = view.handle_exception(IdempotencyAPIException(error))
-    if getattr(response, "data", None) != problem_of(error):
-        return response
-    return rendered_by(ProblemRenderer(), view, response)
+    return answer(adapter(view, request, handler), policy, transactions)
 
 
 def has_hook(view_class: type) -> bool:

@@ -23,7 +23,7 @@ from ..http.bodies import (
     form_of,
     is_readable,
     raw_body_of,
-    rewind,
+    rewind_body,
 )
 from ..http.messages import (
     caller_of,
@@ -159,7 +159,7 @@ class DRFAdapter(Adapter):
             request._data = request._files = request._full_data = Empty
             return raw
         finally:
-            rewind(self.http_request)
+            rewind_body(self.http_request)
 
     def _parsed(self, raw: bytes | Hashed | None) -> Body:
         data, files = self.request.data, self.request.FILES

@@ -10,24 +10,28 @@ from __future__ import annotations
 import hashlib
 import os
 from io import BytesIO
-from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured, RequestDataTooBig, SuspiciousOperation
+from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.core.files.uploadhandler import FileUploadHandler
-from django.http import HttpRequest, QueryDict, UnreadablePostError
+from django.http import HttpRequest, QueryDict
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import MultiValueDict
 
 from ..policy.invocation import Body, Form, Hashed, UploadedFile
-
-CHUNK: Final = 64 * 1024
-"""Bytes that are read at once."""
-
-LONGEST: Final = 1024**3
-"""Bytes of a body that is read for its fingerprint: what is longer would fill the disk."""
+from .streams import (
+    announced,
+    hashed,
+    is_seekable,
+    refuse_half,
+    rewind,
+    rewindable,
+    size_of,
+    spooled,
+    stream_of,
+)
 
 MULTIPART: Final = "multipart/form-data"
 URLENCODED: Final = "application/x-www-form-urlencoded"
@@ -61,20 +65,20 @@ def body_of(request: HttpRequest) -> Body:
 
 def raw_body_of(request: HttpRequest) -> bytes | Hashed:
     """The bytes of a readable body, or their digest where they are too many to hold in memory."""
-    has_length = _announced(request) is not None  # without, Django's own body is an error
-    if hasattr(request, "_body") or (has_length and not _is_too_large(_size(request))):
+    has_length = announced(request) is not None  # without, Django's own body is an error
+    if hasattr(request, "_body") or (has_length and not _is_too_large(size_of(request))):
         body = request.body
-        _refuse_half(request, len(body))
-        _rewind(request, request._stream)
+        refuse_half(request, len(body))
+        rewind(request, request._stream)
         return body
-    hashed = _hashed(_rewindable(request))
-    _refuse_half(request, hashed.size)
-    return hashed
+    digest = hashed(rewindable(request))
+    refuse_half(request, digest.size)
+    return digest
 
 
 def _is_refused_in_memory(request: HttpRequest) -> bool:
     """Whether a body announces more than Django lets a view have in memory."""
-    return not hasattr(request, "_body") and _is_too_large(_announced(request) or 0)
+    return not hasattr(request, "_body") and _is_too_large(announced(request) or 0)
 
 
 def _is_too_large(size: int) -> bool:
@@ -89,7 +93,7 @@ def _is_json(media_type: str) -> bool:
 
 def as_file(raw: bytes | Hashed, name: str, media_type: str) -> UploadedFile:
     """A body that is one file."""
-    body = _hashed(BytesIO(raw)) if isinstance(raw, bytes) else raw
+    body = hashed(BytesIO(raw)) if isinstance(raw, bytes) else raw
     return UploadedFile(
         field="file", name=name, media_type=media_type, size=body.size, sha256=body.sha256
     )
@@ -104,9 +108,9 @@ def body_that_django_ignores(request: HttpRequest) -> Hashed | None:
     chunked = "chunked" in meta.get("HTTP_TRANSFER_ENCODING", "").lower()
     if not (chunked and meta.get("wsgi.input_terminated")) or meta.get("CONTENT_LENGTH"):
         return None
-    if not _is_seekable(meta["wsgi.input"]):
-        meta["wsgi.input"] = _spooled(meta["wsgi.input"])
-    return _hashed(meta["wsgi.input"])
+    if not is_seekable(meta["wsgi.input"]):
+        meta["wsgi.input"] = spooled(meta["wsgi.input"])
+    return hashed(meta["wsgi.input"])
 
 
 def is_readable(request: Any) -> bool:
@@ -114,124 +118,35 @@ def is_readable(request: Any) -> bool:
     return hasattr(request, "_body") or not request._read_started
 
 
-def rewind(request: Any) -> None:
+def rewind_body(request: Any) -> None:
     """Let a body be read once more; it was kept by :func:`raw_body_of`."""
-    _rewind(request, request._stream)
+    rewind(request, request._stream)
 
 
 # Django has no public way to give a stream back: these three names of its request are those that
 # REST framework relies on too.
 
 
-def _rewind(request: Any, stream: Any) -> None:
-    stream.seek(0)
-    request._stream = stream
-    request._read_started = False
-    if "wsgi.input" in request.META:  # where some views stream from
-        request.META["wsgi.input"] = stream
-
-
-def _rewindable(request: Any) -> Any:
-    """The request's stream, at its beginning, such that it can be read again."""
-    stream = request._stream
-    if not _is_seekable(stream):
-        if (_announced(request) or 0) > LONGEST:
-            raise _too_long()
-        stream = _spooled(request)
-    _rewind(request, stream)
-    return stream
-
-
-def _spooled(source: Any) -> Any:
-    spool = _Spool(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, dir=settings.FILE_UPLOAD_TEMP_DIR)
-    while chunk := source.read(CHUNK):
-        if spool.tell() + len(chunk) > LONGEST:
-            raise _too_long()
-        spool.write(chunk)
-    spool.seek(0)
-    return spool
-
-
-def _too_long() -> RequestDataTooBig:
-    return RequestDataTooBig(
-        f"A body of more than {LONGEST} bytes is not read to compare it with a retry's. Give the "
-        "view's idempotency policy fingerprint=fingerprints.without_body to take longer ones."
-    )
-
-
-def _size(request: Any) -> int:
-    if _is_seekable(request._stream):
-        size: int = request._stream.seek(0, os.SEEK_END)
-        request._stream.seek(0)
-        return size
-    return _announced(request) or 0
-
-
-def _announced(request: HttpRequest) -> int | None:
-    """The length that was sent, 0 where none was; ``None``: it is no number."""
-    try:
-        return int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:
-        return None
-
-
-def _refuse_half(request: HttpRequest, received: int) -> None:
-    """Refuse a body whose end is missing, which some servers hand on when a client breaks off."""
-    announced = _announced(request) or 0
-    if received < announced:
-        raise UnreadablePostError(
-            f"Only {received} of the {announced} bytes that {request.method} "
-            f"{request.path} announced have arrived, so nothing was executed. The client has "
-            "closed the connection."
-        )
-
-
-def _is_seekable(stream: Any) -> bool:
-    return bool(getattr(stream, "seekable", lambda: False)())
-
-
-class _Spool(SpooledTemporaryFile[bytes]):
-    """Is closed with its request, which Python would warn of."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
 # Digests.
-
-
-def _hashed(stream: Any) -> Hashed:
-    sha256 = hashlib.sha256()
-    while chunk := stream.read(CHUNK):
-        sha256.update(chunk)
-    size = stream.tell()
-    stream.seek(0)
-    return Hashed(size=size, sha256=sha256.hexdigest())
 
 
 def _multipart(request: HttpRequest) -> Form | Hashed:
     """The form by field and file, without making use of the request's own upload handlers."""
-    stream = _rewindable_or_body(request)
+    stream = stream_of(request)
     # The length that was sent may be missing (a chunked body): then the view sees an empty form,
     # but whoever streams the body sees all of it.
     meta = {**request.META, "CONTENT_LENGTH": stream.seek(0, os.SEEK_END)}
-    _refuse_half(request, meta["CONTENT_LENGTH"])
+    refuse_half(request, meta["CONTENT_LENGTH"])
     stream.seek(0)
     try:
         fields, files = MultiPartParser(meta, stream, [_Digests()], request.encoding).parse()
     except (MultiPartParserError, SuspiciousOperation, LookupError):
         stream.seek(0)
-        return _hashed(stream)  # no form, or a large one: the view's to refuse, if it parses it
+        return hashed(stream)  # no form, or a large one: the view's to refuse, if it parses it
     finally:
-        _rewind(request, stream)
+        rewind(request, stream)
     named = {name: [str(value) for value in values] for name, values in fields.lists() if values}
     return Form(named, tuple(file for _, group in files.lists() for file in group))
-
-
-def _rewindable_or_body(request: Any) -> Any:
-    if hasattr(request, "_body"):
-        return request._stream
-    return _rewindable(request)
 
 
 class _Digests(FileUploadHandler):
@@ -278,7 +193,7 @@ def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:
 
 
 def _uploaded(field: str, file: Any) -> UploadedFile:
-    if not _is_seekable(file):
+    if not is_seekable(file):
         raise unreadable(f"The uploaded file {field!r} was taken by an upload handler")
     sha256 = hashlib.sha256()
     for chunk in file.chunks():

@@ -10,7 +10,8 @@ from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
 from ..policy import UNSET, Policy
-from .opening import POLICIES, POLICY, vars_of
+from .inspection import vars_of
+from .opening import POLICIES, POLICY
 
 EXEMPT: Final = "idempotency_exempt"
 

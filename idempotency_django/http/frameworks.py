@@ -9,7 +9,8 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
-from .opening import innermost, module_of, name_of
+from .inspection import module_of, name_of
+from .opening import innermost
 
 FRAMEWORKS: Final = {
     "adrf": "adrf",

@@ -16,8 +16,9 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..policy.validators import UNSAFE_METHODS
+from .inspection import kept, name_of
 from .messages import key_header
-from .opening import PROTECTED, kept, name_of, opened
+from .opening import PROTECTED, opened
 
 Serve = Callable[[Any, Callable[[], Any]], Any]
 

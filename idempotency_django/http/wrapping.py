@@ -9,63 +9,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 from django.views.generic import View
 
 from ..policy import Policy
-from ..policy.validators import UNSAFE_METHODS
 from .atomic_requests import (
     OwnedTransactions,
-    RequestTransactions,
     asks_for_transaction,
     own,
     request_transactions,
 )
 from .declared import ViewFunction, is_async, is_marked, view_class_of
+from .dispatching import NON_ATOMIC, answers_itself, aserve_once, dispatched, mixins, serve_once
 from .frameworks import refuse_framework
-from .handlers import ensure_reached, place
-from .opening import (
-    POLICIES,
-    POLICY,
-    PROTECTED,
-    innermost,
-    is_as_view,
-    module_of,
-    name_of,
-    opened,
-    with_variable,
-)
-from .serving import unclaimed
-from .views import ViewAdapter, aanswer, answer
+from .inspection import is_as_view, name_of, with_variable
+from .opening import POLICIES, POLICY, PROTECTED, opened
 
 BY_DECORATOR: Final = "decorator"
-NON_ATOMIC: Final = "_non_atomic_requests"
-
-ServeWithin = Callable[[Any, Policy, Callable[[], Any]], HttpResponseBase]
-
-_mixins: list[tuple[type, type]] = []
-_servers: list[tuple[type, ServeWithin]] = []
-
-
-def add_framework(base: type, mixin: type, request: type, serve_within: ServeWithin) -> None:
-    """Protect the views of another framework; called by its adapter.
-
-    Args:
-        base: the base class of its views.
-        mixin: comes before a view class and protects it.
-        request: the class of the requests that its handlers get.
-        serve_within: serves such a request, whose view already runs, with a policy: it answers, or
-            calls what runs the handler.
-    """
-    _mixins.insert(0, (base, mixin))  # before Django's, which it may be derived from
-    _servers.append((request, serve_within))
 
 
 def protect(view: Any, policy: Policy | None) -> Any:
@@ -118,7 +82,7 @@ def _protected_as_view(view: Any, policy: Policy | None) -> Any:
 def _protected_class(
     view_class: Any, policy: Policy | None, left_out: OwnedTransactions | None = None
 ) -> Any:
-    mixin = next((mixin for base, mixin in _mixins if issubclass(view_class, base)), None)
+    mixin = next((mixin for base, mixin in mixins if issubclass(view_class, base)), None)
     if mixin is None:
         raise ImproperlyConfigured(
             f"@idempotent is on {name_of(view_class)}, which is not a view. Put it on a function, "
@@ -143,89 +107,6 @@ def _protected_class(
     return type(view_class.__name__, (mixin, view_class), body)
 
 
-def answers_itself(view_class: Any) -> bool:
-    """Whether a class does the work of all unsafe methods in a ``dispatch()`` of its own."""
-    if any(hasattr(view_class, method.lower()) for method in UNSAFE_METHODS):
-        return False
-    dispatch = innermost(view_class.dispatch)
-    known = module_of(dispatch).startswith(("django.", "rest_framework.", "idempotency_django."))
-    # One that checks something and passes on to super().dispatch() ends in a 405.
-    return not known and "dispatch" not in getattr(dispatch, "__code__", dispatch).co_names
-
-
-class _ProtectedView:
-    """Comes before a class-based view: its handler runs once, after what ``dispatch()`` checks."""
-
-    idempotency_policy: Policy
-    # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
-    idempotency_left_out: OwnedTransactions | None = None
-
-    @classmethod
-    def as_view(cls, **initkwargs: Any) -> Any:
-        if is_async(cls):  # which no transaction can span: Django says so
-            return super().as_view(**initkwargs)  # type: ignore[misc]
-        owned = OwnedTransactions()
-        view = super().as_view(**initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
-        owned.update(iter(getattr(view, NON_ATOMIC, ())))
-        setattr(view, NON_ATOMIC, owned)
-        return view
-
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(super().dispatch, request, *args, **kwargs)  # type: ignore[misc]
-        return _dispatched(self, request, self.idempotency_policy, self.idempotency_left_out, run)
-
-
-_mixins.append((View, _ProtectedView))
-
-
-def _dispatched(
-    view: Any,
-    request: HttpRequest,
-    policy: Policy,
-    left_out: OwnedTransactions | None,
-    run: Callable[[], Any],
-) -> Any:
-    """What ``dispatch()`` returns, of a view whose handler runs once."""
-    unclaimed(request)
-    if is_async(type(view)):
-        place(view, request, functools.partial(_aserve, policy, view))
-        return _achecked(view, request, run)
-    transactions = nullcontext() if left_out is None else request_transactions(left_out)
-    with transactions as opened_ones:
-        view._idempotency_transactions = opened_ones
-        place(view, request, functools.partial(_serve, policy, opened_ones, view))
-        response = run()
-    ensure_reached(view, request, response)
-    return response
-
-
-async def _achecked(view: Any, request: HttpRequest, run: Callable[[], Any]) -> Any:
-    response = run()
-    if inspect.isawaitable(response):  # what a mixin refuses is not
-        response = await response
-    ensure_reached(view, request, response)
-    return response
-
-
-def _serve(
-    policy: Policy,
-    transactions: RequestTransactions | None,
-    instance: View | None,
-    request: Any,
-    run: Callable[[], Any],
-) -> HttpResponseBase:
-    for request_class, serve in _servers:
-        if isinstance(request, request_class):
-            return serve(request, policy, run)
-    return answer(ViewAdapter(request, run, instance), policy, transactions)
-
-
-async def _aserve(
-    policy: Policy, instance: View | None, request: Any, run: Callable[[], Any]
-) -> HttpResponseBase:
-    return await aanswer(ViewAdapter(request, run, instance), policy)
-
-
 def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
     """A ``dispatch()`` around a handler that runs once; one without handlers runs once itself."""
     whole = _async(dispatch, policy) if iscoroutinefunction(dispatch) else _sync(dispatch, policy)
@@ -239,7 +120,7 @@ def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
             # method_decorator has decorated a stand-in that is not async, so Django does not know.
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
         run = functools.partial(dispatch, view, *args, **kwargs)
-        return _dispatched(view, args[0], policy, left_out, run)
+        return dispatched(view, args[0], policy, left_out, run)
 
     own(protected)
     if iscoroutinefunction(dispatch):
@@ -252,9 +133,9 @@ def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
     def protected(*args: Any, **kwargs: Any) -> Any:
         request, run = _request_among(args), functools.partial(view, *args, **kwargs)
         if not isinstance(request, HttpRequest):
-            return _serve(policy, None, None, request, run)
+            return serve_once(policy, None, None, request, run)
         with request_transactions(owned) as transactions:
-            return _serve(policy, transactions, _instance_of(args), request, run)
+            return serve_once(policy, transactions, _instance_of(args), request, run)
 
     owned = own(protected)
     return protected
@@ -265,7 +146,7 @@ def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
     @functools.wraps(view)
     async def protected(*args: Any, **kwargs: Any) -> Any:
         run = functools.partial(view, *args, **kwargs)
-        return await _aserve(policy, _instance_of(args), _request_among(args), run)
+        return await aserve_once(policy, _instance_of(args), _request_among(args), run)
 
     return protected
 
