@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -833,35 +834,38 @@ class Flaky(MemoryStore):
         super().__init__("default")
         self.unreachable: dict[str, int] = {}
         self.asked: list[str] = []
-        self.done: list[str] = []
         self.blocked_at = ""
-        self.gate = Gate()
+        self.reached, self.opened = threading.Event(), threading.Event()
 
-    async def _wait(self, question: str) -> None:
+    async def blocked(self) -> None:
+        """Wait until it is asked what it is to wait at."""
+        assert await asyncio.to_thread(self.reached.wait, PATIENCE)
+
+    def _wait(self, question: str) -> None:
         self.asked.append(question)
         if question == self.blocked_at:
-            self.gate.reached.set()
-            await asyncio.wait_for(self.gate.opened.wait(), PATIENCE)
+            self.reached.set()
+            assert self.opened.wait(PATIENCE)
         if self.unreachable.get(question, 0):
             self.unreachable[question] -= 1
             raise StoreUnavailable
 
-    async def aacquire(self, operation: Operation) -> Claim | Record:
-        await self._wait("acquire")
-        found = self.acquire(operation)
-        await self._wait("acquired")
+    def acquire(self, operation: Operation) -> Claim | Record:
+        self._wait("acquire")
+        found = super().acquire(operation)
+        self._wait("acquired")
         return found
 
-    async def acomplete(self, claim: Claim, payload: Payload) -> bool:
-        await self._wait("complete")
-        completed = self.complete(claim, payload)
-        await self._wait("completed")
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        self._wait("complete")
+        completed = super().complete(claim, payload)
+        self._wait("completed")
         return completed
 
-    async def afail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
-        await self._wait("fail")
-        failed = self.fail(claim, error, pinned=pinned)
-        await self._wait("failed")
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+        self._wait("fail")
+        failed = super().fail(claim, error, pinned=pinned)
+        self._wait("failed")
         return failed
 
 
@@ -929,12 +933,12 @@ class TestCancelledWhileAsking:
             store, operation = Flaky(), an_operation(lease=LEASE)
             store.blocked_at = question
             task = asyncio.ensure_future(arun(store, operation, execute))
-            await asyncio.wait_for(store.gate.reached.wait(), PATIENCE)
+            await store.blocked()
             for _ in range(times):
                 task.cancel()
                 await asyncio.sleep(0)
             assert not task.done()
-            store.gate.opened.set()
+            store.opened.set()
             await asyncio.wait([task], timeout=PATIENCE)
             assert task.cancelled()
             found = store.get(operation.key, operation.scope)
@@ -955,10 +959,10 @@ class TestCancelledWhileAsking:
             store, operation = Flaky(), an_operation(lease=LEASE, hold=True)
             store.blocked_at = question
             task = asyncio.ensure_future(arun(store, operation))
-            await asyncio.wait_for(store.gate.reached.wait(), PATIENCE)
+            await store.blocked()
             task.cancel()
             await asyncio.sleep(0)
-            store.gate.opened.set()
+            store.opened.set()
             await asyncio.wait([task], timeout=PATIENCE)
             assert task.cancelled()
             found = store.get(operation.key, operation.scope)
@@ -977,9 +981,9 @@ class TestCancelledWhileAsking:
             store.blocked_at = "complete"
             store.unreachable["complete"] = 2
             task = asyncio.ensure_future(arun(store, operation))
-            await asyncio.wait_for(store.gate.reached.wait(), PATIENCE)
+            await store.blocked()
             task.cancel()
-            store.gate.opened.set()
+            store.opened.set()
             await asyncio.wait([task], timeout=PATIENCE)
             assert task.cancelled()
             assert isinstance(await arun(store, operation), Replayed)
@@ -1020,6 +1024,7 @@ class TestCancelledWhileAsking:
             store, operation = Flaky(), an_operation(lease=LEASE)
             held = store.acquire(operation)
             assert isinstance(held, Claim)
+            store.asked.clear()
             patience = timedelta(seconds=PATIENCE)
             waiting = arun(store, operation, wait=patience)
             task = asyncio.ensure_future(waiting)

@@ -156,7 +156,7 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause between the tries to store an answer."""
-    monkeypatch.setattr(engine.attempts, "PERSISTENCE", (0.0,) * 5)
+    monkeypatch.setattr(engine.settling, "PERSISTENCE", (0.0,) * 5)
 
 
 def leased(**changes: object) -> Operation:

@@ -17,7 +17,7 @@ from ..records import Operation
 from ..stores import Store
 from . import transactional
 from .context import ExecutionContext
-from .drivers import adrive, drive
+from .drivers import Awaiting, Blocking
 from .leased import Run
 from .outcomes import (
     Admit,
@@ -26,6 +26,7 @@ from .outcomes import (
     InProgress,
     Mismatched,
     Outcome,
+    Recover,
     Replayed,
     Result,
     announcement,
@@ -49,8 +50,6 @@ __all__ = [
 
 Execute = Callable[[ExecutionContext], Result]
 AsyncExecute = Callable[[ExecutionContext], Awaitable[Result]]
-Recover = Callable[[Exception], Result]
-
 _NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
 
 
@@ -103,11 +102,12 @@ def run(
 
     def attempt(operation: Operation) -> Outcome:
         if operation.lease is None:
-            return transactional.run(
+            return transactional.Run(
                 store, operation, execute, recover, after, waiting, undo, admit
-            )
-        wanted = Run(store, operation, operation.lease, recover, outer, inner, admit)
-        return drive(wanted.flow(), store, execute)
+            ).outcome()
+        driver, lease = Blocking(execute), operation.lease
+        leased = Run(driver, store, operation, lease, recover, outer, inner, admit)
+        return driver.run(leased.outcome())
 
     outcome = attempt(operation)
     aliased = _under_alias(outcome, operation)
@@ -142,8 +142,9 @@ async def arun(
         )
 
     async def attempt(operation: Operation) -> Outcome:
-        wanted = Run(store, operation, lease, recover, _NOWHERE, _NOWHERE, admit)
-        return await adrive(wanted.flow(), store, execute)
+        driver = Awaiting(execute)
+        leased = Run(driver, store, operation, lease, recover, _NOWHERE, _NOWHERE, admit)
+        return await driver.run(leased.outcome())
 
     outcome = await attempt(operation)
     aliased = _under_alias(outcome, operation)

@@ -4,31 +4,52 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from functools import partial
-from typing import Any
+from typing import Final
 
-from ..errors import OperationInProgress, StoreUnavailable
-from ..records import Claim, Operation, Payload, Record
+from .. import signals
+from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
+from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store
-from .attempts import Attempt, Recover
 from .context import ExecutionContext, Unprotected
-from .drivers import Ask, Call, Execute, Flow, Pause, RolledBack, Wish
-from .leases import Lease
-from .outcomes import Admit, ConflictWait, Executed, InProgress, Outcome, Replayed, decide
+from .drivers import Driver
+from .leases import Lease, kept_alive
+from .outcomes import (
+    UNCERTAIN_ERRORS,
+    Admit,
+    ConflictWait,
+    Executed,
+    InProgress,
+    Outcome,
+    Recover,
+    Replayed,
+    Result,
+    RolledBack,
+    decide,
+    failure,
+)
+from .settling import Attempt
 
 logger = logging.getLogger("idempotency_django")
 
+INTERRUPTED_MESSAGE: Final = (
+    "The idempotency store cannot be reached, so the operation was interrupted. Retry later with "
+    "the same key: the operation resumes."
+)
 
-@dataclass(frozen=True, slots=True)
+HELD_MESSAGE: Final = (
+    "The idempotency store cannot be reached, so the operation was interrupted. How much of it "
+    "was done is unknown. It is not repeated until an operator settles it."
+)
+
+
 class Run:
-    """One operation that is to be run.
+    """One operation that is to be run, by one attempt at most.
 
-    Attributes:
-        store: where its record lives.
+    Args:
+        driver: runs the handler, and calls the store.
+        store: where the operation's record lives.
         operation: what is to be executed.
         lease: the operation's.
         recover: turns what the handler raised into an answer, or raises it again.
@@ -37,61 +58,67 @@ class Run:
         admit: raises to refuse a replay.
     """
 
-    store: Store
-    operation: Operation
-    lease: timedelta
-    recover: Recover
-    outer: AbstractContextManager[object]
-    inner: AbstractContextManager[object]
-    admit: Admit | None
+    attempt: Attempt  # once it is claimed
 
-    def flow(self) -> Flow:
+    def __init__(
+        self,
+        driver: Driver,
+        store: Store,
+        operation: Operation,
+        lease: timedelta,
+        recover: Recover,
+        outer: AbstractContextManager[object],
+        inner: AbstractContextManager[object],
+        admit: Admit | None,
+    ) -> None:
+        self.driver = driver
+        self.store = store
+        self.operation = operation
+        self.seconds = lease.total_seconds()
+        self.recover = recover
+        self.outer = outer
+        self.inner = inner
+        self.admit = admit
+        self.wait = ConflictWait(operation.wait)
+
+    async def outcome(self) -> Outcome:
         """Run it, after waiting for another owner as long as the operation allows."""
-        wait = ConflictWait(self.operation.wait)
-        while True:
-            outcome = yield from self._once(wait)
-            pause = wait.pause(outcome)
-            if pause is None:
-                return outcome
-            yield Pause(pause)
+        return await self.wait.last(self._look, self.driver.pause)
 
-    def _once(self, wait: ConflictWait) -> Flow:
+    async def _look(self) -> Outcome:
         asked = time.monotonic()
         try:
-            found = yield from self._found()
+            found = await self._found()
         except OperationInProgress:
             return InProgress()
         except StoreUnavailable as error:
+            if not self.operation.execute_without_store:
+                raise
             unavailable = error
         else:
-            decision = decide(found, self.operation)
-            yield from self._admitted(decision)
-            if isinstance(decision, Replayed) and not decision.record.counted:
-                yield Ask("record_replay", (decision.record, self.operation))
-            if isinstance(decision, Claim):
-                lease = Lease(self.store, decision, self.lease.total_seconds(), asked)
-                work = Execute(ExecutionContext(self.store, decision, lease))
-                attempt = Attempt(lease, work, self.recover, self.outer, self.inner, wait)
-                outcome = yield from attempt.flow()
-                yield from self._admitted(outcome)  # a late owner's, whose successor completed it
-                return outcome
-            return decision
-        return (yield from self._unprotected(unavailable))
+            if isinstance(found, Claim):
+                # Of a late owner it may be the answer of its successor.
+                return await self._admitted(await self._attempted(found, asked))
+            outcome = await self._admitted(decide(found, self.operation))
+            if isinstance(outcome, Replayed) and not outcome.record.counted:
+                await self.driver.call(self.store.record_replay, outcome.record, self.operation)
+            return outcome
+        return await self._unprotected(unavailable)
 
-    def _admitted(self, decision: Claim | Outcome) -> Generator[Wish, Any, None]:
-        """Continue, unless the decision is a replay that is refused."""
-        if self.admit is not None and isinstance(decision, Replayed):
-            yield Call(partial(self.admit, decision.record))
-
-    def _found(self) -> Generator[Wish, Any, Claim | Record]:
-        known = None
+    async def _found(self) -> Claim | Record:
         if self.store.recalls:
-            known = yield Ask("recall", (self.operation,))
-        return known or (yield Ask("acquire", (self.operation,)))  # type: ignore[no-any-return]
+            known = await self.driver.call(self.store.recall, self.operation)
+            if known is not None:
+                return known
+        return await self.driver.call(self.store.acquire, self.operation)
 
-    def _unprotected(self, error: StoreUnavailable) -> Flow:
-        if not self.operation.execute_without_store:
-            raise error
+    async def _admitted(self, outcome: Outcome) -> Outcome:
+        """The outcome, unless it is a replay that is refused."""
+        if self.admit is not None and isinstance(outcome, Replayed):
+            await self.driver.call(self.admit, outcome.record)
+        return outcome
+
+    async def _unprotected(self, unavailable: StoreUnavailable) -> Outcome:
         problem: Exception | None = None
         try:
             # Where the outer one is on the very database that cannot be reached, nothing is run.
@@ -101,15 +128,121 @@ class Run:
                     "its policy has on_store_error='execute'. A retry of %s executes it again.",
                     self.operation.name,
                     self.operation.key,
-                    exc_info=error,
+                    exc_info=unavailable,
                 )
-                answer = yield Execute(Unprotected(self.store, self.operation))
-                if not isinstance(answer.payload, Payload):
-                    raise RolledBack(answer)
+                result = await self.driver.execute(Unprotected(self.store, self.operation))
+                if not isinstance(result.payload, Payload):
+                    raise RolledBack(result)
         except RolledBack as signal:
-            answer = signal.answer
+            result = signal.result
         except Exception as raised:  # noqa: BLE001  # the adapter makes an answer of it, or raises
             problem = raised
         if problem is not None:
-            answer = yield Call(partial(self.recover, problem))
-        return Executed(answer.response)
+            result = await self.driver.call(self.recover, problem)
+        return Executed(result.response)
+
+    # Once it is claimed.
+
+    async def _attempted(self, claim: Claim, asked: float) -> Outcome:
+        """Run the handler and store its answer, or record why not."""
+        lease = Lease(self.store, claim, self.seconds, asked)
+        self.attempt = Attempt(self.driver, lease, ExecutionContext(self.store, claim, lease))
+        ended: Result | Exception
+        try:
+            return await self._executed()
+        except RolledBack as signal:
+            ended = signal.result
+        except Exception as error:  # noqa: BLE001  # whatever it is, it goes on
+            ended = error
+        except GeneratorExit:
+            raise
+        except BaseException as exit_request:
+            # Else a person decides, as after any other interruption.
+            if not (self.operation.hold and self.driver.begun):
+                await self.attempt.settle(Result(None, None, repr(exit_request), failed=True))
+            raise
+        # Outside the except clauses, so that an error raised on shows no trace of this detour.
+        if isinstance(ended, IdempotencyError) and ended.foreign:
+            return await self._recovered(ended, held=False)
+        if isinstance(ended, ClaimLost) and not await self._is_mine():
+            return await self._superseded()
+        held = await self._is_held(ended)
+        if isinstance(ended, StoreUnavailable):
+            interrupted = StoreUnavailable(HELD_MESSAGE if held else INTERRUPTED_MESSAGE)
+            interrupted.__cause__ = ended
+            ended = interrupted
+        if isinstance(ended, Exception):
+            return await self._recovered(ended, held=held)
+        await self.attempt.settle(ended)
+        return Executed(ended.response)
+
+    async def _executed(self) -> Outcome:
+        attempt, stored = self.attempt, False
+        # Whether the handler and its answer share a transaction.
+        together = not isinstance(self.outer, nullcontext)
+        with kept_alive(attempt.lease):
+            await attempt.announce(signals.claimed)
+            with self.outer:
+                with self.inner:
+                    result = await self.driver.execute(attempt.execution)
+                    payload = result.payload
+                    if not isinstance(payload, Payload):
+                        raise RolledBack(result)
+                    if attempt.claim.attempt > 1:
+                        await self.driver.call(attempt.execution.refuse_unreached_steps)
+                    if together:  # before any commits, so that none does for a late owner
+                        await attempt.complete(payload)
+                        stored = True
+                if not together:  # after all have, or an answer could outlive its effects
+                    stored = await attempt.complete_in_time(payload)
+        if stored:
+            await attempt.announce(signals.completed, payload=payload)
+        return Executed(result.response)
+
+    async def _is_mine(self) -> bool:
+        """Whether the claim is still its owner's, or nobody can say that it is not."""
+        try:
+            return await self.driver.call(self.store.extend, self.attempt.claim, self.seconds)
+        except (StoreUnavailable, OperationInProgress):
+            return True
+
+    async def _is_held(self, ended: Result | Exception) -> bool:
+        """Whether nobody knows what was committed, so that an operator must settle it."""
+        payload = self.driver.payload
+        unknown = (StoreUnavailable, *UNCERTAIN_ERRORS) if payload else StoreUnavailable
+        if not (self.operation.hold and self.driver.begun and isinstance(ended, unknown)):
+            return False
+        if payload is None:
+            return True
+        try:
+            return not self.attempt.is_stored(payload, await self.attempt.record())
+        except (StoreUnavailable, OperationInProgress):
+            return True
+
+    async def _superseded(self) -> Outcome:
+        """The outcome of a late owner: the outcome of its successor.
+
+        It may wait for that, as any other request. But it does not execute a second time.
+        """
+        await self.attempt.announce(signals.lost)
+        logger.warning(
+            "Attempt %d of %s ended too late: its lease had expired and another attempt took over.",
+            self.attempt.claim.attempt,
+            self.operation.name,
+        )
+        return await self.wait.last(self._successors, self.driver.pause)
+
+    async def _successors(self) -> Outcome:
+        record = await self.attempt.record()
+        if record is None or record.status is Status.FAILED:
+            raise ClaimLost
+        return decide(record, self.operation)
+
+    async def _recovered(self, error: Exception, *, held: bool) -> Outcome:
+        result = failure(error)
+        try:
+            result = await self.driver.call(self.recover, error)
+        finally:
+            if not held:
+                await self.attempt.settle(result)
+        return Executed(result.response)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, assert_never
+from typing import Any, Final, assert_never, overload
 
 from django.db import Error as DatabaseFault
-from django.db import connections, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
@@ -64,9 +64,7 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An attempt was interrupted, and an operator must settle it; this is its record."""
-
-    record: Record
+    """An attempt was interrupted, and an operator must settle it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +77,38 @@ class Mismatched:
 Admit = Callable[[Record], None]
 """Raises to refuse a replay of the record."""
 
+Recover = Callable[[Exception], Result]
+"""Turns what a handler raised into an answer, or raises it again."""
+
 Outcome = Executed | Replayed | InProgress | Held | Mismatched
 
+UNCERTAIN_ERRORS: Final = (OperationalError, InterfaceError)
+"""What COMMIT raises if nobody knows whether it was done."""
 
-def decide(
-    found: Claim | Record, operation: Operation
-) -> Claim | Replayed | InProgress | Held | Mismatched:
+
+class RolledBack(Exception):  # carries a result out of a transaction; no error
+    """Raised to roll back what surrounds a result that is not kept."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.error)
+        self.result = result
+
+
+@overload
+def decide(found: Record, operation: Operation) -> Outcome: ...
+
+
+@overload
+def decide(found: Claim, operation: Operation) -> Claim: ...
+
+
+def decide(found: Claim | Record, operation: Operation) -> Claim | Outcome:
     """The outcome for the record that a store returned; pure."""
     match found:
         case Claim():
             return found
         case Record(status=Status.IN_PROGRESS, fingerprint=operation.fingerprint, held=True):
-            return Held(found)
+            return Held()
         case Record(status=Status.IN_PROGRESS, fingerprint="" | operation.fingerprint):
             return InProgress()
         case Record(status=Status.FAILED, fingerprint=operation.fingerprint):
@@ -123,10 +141,33 @@ class ConflictWait:
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
         return min(pause, left)
 
+    async def last(
+        self,
+        look: Callable[[], Awaitable[Outcome]],
+        pause: Callable[[float], Awaitable[None]],
+    ) -> Outcome:
+        """What the last look finds: when nobody else is executing, or the wait is over."""
+        while True:
+            outcome = await look()
+            seconds = self.pause(outcome)
+            if seconds is None:
+                return outcome
+            await pause(seconds)
+
 
 def failure(error: Exception) -> Result:
     """The result of an exception, if nothing turns it into another answer."""
     return Result(None, None, error=f"{type(error).__name__}: {error}", failed=True)
+
+
+def made_payload(result: Result) -> tuple[Payload | None, Exception | None]:
+    """The payload to be stored after a rollback, or the error that prevented one."""
+    if not callable(result.payload):
+        return None, None
+    try:
+        return result.payload(), None
+    except Exception as error:  # noqa: BLE001  # it is raised when the key is free
+        return None, error
 
 
 def announcement(outcome: Outcome) -> tuple[Signal, dict[str, Any]] | None:
@@ -145,10 +186,14 @@ def announcement(outcome: Outcome) -> tuple[Signal, dict[str, Any]] | None:
     return found if found[0].has_listeners(Operation) else None
 
 
-def announce_end(claim: Claim, answer: Result) -> None:
-    """Send the signal of an attempt whose key is free again."""
-    signal = signals.failed if answer.failed else signals.released
-    send(signal, claim.operation, attempt=claim.attempt, error=answer.error)
+def end_signal(result: Result) -> Signal:
+    """The signal of an attempt whose key is free again."""
+    return signals.failed if result.failed else signals.released
+
+
+def announce(signal: Signal, claim: Claim, **arguments: Any) -> None:
+    """Send a signal of an attempt."""
+    send(signal, claim.operation, attempt=claim.attempt, **arguments)
 
 
 def send(signal: Signal, operation: Operation, **arguments: Any) -> None:

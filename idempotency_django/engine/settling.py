@@ -1,97 +1,148 @@
-"""How an attempt ended, as it is recorded and announced."""
+"""How an attempt of the leased mode ended, as it is recorded and announced."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from django.db import Error as DatabaseFault
 from django.dispatch import Signal
 
 from .. import signals
-from ..errors import IdempotencyError, OperationInProgress, StoreUnavailable
+from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record, Status
-from .drivers import Ask, Call, Execute, Wish
-from .outcomes import Result, failure, send
+from .context import ExecutionContext
+from .drivers import Driver
+from .leases import Lease
+from .outcomes import Result, announce, end_signal, failure, made_payload
 
 logger = logging.getLogger("idempotency_django")
 
-
-def tell(claim: Claim, signal: Signal, **arguments: Any) -> Generator[Wish, Any, None]:
-    """Send a signal. Its receivers may query the database, which must not block an event loop."""
-    if signal.has_listeners(Operation):
-        told = {"attempt": claim.attempt, **arguments}
-        yield Call(partial(send, signal, claim.operation, **told))
+PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between attempts to store the answer of what is already done."""
 
 
-def settle(claim: Claim, answer: Result, work: Execute) -> Generator[Wish, Any, None]:
-    """Record the end of an attempt that did not complete.
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at an operation, and what is to be known of it.
 
-    Args:
-        claim: the attempt's.
-        answer: the result of the execution.
-        work: its handler. If the handler had a result to be stored, that stays so when a hook fails
-            after the commit.
+    Attributes:
+        driver: calls the store; it knows what the handler did.
+        lease: the attempt's lease; it knows the claim and the store.
+        execution: what the handler gets.
     """
-    done = work.payload
-    payload, unmade = None, None
-    if callable(answer.payload):
-        try:
-            payload = yield Call(answer.payload)
-        except Exception as error:  # noqa: BLE001  # raised below, when the key is free
-            unmade, answer = error, failure(error)
-    signal = signals.failed if answer.failed else signals.released
-    try:
-        settled = yield from _write(claim, payload, answer.error, work)
-        if not settled:
-            found = yield Ask("get", (claim.key, claim.scope))
-            if is_stored(claim, done, found):
-                settled, payload = True, done
-            elif payload or not _is_of(claim, found) or found.status is not Status.FAILED:
-                signal = signals.lost  # else it was recorded at the first try
-        if settled and payload:
-            yield from tell(claim, signals.completed, payload=payload)
+
+    driver: Driver
+    lease: Lease
+    execution: ExecutionContext
+
+    @property
+    def claim(self) -> Claim:
+        """The right to execute."""
+        return self.lease.claim
+
+    async def announce(self, signal: Signal, **arguments: Any) -> None:
+        """Send a signal. Its receivers may query the database, so no event loop waits for them."""
+        if signal.has_listeners(Operation):
+            await self.driver.call(announce, signal, self.claim, **arguments)
+
+    async def record(self) -> Record | None:
+        """The record as it is now."""
+        return await self.driver.call(self.lease.store.get, self.claim.key, self.claim.scope)
+
+    async def complete(self, payload: Payload) -> None:
+        """Store the answer of what was done.
+
+        Raises:
+            ClaimLost: the claim has another owner now.
+        """
+        if await self.driver.call(self.lease.store.complete, self.claim, payload):
             return
-    except (IdempotencyError, DatabaseFault):
-        logger.warning(
-            "The end of attempt %d of %s could not be recorded (%s). Its key is %s after the "
-            "lease expires.",
-            claim.attempt,
-            claim.operation.name,
-            answer.error,
-            "held" if claim.operation.hold else "free",
-            exc_info=True,
-        )
-    reason = {} if signal is signals.lost else {"error": answer.error}
-    yield from tell(claim, signal, **reason)
-    if unmade is not None:
-        raise unmade
+        # Unless it was stored at an earlier try, whose answer did not arrive.
+        if not self.is_stored(payload, await self.record()):
+            raise ClaimLost
 
+    async def complete_in_time(self, payload: Payload) -> bool:
+        """:meth:`complete`, as often as needed; ``False``: the store could not be reached."""
+        for pause in (*PERSISTENCE, None):
+            try:
+                await self.complete(payload)
+            except (StoreUnavailable, OperationInProgress):
+                if pause is None or self.lease.is_over:
+                    logger.exception(
+                        "%s was executed, but its answer could not be stored. A retry of %s is "
+                        "%s after the lease expires.",
+                        self.claim.operation.name,
+                        self.claim.key,
+                        "held" if self.claim.operation.hold else "executed again",
+                    )
+                    return False
+            else:
+                return True
+            await self.driver.pause(pause, to_the_end=True)
+        raise AssertionError
 
-def _write(
-    claim: Claim, payload: Payload | None, error: str, work: Execute
-) -> Generator[Wish, Any, bool]:
-    fail = Ask("fail", (claim, error), {"pinned": work.execution.pinned})
-    if payload is not None:
-        return (yield Ask("complete", (claim, payload)))  # type: ignore[no-any-return]
-    try:
-        return (yield fail)  # type: ignore[no-any-return]
-    except (StoreUnavailable, OperationInProgress):
-        # The connection may have been lost while the handler ran; the store has a new one now.
-        return (yield fail)  # type: ignore[no-any-return]
+    async def settle(self, result: Result) -> None:
+        """Record that it did not complete, and why, or the answer that is stored nevertheless.
 
+        If the handler had a result to be stored, that stays so when a hook fails after the commit.
+        """
+        payload, unmade = None, None
+        if callable(result.payload):
+            payload, unmade = await self.driver.call(made_payload, result)
+            result = result if unmade is None else failure(unmade)
+        signal = end_signal(result)
+        try:
+            recorded = await self._recorded(payload, result.error)
+            if not recorded:
+                record = await self.record()
+                if self.is_stored(self.driver.payload, record):
+                    recorded, payload = True, self.driver.payload
+                elif payload or not self._has_failed(record):
+                    signal = signals.lost  # else it was recorded at the first try
+            if recorded and payload:
+                await self.announce(signals.completed, payload=payload)
+                return
+        except (IdempotencyError, DatabaseFault):
+            logger.warning(
+                "The end of attempt %d of %s could not be recorded (%s). Its key is %s after the "
+                "lease expires.",
+                self.claim.attempt,
+                self.claim.operation.name,
+                result.error,
+                "held" if self.claim.operation.hold else "free",
+                exc_info=True,
+            )
+        reason = {} if signal is signals.lost else {"error": result.error}
+        await self.announce(signal, **reason)
+        if unmade is not None:
+            raise unmade
 
-def is_stored(claim: Claim, payload: Payload | None, found: Record | None) -> bool:
-    """Whether a record holds this answer of the claim's; a store may have left out its body."""
-    if payload is None or found is None:
-        return False
-    return _is_of(claim, found) and found.payload in {payload, replace(payload, body=None)}
+    async def _recorded(self, payload: Payload | None, error: str) -> bool:
+        store, claim = self.lease.store, self.claim
+        if payload is not None:
+            return await self.driver.call(store.complete, claim, payload)
+        try:
+            return await self._failed(error)
+        except (StoreUnavailable, OperationInProgress):
+            # The connection may have been lost while the handler ran; the store has a new one now.
+            return await self._failed(error)
 
+    async def _failed(self, error: str) -> bool:
+        pinned = self.execution.pinned
+        return await self.driver.call(self.lease.store.fail, self.claim, error, pinned=pinned)
 
-def _is_of(claim: Claim, found: Record | None) -> bool:
-    """Whether a record is the one that was claimed, and nobody has claimed it again."""
-    mine = (claim.attempt, claim.record_id)
-    return found is not None and (found.attempt, found.record_id) == mine
+    def is_stored(self, payload: Payload | None, record: Record | None) -> bool:
+        """Whether a record holds this answer of the attempt; a store may have left out its body."""
+        if payload is None or record is None or not self._is_of(record):
+            return False
+        return record.payload in {payload, replace(payload, body=None)}
+
+    def _has_failed(self, record: Record | None) -> bool:
+        return record is not None and record.status is Status.FAILED and self._is_of(record)
+
+    def _is_of(self, record: Record) -> bool:
+        """Whether a record is the one that was claimed, and nobody has claimed it again."""
+        mine = (self.claim.attempt, self.claim.record_id)
+        return (record.attempt, record.record_id) == mine

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from datetime import timedelta
 from typing import ClassVar
 
-from asgiref.sync import sync_to_async
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -261,33 +260,3 @@ class Store(ABC):
     def check_live(self) -> Sequence[CheckMessage]:
         """The same, by asking the store itself; called only where that is allowed."""
         return []
-
-    # The same for callers that are async. A store whose driver is async overrides them.
-
-    async def aacquire(self, operation: Operation) -> Claim | Record:
-        """:meth:`acquire`"""
-        return await sync_to_async(self.acquire)(operation)
-
-    async def acomplete(self, claim: Claim, payload: Payload) -> bool:
-        """:meth:`complete`"""
-        return await sync_to_async(self.complete)(claim, payload)
-
-    async def afail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
-        """:meth:`fail`"""
-        return await sync_to_async(self.fail)(claim, error, pinned=pinned)
-
-    async def aextend(self, claim: Claim, seconds: float) -> bool:
-        """:meth:`extend`"""
-        return await sync_to_async(self.extend)(claim, seconds)
-
-    async def aget(self, key: str, scope: str) -> Record | None:
-        """:meth:`get`"""
-        return await sync_to_async(self.get)(key, scope)
-
-    async def arecord_replay(self, record: Record, operation: Operation) -> None:
-        """:meth:`record_replay`"""
-        await sync_to_async(self.record_replay)(record, operation)
-
-    async def arecall(self, operation: Operation) -> Record | None:
-        """:meth:`recall`"""
-        return await sync_to_async(self.recall)(operation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from datetime import timedelta
 
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 
 from ..records import Claim, Payload, Record, Status
 from .setting import ContractSetting
@@ -147,22 +147,22 @@ class OwnersContract(ContractSetting):
             pass
         assert calls == ["committed"]
 
-    # The same for callers that are async.
+    # For callers that are async.
 
-    def test_async_twins(self) -> None:
-        """Each async method does what the other does."""
+    def test_called_from_an_event_loop(self) -> None:
+        """In the thread where an event loop calls it, each method does what it always does."""
 
         async def both() -> None:
-            claim = await self.store.aacquire(an_operation(lease=SECOND * 99))
+            claim = await sync_to_async(self.store.acquire)(an_operation(lease=SECOND * 99))
             assert isinstance(claim, Claim)
-            assert await self.store.aextend(claim, 99)
-            assert await self.store.acomplete(claim, ANSWER)
-            assert not await self.store.afail(claim, "late")
-            record = await self.store.aget(claim.key, claim.scope)
+            assert await sync_to_async(self.store.extend)(claim, 99)
+            assert await sync_to_async(self.store.complete)(claim, ANSWER)
+            assert not await sync_to_async(self.store.fail)(claim, "late")
+            record = await sync_to_async(self.store.get)(claim.key, claim.scope)
             assert record is not None
             assert record.payload == ANSWER
-            await self.store.arecord_replay(record, claim.operation)
-            known = await self.store.arecall(claim.operation)
+            await sync_to_async(self.store.record_replay)(record, claim.operation)
+            known = await sync_to_async(self.store.recall)(claim.operation)
             assert known is None or known.payload == ANSWER
 
         async_to_sync(both)()

@@ -34,7 +34,7 @@ logger = logging.getLogger("idempotency_django")
 PROMPT: Final = 10
 """An attempt is prompt if it takes less than this fraction of its time to live."""
 
-UNCONFIRMED: Final = (
+UNCONFIRMED_MESSAGE: Final = (
     "The database did not confirm the commit of the operation, so nobody knows whether it was "
     "committed. Retry later with the same key: the retry gets the answer, or executes the "
     "operation."
@@ -213,7 +213,7 @@ class DatabaseStore(Store):
                     raise
                 if whole and self._dialect.is_busy(error):
                     raise OperationInProgress(_REFUSED) from error
-                raise StoreUnavailable(UNCONFIRMED) from error
+                raise StoreUnavailable(UNCONFIRMED_MESSAGE) from error
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._on_its_own():
