@@ -13,7 +13,6 @@ from django.db import connection, transaction
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.test import Client
 from django.urls import include, path
-from idempotency_django.drf import IdempotencyAPIException
 from rest_framework import exceptions, generics, permissions, routers, serializers, viewsets
 from rest_framework.authentication import BasicAuthentication
 from rest_framework.decorators import action, api_view
@@ -25,7 +24,7 @@ from rest_framework.views import APIView, exception_handler
 
 from idempotency_django import signals
 from idempotency_django.decorators import idempotent
-from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.drf import IdempotencyAPIException, IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy, keys, scopes

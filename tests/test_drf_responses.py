@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import pytest
 from django.http import HttpResponse
 from django.urls import path
-from idempotency_django.drf import IdempotencyAPIException
 from rest_framework import viewsets
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
@@ -18,7 +17,11 @@ from rest_framework.test import APIClient
 from rest_framework.views import APIView, exception_handler
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.drf import IdempotencyStatusView, IdempotentViewMixin
+from idempotency_django.drf import (
+    IdempotencyAPIException,
+    IdempotencyStatusView,
+    IdempotentViewMixin,
+)
 from idempotency_django.drf.responses import StoredResponse
 from idempotency_django.engine import InProgress
 from idempotency_django.policy import Policy

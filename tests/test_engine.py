@@ -21,7 +21,15 @@ from django.db import (
 )
 
 from idempotency_django import engine, signals
-from idempotency_django.engine import Executed, InProgress, Mismatched, Outcome, Replayed, Result
+from idempotency_django.engine import (
+    Atomic,
+    Executed,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    Result,
+)
 from idempotency_django.engine.outcomes import LONGEST_PAUSE
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -68,6 +76,16 @@ def reraise(error: Exception) -> Result:
     raise error
 
 
+class Within(Atomic):
+    """A transaction that the test has opened, and what waits for its end."""
+
+    def __init__(self, after: ExitStack) -> None:
+        self.after = after
+
+    def around_claim(self, store: Store) -> ExitStack | None:
+        return self.after
+
+
 def run(
     store: Store,
     operation: Operation,
@@ -79,7 +97,8 @@ def run(
 ) -> Outcome:
     lease = None if store.supports_transactions else timedelta(seconds=30)
     operation = replace(operation, lease=lease, wait=wait)
-    return engine.run(store, operation, execute, recover, after=after)
+    atomic = Within(after) if after else Atomic()
+    return engine.run(store, operation, execute, recover, atomic=atomic)
 
 
 def once(

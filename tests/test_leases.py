@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -44,6 +44,7 @@ from idempotency_django import engine, signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import (
+    Atomic,
     Executed,
     Held,
     InProgress,
@@ -171,6 +172,20 @@ def reraise(error: Exception) -> Result:
     raise error
 
 
+class Around(Atomic):
+    """Transactions around the handler: one on the store's database, one on another."""
+
+    def __init__(
+        self, outer: AbstractContextManager[Any] | None, inner: AbstractContextManager[Any] | None
+    ) -> None:
+        self.outer, self.inner = outer, inner
+
+    @contextmanager
+    def around_handler(self, store: Store) -> Iterator[bool]:
+        with self.outer or nullcontext(), self.inner or nullcontext():
+            yield self.outer is not None
+
+
 def attempt(
     store: Store,
     operation: Operation,
@@ -179,13 +194,15 @@ def attempt(
     **changes: Any,
 ) -> Outcome:
     """One attempt, whose response is the handler's result, or what it returns as its answer."""
-    around = {name: changes.pop(name) for name in ("outer", "inner") if name in changes}
+    around = [changes.pop(name, None) for name in ("outer", "inner")]
 
     def execute(execution: ExecutionContext | None) -> Result:
         made = handler(execution)
         return made if isinstance(made, Result) else Result(made, STORED)
 
-    return engine.run(store, replace(operation, **changes), execute, recover, **around)
+    return engine.run(
+        store, replace(operation, **changes), execute, recover, atomic=Around(*around)
+    )
 
 
 def found(store: Store, operation: Operation) -> Record:

@@ -7,7 +7,7 @@ operation and a function that executes it, and matches the :data:`Outcome` they 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from asgiref.sync import sync_to_async
 from ..records import Operation
 from ..stores import Store
 from . import transactional
+from .atomic import Atomic
 from .context import ExecutionContext
 from .drivers import Awaiting, Blocking
 from .leased import Run
@@ -36,6 +37,7 @@ from .outcomes import (
 
 __all__ = [
     "Admit",
+    "Atomic",
     "Executed",
     "Held",
     "InProgress",
@@ -50,7 +52,7 @@ __all__ = [
 
 Execute = Callable[[ExecutionContext], Result]
 AsyncExecute = Callable[[ExecutionContext], Awaitable[Result]]
-_NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
+_NONE: Final = Atomic()
 
 
 def run(
@@ -59,11 +61,8 @@ def run(
     execute: Execute,
     recover: Recover,
     *,
-    after: ExitStack | None = None,
-    waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    atomic: Atomic = _NONE,
     undo: Callable[[], object] = nullcontext,
-    outer: AbstractContextManager[object] = _NOWHERE,
-    inner: AbstractContextManager[object] = _NOWHERE,
     admit: Admit | None = None,
 ) -> Outcome:
     """Execute the operation once, or return the outcome of its earlier execution.
@@ -80,16 +79,10 @@ def run(
         execute: executes it.
         recover: called after the rollback with what ``execute`` raised; returns the answer, or
             raises the error again. A payload in its answer is stored.
-        after: without a lease, given by a caller whose own transaction surrounds this call. The
-            caller runs these callbacks when that transaction has ended. If it is not given, the
-            transaction is opened here.
-        waiting: given by the same caller; called to end that transaction while the call waits for
-            another owner.
+        atomic: the transactions that the caller wants around ``execute``.
         undo: without a lease, called when what ``execute`` did was rolled back: before ``recover``,
-            or with ``after`` when that transaction has ended. It takes back what no database
-            knows of. It is not called when nobody knows whether the transaction was committed.
-        outer: with a lease, a transaction on the store's database for ``execute`` and its answer.
-        inner: with a lease, transactions on other databases for ``execute``.
+            or when the transactions of ``atomic`` have ended. It takes back what no database knows
+            of. It is not called when nobody knows whether the transaction was committed.
         admit: called with the record before a replay is counted and announced; what it raises
             refuses the replay, and leaves this function.
 
@@ -101,12 +94,12 @@ def run(
     """
 
     def attempt(operation: Operation) -> Outcome:
-        if operation.lease is None:
-            return transactional.Run(
-                store, operation, execute, recover, after, waiting, undo, admit
-            ).outcome()
-        driver, lease = Blocking(execute), operation.lease
-        leased = Run(driver, store, operation, lease, recover, outer, inner, admit)
+        lease = operation.lease
+        if lease is None:
+            once = transactional.Run(store, operation, execute, recover, atomic, undo, admit)
+            return once.outcome()
+        driver, around = Blocking(execute), atomic.around_handler(store)
+        leased = Run(driver, store, operation, lease, recover, around, admit)
         return driver.run(leased.outcome())
 
     outcome = attempt(operation)
@@ -143,7 +136,8 @@ async def arun(
 
     async def attempt(operation: Operation) -> Outcome:
         driver = Awaiting(execute)
-        leased = Run(driver, store, operation, lease, recover, _NOWHERE, _NOWHERE, admit)
+        around = _NONE.around_handler(store)
+        leased = Run(driver, store, operation, lease, recover, around, admit)
         return await driver.run(leased.outcome())
 
     outcome = await attempt(operation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Final
 
@@ -53,8 +53,7 @@ class Run:
         operation: what is to be executed.
         lease: the operation's.
         recover: turns what the handler raised into an answer, or raises it again.
-        outer: the transaction on the store's database to run the handler and store its answer in.
-        inner: the transactions on other databases to run the handler in.
+        around: the caller's transactions around the handler; see :class:`~.atomic.Atomic`.
         admit: raises to refuse a replay.
     """
 
@@ -67,8 +66,7 @@ class Run:
         operation: Operation,
         lease: timedelta,
         recover: Recover,
-        outer: AbstractContextManager[object],
-        inner: AbstractContextManager[object],
+        around: AbstractContextManager[bool],
         admit: Admit | None,
     ) -> None:
         self.driver = driver
@@ -76,8 +74,7 @@ class Run:
         self.operation = operation
         self.seconds = lease.total_seconds()
         self.recover = recover
-        self.outer = outer
-        self.inner = inner
+        self.around = around
         self.admit = admit
         self.wait = ConflictWait(operation.wait)
 
@@ -121,8 +118,8 @@ class Run:
     async def _unprotected(self, unavailable: StoreUnavailable) -> Outcome:
         problem: Exception | None = None
         try:
-            # Where the outer one is on the very database that cannot be reached, nothing is run.
-            with self.outer, self.inner:
+            # Where one is on the very database that cannot be reached, nothing is run.
+            with self.around:
                 logger.error(
                     "%s is executed WITHOUT protection, because its store cannot be reached and "
                     "its policy has on_store_error='execute'. A retry of %s executes it again.",
@@ -178,23 +175,20 @@ class Run:
 
     async def _executed(self) -> Outcome:
         attempt, stored = self.attempt, False
-        # Whether the handler and its answer share a transaction.
-        together = not isinstance(self.outer, nullcontext)
         with kept_alive(attempt.lease):
             await attempt.announce(signals.claimed)
-            with self.outer:
-                with self.inner:
-                    result = await self.driver.execute(attempt.execution)
-                    payload = result.payload
-                    if not isinstance(payload, Payload):
-                        raise RolledBack(result)
-                    if attempt.claim.attempt > 1:
-                        await self.driver.call(attempt.execution.refuse_unreached_steps)
-                    if together:  # before any commits, so that none does for a late owner
-                        await attempt.complete(payload)
-                        stored = True
-                if not together:  # after all have, or an answer could outlive its effects
-                    stored = await attempt.complete_in_time(payload)
+            with self.around as together:
+                result = await self.driver.execute(attempt.execution)
+                payload = result.payload
+                if not isinstance(payload, Payload):
+                    raise RolledBack(result)
+                if attempt.claim.attempt > 1:
+                    await self.driver.call(attempt.execution.refuse_unreached_steps)
+                if together:  # before any commits, so that none does for a late owner
+                    await attempt.complete(payload)
+                    stored = True
+            if not together:  # after all have, or an answer could outlive its effects
+                stored = await attempt.complete_in_time(payload)
         if stored:
             await attempt.announce(signals.completed, payload=payload)
         return Executed(result.response)

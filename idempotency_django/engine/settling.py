@@ -1,9 +1,10 @@
-"""How an attempt of the leased mode ended, as it is recorded and announced."""
+"""How an attempt ended, as it is recorded and announced."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from django.db import Error as DatabaseFault
@@ -12,6 +13,7 @@ from django.dispatch import Signal
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record, Status
+from ..stores import Store
 from .context import ExecutionContext
 from .drivers import Driver
 from .leases import Lease
@@ -25,7 +27,7 @@ PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at an operation, and what is to be known of it.
+    """One attempt in the leased mode, and what is to be known of it.
 
     Attributes:
         driver: calls the store; it knows what the handler did.
@@ -146,3 +148,45 @@ class Attempt:
         """Whether a record is the one that was claimed, and nobody has claimed it again."""
         mine = (self.claim.attempt, self.claim.record_id)
         return (record.attempt, record.record_id) == mine
+
+
+def settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: bool) -> None:
+    """Record the end of an attempt in the transactional mode, whose claim was rolled back with it.
+
+    Nothing is recorded if another attempt has begun meanwhile.
+
+    Args:
+        store: where the claim was made.
+        claim: the attempt's.
+        result: why it was rolled back, or the answer that is stored nevertheless.
+        pinned: see :meth:`~idempotency_django.stores.base.Store.fail`.
+    """
+    payload, unmade = made_payload(result)
+    if unmade is not None:
+        result = failure(unmade)
+    # Whoever has completed it meanwhile is not replayed here, so that nothing is counted.
+    uncounted = replace(claim.operation, count_replays=False)
+    try:
+        with store.transaction():
+            found = store.acquire(uncounted)
+            # A record that is not claimed here is not ours, unless the handler has ended its
+            # transaction unseen. Where that is to be held, it is left to a person.
+            left = None if claim.operation.hold else claim
+            mine = found if isinstance(found, Claim) else left
+            if mine and payload is not None and store.complete(mine, payload):
+                store.on_commit(partial(announce, signals.completed, mine, payload=payload))
+                return
+            if mine and payload is None:
+                store.fail(mine, result.error, pinned=pinned)
+    except (IdempotencyError, DatabaseFault):
+        # The key is free and the client gets its answer; only the audit misses an attempt.
+        logger.warning(
+            "The end of attempt %d of %s could not be recorded: %s",
+            claim.attempt,
+            claim.operation.name,
+            result.error,
+            exc_info=True,
+        )
+    announce(end_signal(result), claim, error=result.error)
+    if unmade is not None:
+        raise unmade

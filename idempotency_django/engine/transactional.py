@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
-from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
+from .atomic import Atomic
 from .context import ExecutionContext
 from .explaining import explained
 from .outcomes import (
@@ -32,12 +30,9 @@ from .outcomes import (
     RolledBack,
     announce,
     decide,
-    end_signal,
     failure,
-    made_payload,
 )
-
-logger = logging.getLogger("idempotency_django")
+from .settling import settle_rolled_back
 
 Execute = Callable[[ExecutionContext], Result]
 
@@ -61,8 +56,7 @@ class Run:
         operation: what is to be executed.
         execute: executes it.
         recover: turns what the handler raised into an answer, or raises it again.
-        after: what waits for the end of the caller's transaction; ``None``: there is none.
-        waiting: ends that transaction for the length of a pause.
+        atomic: the caller's transactions, in which the claim is made.
         undo: takes back what no database knows of.
         admit: raises to refuse a replay.
     """
@@ -77,8 +71,7 @@ class Run:
         operation: Operation,
         execute: Execute,
         recover: Recover,
-        after: ExitStack | None,
-        waiting: Callable[[], AbstractContextManager[object]],
+        atomic: Atomic,
         undo: Callable[[], object],
         admit: Admit | None,
     ) -> None:
@@ -86,8 +79,8 @@ class Run:
         self.operation = operation
         self.execute = execute
         self.recover = recover
-        self.after = after
-        self.waiting = waiting
+        self.atomic = atomic
+        self.after = atomic.around_claim(store)
         self.undo = undo
         self.admit = admit
         self._claimed = False
@@ -104,7 +97,7 @@ class Run:
             pause = wait.pause(outcome)
             if pause is None:
                 return outcome
-            with self.waiting():
+            with self.atomic.left():
                 time.sleep(pause)
 
     def _look(self) -> Outcome:
@@ -245,34 +238,4 @@ class Run:
         self._settle(result)
 
     def _settle(self, result: Result) -> None:
-        """Record the end of a rolled-back attempt, unless another attempt has begun meanwhile."""
-        store, operation = self.store, self.operation
-        payload, unmade = made_payload(result)
-        if unmade is not None:
-            result = failure(unmade)
-        # Whoever has completed it meanwhile is not replayed here, so that nothing is counted.
-        uncounted = replace(operation, count_replays=False)
-        try:
-            with store.transaction():
-                found = store.acquire(uncounted)
-                # A record that is not claimed here is not ours, unless the handler has ended its
-                # transaction unseen. Where that is to be held, it is left to a person.
-                left = None if operation.hold else self.claim
-                mine = found if isinstance(found, Claim) else left
-                if mine and payload is not None and store.complete(mine, payload):
-                    store.on_commit(partial(announce, signals.completed, mine, payload=payload))
-                    return
-                if mine and payload is None:
-                    store.fail(mine, result.error, pinned=self.execution.pinned)
-        except (IdempotencyError, DatabaseFault):
-            # The key is free and the client gets its answer; only the audit misses an attempt.
-            logger.warning(
-                "The end of attempt %d of %s could not be recorded: %s",
-                self.claim.attempt,
-                operation.name,
-                result.error,
-                exc_info=True,
-            )
-        announce(end_signal(result), self.claim, error=result.error)
-        if unmade is not None:
-            raise unmade
+        settle_rolled_back(self.store, self.claim, result, pinned=self.execution.pinned)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from django.db import DatabaseError, connections, transaction
 
+from ..engine.atomic import Atomic
+from ..engine.outcomes import UNCERTAIN_ERRORS
 from ..errors import OperationInProgress, StoreUnavailable
 from ..stores import Store
 from ..stores.atomic_blocks import is_open, refuse_others
@@ -36,10 +38,7 @@ def own(view: Callable[..., Any]) -> OwnedTransactions:
     return owned
 
 
-_NOWHERE: Final[AbstractContextManager[None]] = nullcontext()
-
-
-class RequestTransactions:
+class RequestTransactions(Atomic):
     """The transactions that are open around a request, and what waits for their end."""
 
     def __init__(self, aliases: list[str]) -> None:
@@ -77,7 +76,7 @@ class RequestTransactions:
         finally:
             self._after.__exit__(None if told is None else type(told), told, None)
 
-    def around(self, store: Store) -> ExitStack | None:
+    def around_claim(self, store: Store) -> ExitStack | None:
         """What waits for the end of the store's transaction; ``None`` where none is open.
 
         That one is committed last, so that no answer outlives its effects on another database;
@@ -101,16 +100,13 @@ class RequestTransactions:
         atomic = transaction.atomic(using=alias)
         try:
             atomic.__enter__()
-        except (OperationalError, InterfaceError) as error:
+        except UNCERTAIN_ERRORS as error:
             raise (OperationInProgress if self._is_busy(error) else StoreUnavailable) from error
         self._open[alias] = atomic
 
     @contextmanager
-    def ended_meanwhile(self) -> Iterator[None]:
-        """Commit what is open for the length of the block, so that who waits in it holds nothing.
-
-        The same transactions begin again after it.
-        """
+    def left(self) -> Iterator[None]:
+        """Commit what is open for the length of the block, and begin the same again after it."""
         anew = list(self._open)
         self._end(None, None, None)
         self._after.close()
@@ -118,20 +114,24 @@ class RequestTransactions:
         for alias in anew:
             self._begin(alias)
 
-    def begin_later(self, store: Store) -> tuple[AbstractContextManager[None], ...]:
+    def around_handler(self, store: Store) -> AbstractContextManager[bool]:
         """Commit what is open, and give the same transactions to be begun later.
 
-        So that a claim can be committed before them: the one on the store's database, in which the
-        answer is to be stored, and those on all others.
+        The one on the store's database is committed last.
         """
         if not self._aliases:
-            return (_NOWHERE, _NOWHERE)
+            return super().around_handler(store)
         refuse_others("The answer of this request", store.using, self._surrounding)
         self._end(None, None, None)
         self._ended = True
-        ours = [alias for alias in self._aliases if alias == store.using]
+        return self._begun(store)
+
+    @contextmanager
+    def _begun(self, store: Store) -> Iterator[bool]:
         others = [alias for alias in self._aliases if alias != store.using]
-        return (store.transaction() if ours else nullcontext(), _atomic(others))
+        is_shared = store.using in self._aliases
+        with store.transaction() if is_shared else nullcontext(), _atomic(others):
+            yield is_shared
 
     def apart(self) -> AbstractContextManager[None]:
         """For what rolls back the request's transactions, as REST framework's handler of errors.
@@ -169,7 +169,7 @@ class RequestTransactions:
 
 def _certain(error: BaseException) -> BaseException:
     """The error, where it is known that all has rolled back."""
-    unsure = isinstance(error, OperationalError | InterfaceError)
+    unsure = isinstance(error, UNCERTAIN_ERRORS)
     return DatabaseError(*error.args) if unsure else error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, assert_never, cast
+from typing import assert_never, cast
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -20,7 +20,7 @@ from django.http.response import HttpResponseBase
 
 from .. import engine
 from ..conf import conf
-from ..engine import Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result
+from ..engine import Atomic, Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result
 from ..engine.context import ExecutionContext
 from ..errors import (
     FingerprintMismatch,
@@ -86,16 +86,16 @@ def serve(
             return _with_session(adapter, policy, plan.store, before)
 
     with _explained(plan.operation, policy):
-        surroundings = _surroundings(plan, transactions)
+        atomic = _atomic(plan, transactions)
         recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
         outcome = engine.run(
             plan.store,
             plan.operation,
             execute,
             recover,
+            atomic=atomic,
             undo=before.restore,
             admit=admit,
-            **surroundings,
         )
         return _marked(plan, _response(adapter, policy, plan, outcome))
 
@@ -148,19 +148,13 @@ def _takes_part(adapter: Adapter, policy: Policy) -> bool:
     return unclaimed(adapter.http_request) and adapter.method in policy.methods
 
 
-def _surroundings(plan: Plan, transactions: RequestTransactions | None) -> dict[str, Any]:
-    """What surrounds the handler, as the engine takes it."""
+def _atomic(plan: Plan, transactions: RequestTransactions | None) -> Atomic:
+    """The transactions that are to surround the handler."""
     if transactions is None:  # then those that are open were opened by Django
         what = f"The answer of {plan.operation.name}"
         refuse_others(what, plan.store.using, opened_by_django())
-        return {}
-    if plan.operation.lease is None:
-        after = transactions.around(plan.store)
-        if after is None:
-            return {}
-        return {"after": after, "waiting": transactions.ended_meanwhile}
-    outer, inner = transactions.begin_later(plan.store)
-    return {"outer": outer, "inner": inner}
+        return Atomic()
+    return transactions
 
 
 def _with_session(adapter: Adapter, policy: Policy, store: Store, before: Before) -> Result:
