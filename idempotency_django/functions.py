@@ -11,14 +11,11 @@ from typing import Any, Final, assert_never
 from django.core.exceptions import ImproperlyConfigured
 
 from . import engine
-from .engine import Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result
+from .engine import Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result, refusal
 from .engine.context import ExecutionContext
 from .engine.steps import as_json
 from .errors import (
-    FingerprintMismatch,
     IdempotencyError,
-    OperationHeld,
-    OperationInProgress,
     ResponseNotStored,
 )
 from .planning import Plan, plan_call
@@ -172,12 +169,8 @@ def _result(outcome: Outcome) -> Any:
             if record.payload is None or record.payload.body is None:
                 raise ResponseNotStored
             return json.loads(record.payload.body)
-        case InProgress():
-            raise OperationInProgress
-        case Held():
-            raise OperationHeld
-        case Mismatched():
-            raise FingerprintMismatch
+        case InProgress() | Held() | Mismatched():
+            raise refusal(outcome)
         case _:
             assert_never(outcome)
 

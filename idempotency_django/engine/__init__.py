@@ -32,6 +32,7 @@ from .outcomes import (
     Result,
     announcement,
     decide,
+    refusal,
     send,
 )
 
@@ -47,6 +48,7 @@ __all__ = [
     "Result",
     "arun",
     "decide",
+    "refusal",
     "run",
 ]
 

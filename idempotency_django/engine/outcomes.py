@@ -16,6 +16,12 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
+from ..errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationHeld,
+    OperationInProgress,
+)
 from ..records import Claim, Operation, Payload, Record, Status
 
 logger = logging.getLogger("idempotency_django")
@@ -81,6 +87,20 @@ Recover = Callable[[Exception], Result]
 """Turns what a handler raised into an answer, or raises it again."""
 
 Outcome = Executed | Replayed | InProgress | Held | Mismatched
+
+
+def refusal(outcome: InProgress | Held | Mismatched) -> IdempotencyError:
+    """The error that tells the caller why nothing was executed and nothing is replayed."""
+    match outcome:
+        case InProgress():
+            return OperationInProgress()
+        case Held():
+            return OperationHeld()
+        case Mismatched():
+            return FingerprintMismatch()
+        case _:
+            assert_never(outcome)
+
 
 UNCERTAIN_ERRORS: Final = (OperationalError, InterfaceError)
 """What COMMIT raises if nobody knows whether it was done."""

@@ -9,40 +9,41 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import assert_never, cast
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from .. import engine
 from ..conf import conf
-from ..engine import Atomic, Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result
+from ..engine import (
+    Atomic,
+    Executed,
+    Held,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    Result,
+    refusal,
+)
 from ..engine.context import ExecutionContext
 from ..errors import (
-    FingerprintMismatch,
     IdempotencyError,
-    OperationHeld,
     OperationInProgress,
     StoreUnavailable,
 )
 from ..planning import Plan
 from ..planning import plan as planned
 from ..policy import Policy, keys
-from ..records import Operation, Payload, Record
+from ..records import Operation, Record
 from ..stores import Store
 from ..stores.atomic_blocks import opened_by_django, refuse_others
 from .adapter import Adapter, has_body
 from .atomic_requests import RequestTransactions
-from .messages import (
-    payload_of,
-    rendered,
-    shows_refused_form,
-)
-from .negotiation import suited_to
+from .results import result_of, result_of_error
 from .sessions import Before, save_session
 from .status import accepted
 
@@ -71,9 +72,7 @@ def serve(
     Raises:
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
-    if not _takes_part(adapter, policy):
-        return adapter.respond()
-    plan = planned(policy, adapter)
+    plan = planned(policy, adapter) if _takes_part(adapter, policy) else None
     if plan is None:
         return adapter.respond()
 
@@ -82,7 +81,7 @@ def serve(
     def execute(execution: ExecutionContext) -> Result:
         with _running(request, execution), adapter.tokens.noticed():
             if plan.operation.lease is not None:
-                return _answer(adapter, adapter.respond(), policy)
+                return result_of(adapter, adapter.respond(), policy)
             return _with_session(adapter, policy, plan.store, before)
 
     with _explained(plan.operation, policy):
@@ -114,9 +113,9 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
         with _running(request, execution), adapter.tokens.noticed():
             response = await adapter.arespond()
             if policy.stores is None and not hasattr(response, "context_data"):
-                return _answer(adapter, response, policy)
+                return result_of(adapter, response, policy)
             # It may ask the database.
-            return await sync_to_async(_answer)(adapter, response, policy)
+            return await sync_to_async(result_of)(adapter, response, policy)
 
     with _explained(plan.operation, policy):
         recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
@@ -160,7 +159,7 @@ def _atomic(plan: Plan, transactions: RequestTransactions | None) -> Atomic:
 def _with_session(adapter: Adapter, policy: Policy, store: Store, before: Before) -> Result:
     """Run the view in the claim's transaction, and save in it what it wrote to the session."""
     before.forget_cached_at_commit(adapter.http_request, store.using)
-    answer = _answer(adapter, adapter.respond(), policy)
+    answer = result_of(adapter, adapter.respond(), policy)
     if answer.payload is not None:
         save_session(adapter.http_request, store.using)
     return answer
@@ -172,7 +171,7 @@ def _recover(adapter: Adapter, policy: Policy) -> Callable[[Exception], Result]:
             raise error  # ours, not the view's
         with adapter.tokens.noticed():
             response = adapter.recover(error, policy)
-        return _answer_to_error(adapter, response, error, policy)
+        return result_of_error(adapter, response, error, policy)
 
     return recover
 
@@ -209,11 +208,9 @@ def _response(adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome) ->
             if policy.on_conflict == "accepted":
                 retry_after = _retry_after(policy)
                 return adapter.native(accepted(plan.store, plan.operation, retry_after))
-            raise OperationInProgress
-        case Held():
-            raise OperationHeld
-        case Mismatched():
-            raise FingerprintMismatch
+            raise refusal(outcome)
+        case Held() | Mismatched():
+            raise refusal(outcome)
         case _:
             assert_never(outcome)
 
@@ -229,48 +226,3 @@ def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBas
         response[conf.replayed_header] = "true"
         return response
     return adapter.native(adapter.replayed(payload, policy))
-
-
-def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:
-    """What is kept of an answer; a tombstone of a page that was made for one visitor."""
-    lasting = adapter.lasting(response)
-    payload = payload_of(response if lasting is None else lasting, policy)
-    if lasting is None:
-        return replace(payload, body=None)
-    return suited_to(adapter.http_request, payload, response.get("Content-Type", ""))
-
-
-def _answer(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Result:
-    status = response.status_code
-    if not policy.keeps(status):
-        return Result(response, None, error=f"The answer was {status}.", failed=status >= 500)
-    unwanted = _unwanted(adapter, response, policy)
-    if unwanted:
-        return Result(response, None, error=unwanted)
-    return Result(response, _payload(adapter, response, policy))
-
-
-def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> str:
-    """Why an answer is not stored although its status is; empty: it is stored."""
-    if policy.stores is None:
-        return "The answer shows a form with errors." if shows_refused_form(response) else ""
-    wanted = policy.stores(adapter.http_request, response)
-    if not isinstance(wanted, bool):
-        raise ImproperlyConfigured(
-            f"The stores of an idempotency policy returned a {type(wanted).__name__}, not a bool."
-        )
-    return "" if wanted else "The policy's stores= does not store this answer."
-
-
-def _answer_to_error(
-    adapter: Adapter, response: HttpResponseBase, error: Exception, policy: Policy
-) -> Result:
-    def payload() -> Payload:
-        with adapter.tokens.noticed():  # it may be called later than what recovers
-            return _payload(adapter, rendered(response), policy)
-
-    status = response.status_code
-    keeps = policy.keeps_raised(status) and not _unwanted(adapter, response, policy)
-    kept = payload if keeps else None
-    reason = f"{type(error).__name__}: {error}"
-    return Result(response, kept, error=reason, failed=kept is None and status >= 500)
