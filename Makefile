@@ -33,7 +33,7 @@ test: $(VENV)/.installed-test  ## Run all tests on all databases, then on psycop
 MACHINE := tests/contract/test_machine.py
 
 # What these test is above the database: the first run is enough, whatever the driver.
-ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, answer_forms browsable_api browsers callers \
+ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, answer_forms benchmarks browsable_api browsers callers \
     calls check_hints checks conf conformance derived_keys drf_responses errors fingerprints \
     frameworks hosts http inventory keys metadata opening plain_data policy probe public_names \
     redis_store replay_authorization retry_loops scopes seals seams shared_redis status \
@@ -62,8 +62,8 @@ imports: $(VENV)/.installed-lint  ## Check which module may import which.
 docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html.
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
 
-bench: $(VENV)/.installed-bench  ## Measure, on PostgreSQL.
-	$(PY) -m benchmarks
+bench: $(VENV)/.installed-bench  ## Measure, on PostgreSQL, and write docs/benchmarks.md; QUICK=1 measures little and writes nothing.
+	$(PY) -m benchmarks $(if $(QUICK),--quick)
 
 ci:  ## Do what continuous integration does.
 	.ci/run

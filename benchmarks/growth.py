@@ -14,10 +14,10 @@ from typing import Final
 
 from django.db import connection
 
-from benchmarks.inprocess import Target
 from benchmarks.project import MIXIN, new_key
-from benchmarks.report import Section, Table
-from benchmarks.timing import Block, interleave
+from benchmarks.report import Section, Table, Target
+from benchmarks.subjects import view
+from benchmarks.timing import Block, Sample, interleave
 from idempotency_django.models import IdempotencyKey
 
 SMALL: Final = 10_000
@@ -38,7 +38,7 @@ A row that keeps the answer of this view (some 70 bytes of JSON) takes, freshly 
 _FILL: Final = """
     INSERT INTO {schema}.{table} ({columns}, key, created_at, completed_at, expires_at, purge_at)
     SELECT {columns}, gen_random_uuid(), at, at, at + %(ttl)s, at + %(ttl)s
-    FROM (SELECT * FROM public.{table} WHERE status = 'completed' LIMIT 1) AS record,
+    FROM (SELECT * FROM public.{table} WHERE key = %(record)s) AS record,
     LATERAL (
         SELECT now() - interval '1 day' * (1 - n / %(rows)s::float) AS at
         FROM generate_series(1, %(rows)s) AS n
@@ -48,30 +48,31 @@ _FILLED_IN: Final = {"id", "key", "created_at", "completed_at", "expires_at", "p
 
 
 def measure(rows: int, expired: int, rounds: int, requests: int) -> Section:
-    list(Target(MIXIN).first(1)())  # the record that the rows are copied from
-    _create("small", SMALL, "1 day")
-    _create("large", rows, "1 day")
-    _create("expired", expired, "-1 second")
+    view(MIXIN)(record := new_key())
+    _create("small", SMALL, "1 day", record)
+    _create("large", rows, "1 day", record)
+    _create("expired", expired, "-1 second", record)
     sizes = {SMALL: "small", rows: "large"}
     growth, targets = _growth(sizes, rounds, requests)
     rate, batches = _purge(expired)
     per_row = Table(["", "bytes per row"])
     for name, size in _sizes("large"):
         per_row.add(name, round(size / rows))
-    targets.append((f"purge ≥ 100,000 rows/s: {rate:,.0f}", rate >= 100_000))
+    targets.append(Target(f"purge ≥ 100,000 rows/s: {rate:,.0f}", rate >= 100_000))
     purge = PURGE.format(expired=expired, batches=batches, rate=rate)
     grow = GROWTH.format(rounds=rounds, requests=requests)
     return Section("Growth, purge and size", [grow, growth, purge, SIZE, per_row], targets)
 
 
-def _create(schema: str, rows: int, ttl: str) -> None:
+def _create(schema: str, rows: int, ttl: str, record: str) -> None:
+    """A table of copies of the record with this key."""
     fields = IdempotencyKey._meta.concrete_fields
     columns = ", ".join(f.column for f in fields if f.column not in _FILLED_IN)
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE SCHEMA {schema}")
         cursor.execute(f"CREATE TABLE {schema}.{TABLE} (LIKE public.{TABLE} INCLUDING ALL)")
         fill = _FILL.format(schema=schema, table=TABLE, columns=columns)
-        cursor.execute(fill, {"rows": rows, "ttl": ttl})
+        cursor.execute(fill, {"rows": rows, "ttl": ttl, "record": record})
         cursor.execute(f"VACUUM ANALYZE {schema}.{TABLE}")
         cursor.execute("CHECKPOINT")
 
@@ -81,22 +82,20 @@ def _use(schema: str) -> None:
         cursor.execute(f"SET search_path = {schema}, public")
 
 
-def _growth(
-    sizes: dict[int, str], rounds: int, requests: int
-) -> tuple[Table, list[tuple[str, bool]]]:
-    target = Target(MIXIN)
+def _growth(sizes: dict[int, str], rounds: int, requests: int) -> tuple[Table, list[Target]]:
+    post = view(MIXIN)
 
     def block(size: int, new: bool) -> Block:
-        def run() -> list[float]:
+        def run() -> list[Sample]:
             _use(sizes[size])
             keys = [new_key() for _ in range(requests)] if new else _some_keys(size, requests)
-            return [target.post(key) for key in keys]
+            return [post(key) for key in keys]
 
         return run
 
     kinds = {"first": True, "replay": False}
     blocks = {f"{kind} {n}": block(n, new) for kind, new in kinds.items() for n in sizes}
-    series = interleave(blocks, rounds)
+    series = {name: measured.wall for name, measured in interleave(blocks, rounds).items()}
     _use("public")
 
     small, large = sizes
@@ -106,7 +105,7 @@ def _growth(
         few, many = series[f"{kind} {small}"], series[f"{kind} {large}"]
         ratio = many.over(few)
         table.add(kind, f"{few.milliseconds:.2f} ms", f"{many.milliseconds:.2f} ms", ratio)
-        targets.append((f"{kind} within 1.15 ×: {ratio.value:.2f}", ratio.value <= 1.15))
+        targets.append(Target(f"{kind} within 1.15 ×: {ratio.value:.2f}", ratio.value <= 1.15))
     return table, targets
 
 

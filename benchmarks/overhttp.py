@@ -17,7 +17,7 @@ from benchmarks.client import Client
 from benchmarks.models import Order
 from benchmarks.project import BARE, LABELS, SERVED, new_key
 from benchmarks.report import Section, Table
-from benchmarks.timing import Block, interleave
+from benchmarks.timing import Block, Sample, interleave
 
 WORKERS, THREADS = 2, 8
 CONNECTIONS = 4
@@ -90,7 +90,7 @@ def _one_by_one(ports: dict[str, int], rounds: int, requests: int) -> Table:
             blocks[f"{variant} first"] = source.first
             if variant != BARE:
                 blocks[f"{variant} replay"] = source.replays
-        series = interleave(blocks, rounds)
+        series = {name: measured.wall for name, measured in interleave(blocks, rounds).items()}
     bare = series[f"{BARE} first"]
     table = Table(["", "request", "median", "× bare (range)", "refused"])
     for name, one in series.items():
@@ -119,16 +119,17 @@ class _Source:
         """The share of first requests that were refused although their keys were new."""
         return f"{self._refused / self._sent:.1%}"
 
-    def first(self) -> list[float]:
+    def first(self) -> list[Sample]:
         replies = self._client.share([new_key() for _ in range(self._requests)])
         done = [reply for reply in replies if reply.status == 201]
         self._sent += len(replies)
         self._refused += len(replies) - len(done)
         self._keys = [reply.key for reply in done]
-        return [reply.seconds for reply in done]
+        return [Sample(reply.seconds) for reply in done]
 
-    def replays(self) -> list[float]:
-        return [reply.seconds for reply in self._client.share(self._keys) if reply.status == 201]
+    def replays(self) -> list[Sample]:
+        replies = self._client.share(self._keys)
+        return [Sample(reply.seconds) for reply in replies if reply.status == 201]
 
 
 def _duplicates(ports: dict[str, int], races: int) -> Table:

@@ -19,6 +19,7 @@ from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyVa
 from django.db import connections
 
 from benchmarks import models
+from benchmarks.comparison import compare
 from benchmarks.functions import (
     BARE,
     DATABASE,
@@ -34,10 +35,9 @@ from benchmarks.functions import (
     made_by,
     protected,
 )
-from benchmarks.inprocess import COUNTED_OVER, counted
 from benchmarks.project import ORDER, new_key
 from benchmarks.report import Section, Table
-from benchmarks.timing import Block, interleave
+from benchmarks.site import Site
 
 THREADS: Final = 50
 SLEEP: Final = 0.5  # seconds that a duplicated call takes
@@ -63,59 +63,16 @@ row for each time that the function ran to its end and committed. Lambda ends a 
 time is over, so Powertools meets no such owners there."""
 
 
-def measure(rounds: int, calls: int, races: int, owners: int) -> Section:
+def measure(site: Site, rounds: int, calls: int, races: int, owners: int) -> Section:
+    comparison = compare(site, "function", LABELS, (BARE,), rounds, calls)
     parts = [
         COST.format(rounds=rounds, calls=calls, validated=_validated()),
-        _cost(rounds, calls),
+        comparison.times("call"),
+        comparison.traffic("call"),
         PROMISES.format(threads=THREADS, races=races, sleep=SLEEP, late=LATE_AFTER),
         _promises(races, owners),
     ]
     return Section("Around a plain function, beside Powertools", parts)
-
-
-class _Source:
-    """Blocks of first calls and of their repetitions."""
-
-    def __init__(self, variant: str, calls: int) -> None:
-        self._function = protected(variant)
-        self._calls = calls
-        self._keys: Sequence[str] = ()
-
-    def first(self) -> Iterator[float]:
-        self._keys = [new_key() for _ in range(self._calls)]
-        return map(self._call, self._keys)
-
-    def replays(self) -> Iterator[float]:
-        return map(self._call, self._keys)
-
-    def _call(self, key: str) -> float:
-        started = time.perf_counter()
-        answer = self._function(key, ORDER)
-        seconds = time.perf_counter() - started
-        assert answer["amount"] == ORDER["amount"], answer
-        return seconds
-
-
-def _cost(rounds: int, calls: int) -> Table:
-    blocks: dict[str, Block] = {}
-    for variant in LABELS:
-        source = _Source(variant, calls)
-        blocks[f"{variant} first"] = source.first
-        if variant != BARE:
-            blocks[f"{variant} replay"] = source.replays
-    series = interleave(blocks, rounds)
-    bare = series[f"{BARE} first"]
-    headings = ["", "call", "median", "× bare (range)", "statements", "commits", "Redis"]
-    table = Table(headings)
-    for name, one in series.items():
-        variant, kind = name.split()
-        ratio = "1.00" if one is bare else one.over(bare)
-        source = _Source(variant, COUNTED_OVER)
-        if kind == "replay":
-            list(source.first())
-        counts = counted(source.first if kind == "first" else source.replays)
-        table.add(LABELS[variant], kind, f"{one.milliseconds:.2f} ms", ratio, *counts)
-    return table
 
 
 def _validated() -> str:

@@ -2,44 +2,64 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from django.db import connection
-
-DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+DOCUMENTATION: Final = Path(__file__).parents[1] / "docs"
+PAGE: Final = Path("benchmarks.md")
+CHART: Final = Path("_static", "benchmarks.svg")
 
 INTRODUCTION: Final = """\
-# Benchmarks
+## How to read this page
 
-`make bench` made this page ({date}): {versions}; {cores} processor cores, on which the load
-generator, the application and the servers ran together. PostgreSQL ran with its default durability
-(`fsync` and `synchronous_commit` on).
+`make bench` made it ({setting}); the load generator, the application and the servers ran together
+on this machine. PostgreSQL ran with its default durability (`fsync` and `synchronous_commit` on).
 
 Read the ratios, not the times. Times depend on the machine. A ratio compares two things that were
 measured in turn in the same run, and its range over the rounds shows how much the machine was
 disturbed. The handler does as little as possible, one INSERT. A real handler does more, so
-protection costs a smaller part of the whole.
-"""
+protection costs a smaller part of the whole."""
+
+ALL_MET: Final = "All {count} targets of this run are met; each section lists its own."
+MISSED: Final = "{missed} of the {count} targets of this run are missed:"
 
 
 class Table:
     """Rows under headings."""
 
     def __init__(self, headings: Sequence[str]) -> None:
-        self._rows = [headings, ["---"] * len(headings)]
+        self._headings = list(headings)
+        self._rows: list[list[str]] = []
+
+    def head(self, *headings: str) -> None:
+        """Append some headings."""
+        self._headings += headings
 
     def add(self, *cells: object) -> None:
         self._rows.append([str(cell) for cell in cells])
 
     def __str__(self) -> str:
-        return "\n".join(f"| {' | '.join(row)} |" for row in self._rows)
+        rows = [self._headings, ["---"] * len(self._headings), *self._rows]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+class Target(NamedTuple):
+    """What a run is to show, and whether it did."""
+
+    text: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a newcomer reads and sees first."""
+
+    text: str
+    chart: str
+    alternative: str
+    """The chart in words, for those who do not see it."""
 
 
 @dataclass
@@ -48,7 +68,8 @@ class Section:
 
     title: str
     parts: Sequence[str | Table]
-    targets: Sequence[tuple[str, bool]] = ()
+    targets: Sequence[Target] = ()
+    opening: Opening | None = None
 
     def __str__(self) -> str:
         parts = [f"## {self.title}", *map(str, self.parts)]
@@ -58,18 +79,31 @@ class Section:
         return "\n\n".join(parts)
 
 
-def page(sections: Sequence[Section]) -> str:
-    names = ["Django", "djangorestframework", "psycopg", "redis", "gunicorn"]
-    names += ["django-idempotency-key", "aws-lambda-powertools"]
-    versions = [f"Python {platform.python_version()}", f"PostgreSQL {_postgres_version()}"]
-    versions += [f"Valkey {os.environ['BENCH_REDIS_VERSION']}"]
-    versions += [f"{name} {version(name)}" for name in names]
-    introduction = INTRODUCTION.format(
-        date=datetime.now(UTC).date(), versions=", ".join(versions), cores=os.cpu_count()
-    )
-    return "\n\n".join([introduction.strip(), *map(str, sections)]) + "\n"
+def write(folder: Path, sections: Sequence[Section], setting: str) -> Path:
+    """Write the page and its chart into a folder of documentation; return the page's path.
+
+    One of the sections has the opening. ``setting`` says when, and on what, the run was made.
+    """
+    opening = next(section.opening for section in sections if section.opening)
+    for path, content in {
+        PAGE: page(opening, sections, setting),
+        CHART: opening.chart,
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, encoding="utf-8")
+    return folder / PAGE
 
 
-def _postgres_version() -> str:
-    major, rest = divmod(connection.cursor().connection.info.server_version, 10_000)
-    return f"{major}.{rest}"
+def page(opening: Opening, sections: Sequence[Section], setting: str) -> str:
+    parts = ["# Benchmarks", opening.text]
+    parts.append(f"![{opening.alternative}]({CHART.as_posix()})")
+    parts.append(_verdict([target for section in sections for target in section.targets]))
+    parts += [INTRODUCTION.format(setting=setting), *map(str, sections)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _verdict(targets: Sequence[Target]) -> str:
+    missed = [f"- {target.text}" for target in targets if not target.met]
+    if not missed:
+        return ALL_MET.format(count=len(targets))
+    return MISSED.format(missed=len(missed), count=len(targets)) + "\n\n" + "\n".join(missed)

@@ -6,9 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
-Block = Callable[[], Iterable[float]]
-"""Runs one block of requests and returns the seconds that each took."""
+
+class Sample(NamedTuple):
+    """What one request took, in seconds: of wall-clock time, and of the application's CPU."""
+
+    wall: float
+    cpu: float = 0.0  # not measured
+
+
+Block = Callable[[], Iterable[Sample]]
+"""Runs one block of requests and returns what each took."""
 
 
 @dataclass
@@ -27,6 +36,19 @@ class Series:
         return Ratio(median(ratios), min(ratios), max(ratios))
 
 
+@dataclass
+class Measured:
+    """What the requests of one kind took in each round."""
+
+    wall: Series = field(default_factory=Series)
+    cpu: Series = field(default_factory=Series)
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        wall, cpu = zip(*samples, strict=True)
+        self.wall.medians.append(median(wall))
+        self.cpu.medians.append(median(cpu))
+
+
 @dataclass(frozen=True)
 class Ratio:
     """The median of the rounds' ratios, and their range."""
@@ -39,15 +61,15 @@ class Ratio:
         return f"{self.value:.2f} ({self.lowest:.2f}–{self.highest:.2f})"
 
 
-def interleave(blocks: Mapping[str, Block], rounds: int) -> dict[str, Series]:
+def interleave(blocks: Mapping[str, Block], rounds: int) -> dict[str, Measured]:
     """Run every block once per round, so that a slow moment of the machine meets them all.
 
     A first round warms everything up and is not counted.
     """
-    series = {name: Series() for name in blocks}
+    measured = {name: Measured() for name in blocks}
     for count in range(rounds + 1):
         for name, block in blocks.items():
-            middle = median(block())
+            samples = list(block())
             if count:
-                series[name].medians.append(middle)
-    return series
+                measured[name].add(samples)
+    return measured

@@ -2,56 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 from django.core.management import BaseCommand, CommandParser, call_command
+from django.db import connection
 
 from benchmarks import growth, inprocess, overhttp, plain
-from benchmarks.report import DOCUMENT, Section, page
+from benchmarks.report import DOCUMENTATION, PAGE, Section, write
+from benchmarks.site import Site, site
 
-PARTS: Final[dict[str, tuple[Callable[..., Section], dict[str, int], dict[str, int]]]] = {
+Amount = dict[str, int]
+AMOUNTS: Final[dict[str, tuple[Amount, Amount]]] = {
     "in-process": (
-        inprocess.measure,
         {"rounds": 12, "requests": 200},
-        {"rounds": 3, "requests": 50},
+        {"rounds": 2, "requests": 10},
     ),
     "plain": (
-        plain.measure,
         {"rounds": 12, "calls": 200, "races": 5, "owners": 5},
-        {"rounds": 3, "calls": 50, "races": 1, "owners": 1},
+        {"rounds": 2, "calls": 10, "races": 1, "owners": 1},
     ),
     "over-http": (
-        overhttp.measure,
         {"rounds": 12, "requests": 400, "races": 5},
-        {"rounds": 2, "requests": 100, "races": 1},
+        {"rounds": 2, "requests": 40, "races": 1},
     ),
     "growth": (
-        growth.measure,
         {"rows": 2_000_000, "expired": 1_000_000, "rounds": 12, "requests": 200},
-        {"rows": 50_000, "expired": 50_000, "rounds": 3, "requests": 50},
+        {"rows": 20_000, "expired": 20_000, "rounds": 2, "requests": 20},
     ),
 }
-"""Each part, with how much it measures, and how much with --quick."""
+"""How much each part measures, and how much with --quick."""
 
 
 class Command(BaseCommand):
-    help = "Measures what protection costs, and writes docs/benchmarks.md."
+    help = f"Measures what protection costs, and writes docs/{PAGE} and its chart."
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--quick", action="store_true", help="measure less; does not write")
-        parser.add_argument("--write", action="store_true", help="write the page even if --quick")
-        parser.add_argument("--only", choices=PARTS, help="one part; does not write")
+        parser.add_argument(
+            "--quick", action="store_true", help="measure little, for development; writes no page"
+        )
+        parser.add_argument("--only", choices=AMOUNTS, help="one part; writes no page")
+        parser.add_argument(
+            "--into", type=Path, help="write the page into this folder, even if it is a quick one's"
+        )
 
-    def handle(self, *, quick: bool, write: bool, only: str | None, **_: Any) -> None:
+    def handle(self, *, quick: bool, only: str | None, into: Path | None, **_: Any) -> None:
         call_command("migrate", run_syncdb=True, verbosity=0)
+        amounts = {name: less if quick else full for name, (full, less) in AMOUNTS.items()}
+        if only:
+            amounts = {only: amounts[only]}
+        elif not quick:
+            into = into or DOCUMENTATION
         sections = []
-        for name, (measure, full, less) in PARTS.items():
-            if only in (None, name):
-                sections.append(measure(**(less if quick else full)))
+        with site() as place:
+            for name, amount in amounts.items():
+                sections.append(_measure(name, place, amount))
                 self.stdout.write(f"{sections[-1]}\n")
-        if write or not (quick or only):
-            DOCUMENT.parent.mkdir(exist_ok=True)
-            DOCUMENT.write_text(page(sections), encoding="utf-8")
-            self.stdout.write(f"Written: docs/{DOCUMENT.name}")
+                self.stdout.flush()
+        if into and not only:
+            self.stdout.write(f"Written: {write(into, sections, _setting())}")
+
+
+def _measure(name: str, place: Site, amount: Amount) -> Section:
+    match name:
+        case "in-process":
+            return inprocess.measure(place, **amount)
+        case "plain":
+            return plain.measure(place, **amount)
+        case "over-http":
+            return overhttp.measure(**amount)
+    return growth.measure(**amount)
+
+
+def _setting() -> str:
+    """When the run was made, and on what."""
+    names = ["Django", "djangorestframework", "psycopg", "redis", "gunicorn"]
+    names += ["django-idempotency-key", "aws-lambda-powertools"]
+    major, minor = divmod(connection.cursor().connection.info.server_version, 10_000)
+    parts = [f"{datetime.now(UTC).date()}: Python {platform.python_version()}"]
+    parts += [f"PostgreSQL {major}.{minor}", f"Valkey {os.environ['BENCH_REDIS_VERSION']}"]
+    parts += [f"{name} {version(name)}" for name in names]
+    return ", ".join([*parts, f"{os.cpu_count()} processor cores"])

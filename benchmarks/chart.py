@@ -1,0 +1,128 @@
+"""A chart of bars, as an SVG image of its own.
+
+It brings its background, light or dark as the reader's system is, so its text can be read on every
+page; colours are not all that tells its bars apart; and it says what it shows to who cannot see it.
+"""
+
+# the chart says ×
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+WIDTH: Final = 760
+LEFT, RIGHT = 270, 150  # for names; for what a bar says
+TOP, BAR, GAP, HEADING = 84, 15, 12, 30
+
+STYLE: Final = """
+svg { color-scheme: light dark; font: 13px system-ui, sans-serif; }
+.paper { fill: #ffffff; } text { fill: #1f2328; } .heading { font-weight: bold; }
+.title { font-size: 16px; font-weight: bold; } .end { text-anchor: end; }
+.one { fill: #0b62a8; } .two { fill: #b45309; } .base { stroke: #6b7280; stroke-dasharray: 3 3; }
+.target { stroke: #1f2328; stroke-width: 2; }
+@media (prefers-color-scheme: dark) {
+  .paper { fill: #16181c; } text { fill: #e6e8eb; }
+  .one { fill: #4aa3e8; } .two { fill: #e0913a; } .base { stroke: #9ca3af; }
+  .target { stroke: #e6e8eb; }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A length, and the length that it is to have at most."""
+
+    value: float
+    limit: float | None = None
+    missed: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.value:.2f}" + (", misses its target" if self.missed else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A name, and its bar in each series."""
+
+    name: str
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Rows under headings; a dashed line is at 1, to which everything is compared."""
+
+    title: str
+    series: Sequence[str]
+    groups: Sequence[tuple[str, Sequence[Row]]]
+
+    def words(self) -> str:
+        """All that the chart shows."""
+        groups = []
+        for heading, rows in self.groups:
+            named = [
+                f"{row.name}: "
+                + ", ".join(
+                    f"{bar.label} ({name})" for bar, name in zip(row.bars, self.series, strict=True)
+                )
+                for row in rows
+            ]
+            groups.append(f"{heading}: {'; '.join(named)}.")
+        return " ".join([f"{self.title}.", *groups])
+
+    def svg(self) -> str:
+        parts, y = [], TOP
+        for heading, rows in self.groups:
+            parts.append(_text(16, y + 14, heading, "heading"))
+            y += HEADING
+            for row in rows:
+                parts += self._row(row, y)
+                y += BAR * len(row.bars) + GAP
+        one = self._x(1)
+        parts.insert(0, f'<path class="base" d="M{one:.1f} {TOP}V{y}"/>')
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 8}" '
+            f'width="{WIDTH}" height="{y + 8}" role="img" aria-labelledby="title words">\n'
+            f'<title id="title">{escape(self.title)}</title>\n'
+            f'<desc id="words">{escape(self.words())}</desc>\n'
+            f"<style>{STYLE}</style>\n"
+            f'<rect class="paper" width="{WIDTH}" height="{y + 8}" rx="8"/>\n'
+            + "\n".join([*self._legend(), *parts])
+            + "\n</svg>\n"
+        )
+
+    def _legend(self) -> Iterator[str]:
+        yield _text(16, 28, self.title, "title")
+        x = 16
+        for name, kind in zip(self.series, ("one", "two"), strict=True):
+            yield f'<rect class="{kind}" x="{x}" y="45" width="{BAR}" height="{BAR}"/>'
+            yield _text(x + BAR + 6, 57, name)
+            x += BAR + 30 + 7 * len(name)
+        yield f'<path class="target" d="M{x} 44v17"/>'
+        yield _text(x + 8, 57, "target")
+
+    def _row(self, row: Row, y: int) -> Iterator[str]:
+        yield _text(LEFT - 10, y + BAR * len(row.bars) / 2 + 4, row.name, "end")
+        for bar, kind in zip(row.bars, ("one", "two"), strict=True):
+            end = self._x(bar.value)
+            yield (
+                f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{end - LEFT:.1f}" '
+                f'height="{BAR - 1}"/>'
+            )
+            if bar.limit is not None:
+                end = max(end, self._x(bar.limit))
+                yield f'<path class="target" d="M{self._x(bar.limit):.1f} {y - 1}v{BAR + 1}"/>'
+            yield _text(end + 6, y + 12, bar.label)
+            y += BAR
+
+    def _x(self, value: float) -> float:
+        bars = [bar for _, rows in self.groups for row in rows for bar in row.bars]
+        longest = max(max(bar.value, bar.limit or 0) for bar in bars)
+        return LEFT + (WIDTH - LEFT - RIGHT) * value / max(longest, 1)
+
+
+def _text(x: float, y: float, text: str, kind: str = "label") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'

@@ -1,0 +1,107 @@
+"""Variants of one thing, compared in time, at two distances, and in what they send."""
+
+# the page says × and –
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.report import Table, Target
+from benchmarks.site import DISTANCES, FAR, LOCAL, ROUND_TRIP, Counts, Site
+from benchmarks.timing import Block, Measured, Series, interleave
+
+AWAY: Final = f"{ROUND_TRIP * 1000:g} ms away"
+PLACES: Final = {LOCAL: "local", FAR: AWAY}
+
+Names = Mapping[str, Measured]
+"""What was measured, by ``"variant kind"``."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The multiple of another one that something is to take at most."""
+
+    text: str
+    name: str
+    factor: float
+    base: str
+    distance: str = LOCAL
+
+    def target(self, comparison: Comparison) -> Target:
+        value = round(comparison.ratio(self.name, self.base, self.distance), 2)
+        return Target(f"{self.text}: {value:.2f}", value <= self.factor)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured at each distance, and what one call of each name makes."""
+
+    labels: Mapping[str, str]
+    bare: str
+    measured: Mapping[str, Names]
+    counts: Mapping[str, Counts]
+
+    def wall(self, name: str, distance: str = LOCAL) -> Series:
+        return self.measured[distance][name].wall
+
+    def cpu(self, name: str) -> Series:
+        return self.measured[LOCAL][name].cpu
+
+    def ratio(self, name: str, base: str, distance: str = LOCAL) -> float:
+        return self.wall(name, distance).over(self.wall(base, distance)).value
+
+    def times(self, thing: str) -> Table:
+        """Medians and their ratios to the bare one; ``thing`` is what is called."""
+        table = Table(["", thing])
+        for heading in [*PLACES.values(), "CPU"]:
+            table.head(heading, "× bare (range)")
+        for name in self.counts:
+            series = [self.wall(name, distance) for distance in DISTANCES] + [self.cpu(name)]
+            bases = [self.wall(self.bare, distance) for distance in DISTANCES]
+            bases.append(self.cpu(self.bare))
+            cells: list[object] = []
+            for one, base in zip(series, bases, strict=True):
+                ratio = "1.00" if name == self.bare else one.over(base)
+                cells += [f"{one.milliseconds:.2f} ms", ratio]
+            table.add(*self._title(name), *cells)
+        return table
+
+    def traffic(self, thing: str) -> Table:
+        """What one call sends to the servers; ``thing`` is what is called."""
+        table = Table(["", thing])
+        table.head("messages to PostgreSQL", "bytes", "commits", "messages to Redis", "bytes")
+        for name, one in self.counts.items():
+            cells = [one.database.messages, one.database.bytes, one.commits]
+            cells += [one.redis.messages, one.redis.bytes]
+            table.add(*self._title(name), *(f"{cell:,.0f}" for cell in cells))
+        return table
+
+    def _title(self, name: str) -> tuple[str, str]:
+        variant, kind = name.split()
+        return self.labels[variant], kind
+
+
+def compare(
+    site: Site,
+    of: str,
+    labels: Mapping[str, str],
+    unprotected: Collection[str],
+    rounds: int,
+    calls: int,
+) -> Comparison:
+    """Measure all variants of a thing in the same rounds; the first one is the bare one."""
+    names = [f"{variant} first" for variant in labels]
+    names += [f"{variant} replay" for variant in labels if variant not in unprotected]
+    names.sort(key=lambda name: list(labels).index(name.split()[0]))
+    blocks: dict[str, Block] = {
+        f"{distance} {name}": site.block(distance, of, *name.split(), calls)
+        for distance in DISTANCES
+        for name in names
+    }
+    series = interleave(blocks, rounds)
+    measured = {
+        distance: {name: series[f"{distance} {name}"] for name in names} for distance in DISTANCES
+    }
+    counts = {name: site.counts(of, *name.split()) for name in names}
+    return Comparison(labels, names[0], measured, counts)
