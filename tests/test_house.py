@@ -1,0 +1,146 @@
+"""The house is easy to live in: few rooms, short modules, short functions, no import cycle.
+
+The numbers are those of CONTRIBUTING. What is over them today is listed here by its present size,
+and can only shrink. Which room may import from which is for ``make imports``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import idempotency_django
+
+PACKAGE = Path(idempotency_django.__file__).parent
+NAMED_BY_DJANGO = {"management", "migrations", "static", "templates", "templatetags"}
+
+ENTRIES = 20
+MODULE_LINES = 250
+FUNCTION_LINES = 40
+
+LONG_MODULES: dict[str, int] = {
+    "admin/__init__.py": 289,
+    "drf/__init__.py": 257,
+    "engine/context.py": 325,
+    "engine/leases.py": 288,
+    "engine/transactional.py": 288,
+    "http/bodies.py": 302,
+    "http/opening.py": 281,
+    "http/serving.py": 285,
+    "http/wrapping.py": 281,
+    "models.py": 256,
+    "policy/__init__.py": 267,
+    "stores/base.py": 293,
+    "stores/cached_database.py": 259,
+    "stores/database/dialects/base.py": 263,
+    "stores/database/store.py": 362,
+    "stores/redis/server.py": 251,
+    "stores/redis/store.py": 257,
+}
+LONG_FUNCTIONS: dict[str, int] = {
+    "engine/__init__.py: run": 65,
+    "engine/context.py: ExecutionContext.step": 42,
+    "engine/settling.py: settle": 42,
+    "engine/transactional.py: _run_once": 47,
+    "functions.py: idempotent_call": 57,
+    "http/serving.py: serve": 43,
+    "policy/canonical.py: canonical": 44,
+    "stores/database/dialects/base.py: Dialect.__init__": 41,
+}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """What is written in each module, by its path in the package."""
+    paths = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "migrations")
+    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in paths}
+
+
+def dotted(path: str) -> str:
+    """The name that a module is imported by."""
+    parts = Path(PACKAGE.name, path).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST, int]]:
+    """Each function below a node: its name, the function, and how many lines it has."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert child.end_lineno is not None
+            yield f"{prefix}{child.name}", child, child.end_lineno - child.lineno + 1
+        name = getattr(child, "name", "") if isinstance(child, ast.stmt) else ""
+        yield from functions(child, f"{prefix}{name}." if name else prefix)
+
+
+def imported(path: str, node: ast.AST) -> Iterator[str]:
+    """The package's own modules that are imported anywhere below a node of a module."""
+    known = {dotted(other) for other in modules()}
+    package = dotted(path) if path.endswith("__init__.py") else dotted(path).rpartition(".")[0]
+    for statement in ast.walk(node):
+        match statement:
+            case ast.ImportFrom(module=module, names=names, level=level):
+                above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+                base = ".".join([*above, *([module] if module else [])])
+                for alias in names:
+                    submodule = f"{base}.{alias.name}"
+                    yield from {submodule if submodule in known else base} & known
+            case ast.Import(names=names):
+                yield from {alias.name for alias in names} & known
+
+
+def test_entries() -> None:
+    """The top of the package can be taken in at a glance."""
+    entries = {
+        path.stem
+        for path in PACKAGE.iterdir()
+        if path.suffix == ".py" or (path.is_dir() and next(path.rglob("*.py"), None))
+    } - {"__init__", *NAMED_BY_DJANGO}
+    assert len(entries) <= ENTRIES, sorted(entries)
+
+
+def test_no_import_cycle() -> None:
+    """No two modules need each other, not even for the types' sake."""
+    graph = {dotted(path): set(imported(path, tree)) for path, tree in modules().items()}
+    assert sum(map(len, graph.values())) > len(graph)  # they were found
+    TopologicalSorter(graph).prepare()
+
+
+def test_no_import_within_a_function() -> None:
+    """Who reads the head of a module knows what it needs; Django's ``ready()`` has to wait."""
+    hidden = {
+        f"{path}: {name} imports {module}"
+        for path, tree in modules().items()
+        for name, function, _ in functions(tree, "")
+        for module in imported(path, function)
+        if name != "IdempotencyConfig.ready"
+    }
+    assert hidden == set()
+
+
+def test_long_modules() -> None:
+    """A module has 250 lines at most."""
+    lines = {path: len((PACKAGE / path).read_text().splitlines()) for path in modules()}
+    assert_only_shrinks(lines, MODULE_LINES, LONG_MODULES)
+
+
+def test_long_functions() -> None:
+    """A function has 40 lines at most, its docstring included."""
+    lines = {
+        f"{path}: {name}": size
+        for path, tree in modules().items()
+        for name, _, size in functions(tree, "")
+    }
+    assert_only_shrinks(lines, FUNCTION_LINES, LONG_FUNCTIONS)
+
+
+def assert_only_shrinks(sizes: dict[str, int], limit: int, excepted: dict[str, int]) -> None:
+    """Nothing is over its limit; what was excepted and no longer need be is told."""
+    over = {name: size for name, size in sizes.items() if size > max(limit, excepted.get(name, 0))}
+    assert over == {}, f"longer than {limit} lines, or than they were"
+    done = {name for name in excepted if sizes.get(name, 0) <= limit}
+    assert done == set(), "remove them from the list: they are short enough now"
