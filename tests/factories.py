@@ -108,6 +108,15 @@ def records(count: int, alias: str = "default", **traits: Any) -> list[Idempoten
     return IdempotencyKey.objects.using(alias).bulk_create(made)
 
 
+def copies(count: int, made: IdempotencyKey) -> None:
+    """Many records like one that is there, but for their keys, in its database."""
+    fields = [field.attname for field in made._meta.concrete_fields if not field.primary_key]
+    values = {name: getattr(made, name) for name in fields}
+    IdempotencyKey.objects.using(made._state.db).bulk_create(
+        IdempotencyKey(**{**values, "key": str(uuid4())}) for _ in range(count)
+    )
+
+
 def step(made: IdempotencyKey, position: int = 0, **columns: Any) -> IdempotencyStep:
     """A recovery point of a record, in its database."""
     stored = IdempotencyStep(

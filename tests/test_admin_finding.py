@@ -118,8 +118,7 @@ FROM generate_series(1, %s) n
 
 
 @pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plans are PostgreSQL's")
-@pytest.mark.parametrize("text", ["/api/charges/17/", "/api/charges/", "/nowhere/", "user:4711"])
-def test_big_table(text: str) -> None:
+def test_big_table() -> None:
     """A search for a path or a caller looks at no more rows than the list counts."""
     using = settings.ALIASES["postgres"]
     with connections[using].cursor() as cursor:
@@ -131,12 +130,13 @@ def test_big_table(text: str) -> None:
     }
     client = member("view_idempotencykey")
     with override_settings(IDEMPOTENCY={"STORES": {"default": store}}):
-        with CaptureQueriesContext(connections[using]) as asked:
-            assert client.get(LIST, {"q": text}).status_code == 200
-        statements = [q["sql"] for q in asked if IdempotencyKey._meta.db_table in q["sql"]]
-        assert len(statements) <= 6
-        for sql in statements:
-            assert rows_read(using, sql) <= changelist.COUNTED + 1, sql[:200]
+        for text in ("/api/charges/17/", "/api/charges/", "/nowhere/", "user:4711"):
+            with CaptureQueriesContext(connections[using]) as asked:
+                assert client.get(LIST, {"q": text}).status_code == 200
+            statements = [q["sql"] for q in asked if IdempotencyKey._meta.db_table in q["sql"]]
+            assert 0 < len(statements) <= 6
+            for sql in statements:
+                assert rows_read(using, sql) <= changelist.COUNTED + 1, sql[:200]
 
 
 class TestFingerprint:

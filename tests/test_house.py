@@ -12,8 +12,6 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import idempotency_django
 
 PACKAGE = Path(idempotency_django.__file__).parent
