@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from html import unescape
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -19,69 +17,28 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
-from idempotency_django.admin import IdempotencyKeyAdmin, answers, changelist, interventions
+from idempotency_django.admin import IdempotencyKeyAdmin, answers, changelist
+from idempotency_django.admin.actions import performing
 from idempotency_django.admin.answers import Answer
 from idempotency_django.admin.changelist import AuditQuerySet
 from idempotency_django.admin.timeline import Event, timeline
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Claim, Operation
-from idempotency_django.stores import stores
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import an_operation
-from tests.factories import IdempotencyKeyFactory, StaffFactory, ago, record, records, step
+from tests.admin_pages import ALIASES, LIST, alias, detail, forgotten, member, messages, page
+from tests.factories import IdempotencyKeyFactory, ago, record, records, step
 from tests.plans import rows_read
 from tests.test_purge import held
 
+__all__ = ["alias", "forgotten"]  # fixtures
+
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-LIST = "/admin/idempotency_django/idempotencykey/"
-ALIASES = list(settings.ALIASES.values())
 DAY = timedelta(days=1)
 EVERYTHING = ["view_idempotencykey", "view_answer", "delete_idempotencykey"]
 SECRETS = ["alice@example.org", "bob@example.org", "/api/charges/17/", "5ec2e7"]
 """What is in an answer, in an error, in a header and in an owner's token."""
-
-
-@pytest.fixture(params=ALIASES, ids=list(settings.ALIASES))
-def alias(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The database that the default store uses."""
-    backend = "idempotency_django.stores.database.DatabaseStore"
-    store = {"BACKEND": backend, "OPTIONS": {"using": request.param}}
-    with override_settings(IDEMPOTENCY={"STORES": {"default": store}}):
-        yield request.param
-
-
-def member(*permissions: str) -> Client:
-    """A client of somebody with these permissions."""
-    client = Client()
-    client.force_login(StaffFactory(permissions=permissions))
-    return client
-
-
-class Recalling(MemoryStore):
-    """A store that recalls answers, and notes what it is told to forget, and when."""
-
-    recalls = True
-    noted: ClassVar[list[tuple[str, str, str]]]
-
-    def forget(self, key: str, scope: str) -> None:
-        using = stores["default"].using
-        pending = using is not None and connections[using].in_atomic_block
-        self.noted.append((key, scope, "uncommitted" if pending else "committed"))
-
-
-@pytest.fixture
-def forgotten(alias: str) -> Iterator[list[tuple[str, str, str]]]:
-    """What a store that recalls answers is told to forget: key, scope, and when."""
-    Recalling.noted = []
-    configured = {
-        **settings.IDEMPOTENCY["STORES"],
-        "plain": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
-        "recalling": {"BACKEND": f"{__name__}.Recalling"},
-    }
-    with override_settings(IDEMPOTENCY={"STORES": configured}):
-        yield Recalling.noted
 
 
 @pytest.fixture
@@ -96,23 +53,11 @@ def operator() -> Client:
     return member(*EVERYTHING)
 
 
-def page(client: Client, path: str, **query: Any) -> str:
-    """What is to be read on a page."""
-    response = client.get(path, query)
-    assert response.status_code == 200, response.content
-    return unescape(response.content.decode())
-
-
 def listed(client: Client, **query: Any) -> list[str]:
     """The keys in the list, in its order."""
     response = client.get(LIST, query)
     assert response.status_code == 200, response.headers
     return [found.key for found in response.context["cl"].result_list]
-
-
-def detail(made: IdempotencyKey, view: str = "change") -> str:
-    """The address of a record's page."""
-    return f"{LIST}{made.pk}/{view}/"
 
 
 class TestList:
@@ -637,11 +582,6 @@ def act(client: Client, action: str, chosen: list[IdempotencyKey], **data: Any) 
     return client.post(LIST, {"action": action, "_selected_action": selected, **data}, follow=True)
 
 
-def messages(response: HttpResponse) -> list[str]:
-    """What the page tells of what was done."""
-    return [str(message) for message in response.context["messages"]]
-
-
 def claimed(alias: str, operation: Operation) -> Claim | None:
     """What a request with this operation would get: a claim, or none."""
     store = DatabaseStore("default", using=alias)
@@ -782,7 +722,7 @@ class TestInterventions:
 
     def test_too_many(self, alias: str, operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """Who selects all of a big table is stopped before anything is read or logged."""
-        monkeypatch.setattr(interventions, "MOST", 2)
+        monkeypatch.setattr(performing, "MOST", 2)
         chosen = records(3, alias)
         for data in ({}, {"post": "yes"}, {"select_across": "1"}):
             done = act(operator, "delete_selected", chosen, **data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,28 +13,13 @@ from django.test.utils import CaptureQueriesContext, override_settings
 
 from idempotency_django.admin import changelist
 from idempotency_django.models import IdempotencyKey
-from tests.factories import StaffFactory, ago, record
+from tests.admin_pages import LIST, alias, member
+from tests.factories import ago, record
 from tests.plans import rows_read
 
+__all__ = ["alias"]  # a fixture
+
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
-
-LIST = "/admin/idempotency_django/idempotencykey/"
-
-
-@pytest.fixture(params=list(settings.ALIASES.values()), ids=list(settings.ALIASES))
-def alias(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The database that the default store uses."""
-    backend = "idempotency_django.stores.database.DatabaseStore"
-    store = {"BACKEND": backend, "OPTIONS": {"using": request.param}}
-    with override_settings(IDEMPOTENCY={"STORES": {"default": store}}):
-        yield request.param
-
-
-def member(*permissions: str) -> Client:
-    """A client of somebody with these permissions."""
-    client = Client()
-    client.force_login(StaffFactory(permissions=permissions))
-    return client
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
-from idempotency_django.admin import settling
+from idempotency_django.admin.actions import performing
 from idempotency_django.errors import ClaimLost
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Claim, Payload, Record, Status, Step
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import ANSWER, an_operation, eventually
+from tests.admin_pages import LIST, alias, detail, forgotten, member, messages, page
 from tests.factories import StaffFactory, ago, record, step
-from tests.test_admin import alias, detail, forgotten, member, messages, page
 from tests.test_purge import held
 
 __all__ = ["alias", "forgotten"]  # fixtures
@@ -353,7 +353,7 @@ class TestBothWays:
     @pytest.mark.parametrize("name", ["0", "nobody"])
     def test_missing(self, settler: Client, way: str, name: str) -> None:
         """There is no page for a record that is not there."""
-        url = f"/admin/idempotency_django/idempotencykey/{name}/{way}/"
+        url = f"{LIST}{name}/{way}/"
         assert settler.get(url).status_code == 404
         assert settler.post(url).status_code == 404
 
@@ -441,13 +441,13 @@ class TestBothWays:
     ) -> None:
         """A record that is deleted between two looks at it is gone, and the operator is told."""
         made = record(alias, held=True)
-        carry_out = settling.carry_out
+        carry_out = performing.carry_out
 
-        def deleted_before(rows: Any, **options: Any) -> int:
+        def deleted_before(*args: Any) -> int:
             IdempotencyKey.objects.using(alias).all().delete()
-            return carry_out(rows, **options)
+            return carry_out(*args)
 
-        monkeypatch.setattr(settling, "carry_out", deleted_before)
+        monkeypatch.setattr(performing, "carry_out", deleted_before)
         told = messages(settle(settler, made, way))
         assert (
             told[0]

@@ -16,7 +16,7 @@ from django.urls import path
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
-from tests.factories import StaffFactory
+from tests.admin_pages import detail, member
 from tests.support import new_key, post
 from tests.urls import urlpatterns as tests_urls
 
@@ -54,15 +54,8 @@ def _clean() -> None:
     derived.clear()
 
 
-def member(*permissions: str) -> Client:
-    """A client of somebody with these permissions."""
-    client = Client()
-    client.force_login(StaffFactory(permissions=permissions))
-    return client
-
-
 def page_of(record: IdempotencyKey) -> str:
-    return f"/admin/idempotency_django/idempotencykey/{record.pk}/derived_keys/"
+    return detail(record, "derived_keys")
 
 
 def paid(reference: str = "a") -> tuple[str, dict[str, str]]:

@@ -7,6 +7,7 @@ on the page of one record; nobody can list them, search or filter by them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django.contrib import admin
@@ -14,8 +15,8 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.db.models import Q, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
@@ -26,6 +27,8 @@ from ..models import DatabaseNow, IdempotencyKey
 from ..policy import Policy
 from ..records import Status
 from ..stores import stores
+from .actions import ACTIONS, Action
+from .actions.performing import list_action, perform_on_one
 from .answers import Answer
 from .changelist import (
     AnswerFilter,
@@ -38,9 +41,6 @@ from .changelist import (
     beginning_with,
 )
 from .derived import show_derived_keys
-from .interventions import DELETE, EXPIRE, Intervention, intervene
-from .settlements import Completion, Release, Settlement
-from .settling import settle
 from .states import HELD, INTERRUPTED, STATES, state_of
 from .timeline import Event, steps_of, timeline
 
@@ -77,7 +77,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
 
-    actions = ("expire_selected", "delete_selected")
+    actions = tuple(list_action(kind) for kind in ACTIONS if kind.for_many)
     change_form_template = "admin/idempotency_django/idempotencykey/change_form.html"
 
     class Media:
@@ -175,104 +175,66 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
     ) -> HttpResponse:
         obj = options["obj"]
-        may_delete = self.has_delete_permission(request, obj)
         may_view_answer = self.has_view_answer_permission(request)
         rows = self.get_queryset(request).filter(pk=obj.pk)
         if may_view_answer:  # from where the record is; a deferred column comes from a router's
             obj.fingerprint = rows.values_list("fingerprint", flat=True).first() or ""
-        interrupted = state_of(obj) in (INTERRUPTED, HELD)
+        allowed = [kind([obj]) for kind in ACTIONS if kind.button and self._may(kind, request)]
         context |= {
             "subtitle": None,  # the key and the scope, which the page shows
             "timeline": timeline(obj, steps_of(obj, rows.db, with_results=may_view_answer)),
             "may_view_answer": may_view_answer,
             "answer": Answer.of(rows) if may_view_answer else None,
-            "may_expire": may_delete and EXPIRE.eligible(rows).exists(),
-            "may_settle": interrupted and self.has_settle_permission(request),
-            "interrupted": interrupted,
+            "buttons": [action for action in allowed if action.offers(obj)],
+            "interrupted": state_of(obj) in (INTERRUPTED, HELD),
         }
         return super().render_change_form(request, context, *args, **options)
 
     # What an operator does.
 
     def get_urls(self) -> list[URLPattern]:
-        views = {
-            "expire": self.expire_view,
-            Completion.name: self.complete_view,
-            Release.name: self.release_view,
-            "derived_keys": self.derived_keys_view,
-        }
+        views: list[tuple[str, Callable[..., HttpResponse], dict[str, Any]]] = [
+            *((kind.name, self.action_view, {"kind": kind}) for kind in ACTIONS),
+            ("derived_keys", self.derived_keys_view, {}),
+        ]
         return [
             *(
                 path(
                     f"<path:object_id>/{name}/",
                     self.admin_site.admin_view(view),
+                    arguments,
                     name=f"idempotency_django_idempotencykey_{name}",
                 )
-                for name, view in views.items()
+                for name, view, arguments in views
             ),
             *super().get_urls(),
         ]
 
-    @admin.action(permissions=["delete"], description=EXPIRE.title)
-    def expire_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Expire what was selected, after asking."""
-        return intervene(self, request, queryset, EXPIRE)
-
-    @admin.action(permissions=["delete"], description=DELETE.title)
-    def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Delete what was selected, after asking."""
-        return intervene(self, request, queryset, DELETE)
-
-    def expire_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Expire one record, after asking."""
-        return self._intervene_on_one(request, object_id, EXPIRE)
-
-    def delete_view(
-        self, request: HttpRequest, object_id: str, extra_context: Any = None
-    ) -> HttpResponse:
-        """Delete one record, after asking."""
-        return self._intervene_on_one(request, object_id, DELETE)
-
-    def complete_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Complete one interrupted record by hand, after asking."""
-        return self._settle(request, object_id, Completion)
-
-    def release_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Release one interrupted record for its next retry, after asking."""
-        return self._settle(request, object_id, Release)
+    def action_view(self, request: HttpRequest, object_id: str, kind: type[Action]) -> HttpResponse:
+        """Do something to one record, after asking."""
+        if not self._may(kind, request):
+            raise PermissionDenied
+        record, rows = self._record(request, object_id)
+        return perform_on_one(self, request, rows, record, kind)
 
     def derived_keys_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the keys that the handler of one record derived."""
         # With a derived key, as with a fingerprint, a guess at what was asked for can be tested.
         if not (self.has_view_permission(request) and self.has_view_answer_permission(request)):
             raise PermissionDenied
-        record = self.get_object(request, unquote(object_id))
-        if record is None:
-            raise Http404
-        rows = self.get_queryset(request).filter(pk=record.pk)
+        record, rows = self._record(request, object_id)
         return show_derived_keys(self, request, rows, record)
 
-    def _settle(self, request: HttpRequest, object_id: str, way: type[Settlement]) -> HttpResponse:
-        if not self.has_settle_permission(request):
-            raise PermissionDenied
-        record = self.get_object(request, unquote(object_id))
-        if record is None:
-            raise Http404
-        return settle(self, request, self.get_queryset(request).filter(pk=record.pk), record, way)
+    def _may(self, kind: type[Action], request: HttpRequest) -> bool:
+        """Whether the user may do this, to whatever record."""
+        return bool(getattr(self, f"has_{kind.permission}_permission")(request))
 
-    def _intervene_on_one(
-        self, request: HttpRequest, object_id: str, what: Intervention
-    ) -> HttpResponse:
-        if not self.has_delete_permission(request):
-            raise PermissionDenied
+    def _record(self, request: HttpRequest, object_id: str) -> tuple[Any, QuerySet[Any]]:
+        """The record with this quoted key, and the rows that hold nothing but it."""
         record = self.get_object(request, unquote(object_id))
         if record is None:
             raise Http404
-        rows = self.get_queryset(request).filter(pk=record.pk)
-        changelist = reverse(
-            "admin:idempotency_django_idempotencykey_changelist", current_app=self.admin_site.name
-        )
-        return intervene(self, request, rows, what) or HttpResponseRedirect(changelist)
+        return record, self.get_queryset(request).filter(pk=record.pk)
 
 
 def _using() -> str:

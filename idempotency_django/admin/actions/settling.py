@@ -1,36 +1,30 @@
-"""The two ways to settle an interrupted record, each as the form that asks what it takes."""
+"""Two ways to settle an interrupted record: completing it by hand, or releasing it for a retry."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from typing import Any, ClassVar
+from typing import Any
 
 from django import forms
 from django.contrib.admin.widgets import AdminTextareaWidget
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..models import DatabaseNow
-from ..records import Status
+from ...models import DatabaseNow, IdempotencyStep
+from ...records import Status
+from ..states import HELD, INTERRUPTED, STATES, state_of
+from ..timeline import Event
 from .answer_form import AnswerForm
-from .states import HELD, INTERRUPTED, STATES, state_of
-from .timeline import Event
+from .base import Action
 
 
-class Settlement(forms.Form):
-    """What an operator enters to settle a record; the fields that both ways share.
+class Settlement(Action):
+    """What both ways share: they take one record, and a reason."""
 
-    Attributes:
-        name: of its page.
-        title: what is going to be done.
-        done: what has been done.
-    """
-
-    name: ClassVar[str]
-    title: ClassVar[Any]
-    done: ClassVar[Any]
+    permission = "settle"
+    leads_to = "change"
 
     # The attempt that the operator has looked at: the next one may have come further.
     attempt = forms.IntegerField(widget=forms.HiddenInput)
@@ -41,20 +35,17 @@ class Settlement(forms.Form):
         widget=AdminTextareaWidget(attrs={"rows": 3}),
     )
 
-    def consequences(self, record: Any, steps: int) -> list[str]:
-        """What happens then to the record, which has that many steps; for the operator."""
-        raise NotImplementedError
+    def __init__(self, records: list[Any], data: Any = None) -> None:
+        super().__init__(records, data)
+        [self.record] = records
+        self.initial = {"attempt": self.record.attempt}
 
-    def eligible(self, rows: Any) -> QuerySet[Any]:
-        """Those of the rows that are interrupted, still at the attempt that was looked at."""
-        interrupted: QuerySet[Any] = rows.interrupted().filter(attempt=self.cleaned_data["attempt"])
-        return interrupted
+    def offers(self, record: Any) -> bool:
+        return state_of(record) in (INTERRUPTED, HELD)
 
     def refusal(self, record: Any) -> str:
-        """Why the record cannot be settled in this way; empty where it can."""
-        state = state_of(record)
-        if state not in (INTERRUPTED, HELD):
-            values = {"state": STATES[state]}
+        if not self.offers(record):
+            values = {"state": STATES[state_of(record)]}
             return _("Only an interrupted record can be settled; this one is %(state)s.") % values
         if self.is_bound and self.cleaned_data.get("attempt", record.attempt) != record.attempt:
             values = {"attempt": record.attempt}
@@ -64,33 +55,33 @@ class Settlement(forms.Form):
             )
         return ""
 
-    def changes(self, by: str) -> dict[str, Any]:
-        """The columns of the settled row. An owner that is still alive no longer owns it."""
-        return {
-            "owner_token": secrets.token_hex(16),
-            "lease_expires_at": None,
-            "completed_at": DatabaseNow(),
-        }
+    def apply(self, rows: QuerySet[Any], by: str) -> None:
+        rows.update(
+            # An owner that is still alive no longer owns it.
+            owner_token=secrets.token_hex(16),
+            lease_expires_at=None,
+            completed_at=DatabaseNow(),
+            **self.changes(by),
+        )
 
-    def logged(self) -> str:
-        """The log entry."""
+    def changes(self, by: str) -> dict[str, Any]:
+        """The columns of the settled row, besides those that both ways change."""
         raise NotImplementedError
 
 
-class Completion(AnswerForm, Settlement):
+class Complete(AnswerForm, Settlement):
     """Complete by hand: the operation has been done, and this is its answer."""
 
     name = "complete"
-    title = gettext_lazy("Complete by hand")
-    done = gettext_lazy("The idempotency key was completed by hand.")
+    title = button = gettext_lazy("Complete by hand")
 
     field_order = ("attempt", "status", "content_type", "body", "reason")
 
-    def consequences(self, record: Any, steps: int) -> list[str]:
-        until = Event("", record.expires_at, record.now)
+    def consequences(self) -> list[str]:
+        until = Event("", self.record.expires_at, self.record.now)
         return [
             _("Every retry gets this answer, and nothing is executed.")
-            if record.expires_at is None
+            if until.at is None
             else _(
                 "Until %(time)s (%(age)s), every retry gets this answer and nothing is executed."
             )
@@ -105,23 +96,17 @@ class Completion(AnswerForm, Settlement):
             ),
         ]
 
-    def eligible(self, rows: Any) -> QuerySet[Any]:
-        live = Q(expires_at=None) | Q(expires_at__gt=DatabaseNow())
-        return super().eligible(rows).filter(live)
-
     def refusal(self, record: Any) -> str:
-        because = super().refusal(record)
-        if because or record.expires_at is None or record.expires_at > record.now:
+        because, ends = super().refusal(record), Event("", record.expires_at, record.now)
+        if because or ends.ahead:
             return because
-        ended = Event("", record.expires_at, record.now)
         return _(
             "Its time to live ended at %(time)s (%(age)s), so no retry would get the answer: the "
             "operation would be executed again. Leave it as it is, release it or delete it."
-        ) % {"time": ended.exactly, "age": ended.age}
+        ) % {"time": ends.exactly, "age": ends.age}
 
     def changes(self, by: str) -> dict[str, Any]:
         return {
-            **super().changes(by),
             "status": Status.COMPLETED,
             "response_status": self.cleaned_data["status"],
             "response_headers": json.dumps(self.headers),
@@ -130,25 +115,26 @@ class Completion(AnswerForm, Settlement):
         }
 
     def logged(self) -> str:
-        return _(
-            "Completed by hand with status %(status)d and %(size)d bytes of body: %(reason)s"
-        ) % {
-            **self.cleaned_data,
-            "size": len(self.content),
-        }
+        values = {**self.cleaned_data, "size": len(self.content)}
+        return (
+            _("Completed by hand with status %(status)d and %(size)d bytes of body: %(reason)s")
+            % values
+        )
+
+    def done(self, count: int) -> str:
+        return _("The idempotency key was completed by hand.")
 
 
 class Release(Settlement):
     """Release for retry: the operation is to be executed again."""
 
     name = "release"
-    title = gettext_lazy("Release for retry")
-    done = gettext_lazy("The idempotency key was released: the next retry is executed.")
+    title = button = gettext_lazy("Release for retry")
 
-    def consequences(self, record: Any, steps: int) -> list[str]:
+    def consequences(self) -> list[str]:
         return [
             _("The next retry executes the operation again. Without a retry, nothing happens."),
-            _resumption(record, steps),
+            _resumption(self.record),
             _(
                 "Whatever else the interrupted attempt has done is done a second time, unless the "
                 "other side recognises it by its derived key. Find that out first."
@@ -159,7 +145,6 @@ class Release(Settlement):
     def changes(self, by: str) -> dict[str, Any]:
         values = {"user": by, "reason": self.cleaned_data["reason"]}
         return {
-            **super().changes(by),
             "status": Status.FAILED,
             "pinned": True,  # what the attempt has done elsewhere was done for this request
             "error": _("Released by %(user)s: %(reason)s") % values,
@@ -168,9 +153,13 @@ class Release(Settlement):
     def logged(self) -> str:
         return _("Released for retry: %(reason)s") % self.cleaned_data
 
+    def done(self, count: int) -> str:
+        return _("The idempotency key was released: the next retry is executed.")
 
-def _resumption(record: Any, steps: int) -> str:
+
+def _resumption(record: Any) -> str:
     """Where the next attempt begins."""
+    steps = IdempotencyStep.objects.using(record._state.db).filter(record=record.pk).count()
     ends = Event("", record.expires_at, record.now)
     if not steps:
         return _("It starts from the beginning: none of its steps is stored.")
