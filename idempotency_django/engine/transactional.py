@@ -116,7 +116,7 @@ class Run:
                 if isinstance(outcome, Replayed):
                     self._replay(outcome.record)
                 return outcome
-        except OperationInProgress as error:
+        except (OperationInProgress, ClaimLost) as error:
             if self.after is not None or self._committed:
                 raise
             if not self._claimed:

@@ -62,6 +62,8 @@ def sent(client: Client, key: str, query: str = "", url: str = "/charges/") -> l
     with CaptureQueriesContext(connection) as queries:
         client.post(f"{url}{query}", headers={"Idempotency-Key": key})
     statements = [query["sql"] for query in queries if Charge._meta.db_table not in query["sql"]]
+    # Django notes its BEGIN by itself, also where it was sent with the statement after it.
+    statements = [statement.removeprefix("BEGIN; ") for statement in statements]
     return [KEYWORDS.findall(statement)[0] for statement in statements]
 
 

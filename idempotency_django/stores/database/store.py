@@ -60,15 +60,23 @@ class DatabaseStore(Store):
         using: the database to keep them in, by its alias in ``DATABASES``. It must be the one that
             the effects are written to, and never a replica. All statements go there, whatever the
             database routers say.
+        combine_statements: whether PostgreSQL gets BEGIN in one message with the claim, and COMMIT
+            in one with the answer, which saves two round trips for each request. It needs
+            psycopg 3 and applies only where nothing speaks against it. Set it to ``False`` behind
+            a pooler that keeps a connection to itself once several statements were sent in one
+            message, such as Amazon RDS Proxy ("pinning").
     """
 
     supports_transactions: ClassVar[bool] = True
     supports_steps: ClassVar[bool] = True
     using: str
 
-    def __init__(self, alias: str, *, using: str = "default") -> None:
+    def __init__(
+        self, alias: str, *, using: str = "default", combine_statements: bool = True
+    ) -> None:
         super().__init__(alias)
         self.using = using
+        self.combine_statements = combine_statements
 
     def acquire(self, operation: Operation) -> Claim | Record:
         if operation.lease is None:
@@ -79,7 +87,10 @@ class DatabaseStore(Store):
                     "the store's transaction(), or give the operation a lease."
                 )
             with self._reachable():
-                return self._acquire(operation)
+                found = self._acquire(operation)
+            if isinstance(found, Claim):
+                self._dialect.claimed(found)
+            return found
         self._refuse_surroundings(f"The claim of {operation.name}")
         self._dialect.begin()
         try:
@@ -192,6 +203,7 @@ class DatabaseStore(Store):
         not undone with it, so that one has never failed for certain.
         """
         with ExitStack() as stack:
+            messages = stack.enter_context(self._dialect.messages())
             with self._reachable():
                 stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
             connection = connections[self.using]
@@ -204,7 +216,9 @@ class DatabaseStore(Store):
                 self.on_commit(lambda: committed.append(True))  # the first of all hooks
             yield
             try:
-                stack.close()
+                lost = not messages.commit()
+                if not lost:
+                    stack.close()
             except IdempotencyError as error:  # a hook's, after the commit
                 error.foreign = True
                 raise
@@ -214,6 +228,8 @@ class DatabaseStore(Store):
                 if whole and self._dialect.is_busy(error):
                     raise OperationInProgress(_REFUSED) from error
                 raise StoreUnavailable(UNCONFIRMED_MESSAGE) from error
+            if lost:
+                raise ClaimLost
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._on_its_own():
@@ -290,7 +306,7 @@ class DatabaseStore(Store):
                 f"DatabaseStore supports {', '.join(DIALECTS)}; the database {self.using!r} is "
                 f"{vendor!r}."
             )
-        return DIALECTS[vendor](self.using)
+        return DIALECTS[vendor](self.using, combine=self.combine_statements)
 
     def _refuse_surroundings(self, what: str) -> None:
         """Refuse a transaction around what must commit when it ends."""

@@ -12,6 +12,7 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from django.db import connections
@@ -19,6 +20,7 @@ from django.db.models import QuerySet
 
 from ....models import GRACE, IdempotencyKey, IdempotencyStep
 from ....records import Claim, Operation, Payload, Status, Step
+from .messages import Messages
 
 _GIVEN = "key scope operation fingerprint owner_token principal method path hold".split()
 _CONSTANT = {
@@ -42,6 +44,8 @@ class Dialect(ABC):
     """``now`` plus a parameter of seconds; NULL stays NULL."""
     insert: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES ({values})"
     lock: ClassVar[str] = " FOR UPDATE"
+    returning: ClassVar[str] = ""
+    """What makes a statement return the id of a row that it writes, where that can be asked for."""
     busy: ClassVar[frozenset[object]]
     """The error codes of conflicts with another transaction."""
     read_only: ClassVar[frozenset[object]] = frozenset()
@@ -56,8 +60,10 @@ class Dialect(ABC):
     What is not closed is one up to the end, so that nothing of it is looked at twice.
     """
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, *, combine: bool = True) -> None:
         self.using = using
+        self.combine = combine
+        """Whether several statements may be sent in one message."""
         quote = connections[using].ops.quote_name
         meta = IdempotencyKey._meta
         names = {
@@ -91,7 +97,7 @@ class Dialect(ABC):
             f"UPDATE {names['table']} SET {names['status']} = '{Status.COMPLETED}', "
             f"{names['response_status']} = %s, {names['response_headers']} = %s, "
             f"{names['response_body']} = %s, {names['completed_at']} = {self.now}, "
-            f"{names['lease_expires_at']} = NULL WHERE {self._owned()}"
+            f"{names['lease_expires_at']} = NULL WHERE {self._owned()}{self._returning()}"
         )
         self.step_sql = self._step_sql()
         self.extend_sql, self.owned_sql = self._extend_sql()
@@ -114,8 +120,11 @@ class Dialect(ABC):
         return (
             f"INSERT INTO {quote(meta.db_table)} ({columns}) "
             f"SELECT {self.names['id']}, %s, %s, %s, %s, %s, {self.now} FROM {self.names['table']} "
-            f"WHERE {self._owned()}{self.lock}"
+            f"WHERE {self._owned()}{self.lock}{self._returning()}"
         )
+
+    def _returning(self) -> str:
+        return self.returning.format(**self.names)
 
     @abstractmethod
     def _extend_sql(self) -> tuple[str, str]:
@@ -141,6 +150,13 @@ class Dialect(ABC):
     ) -> QuerySet[IdempotencyKey]:
         """The rows, narrowed to nothing when the operation's key is locked by somebody else."""
         return rows
+
+    def messages(self) -> AbstractContextManager[Messages]:
+        """For the length of a transaction, which begins within it: how its statements are sent."""
+        return nullcontext(Messages())
+
+    def claimed(self, claim: Claim) -> None:
+        """The running transaction holds the claim."""
 
     def begin(self) -> None:
         """A transaction begins, maybe within another one; :meth:`release` follows each."""
@@ -169,11 +185,13 @@ class Dialect(ABC):
         return False
 
     def complete(self, claim: Claim, payload: Payload, headers: str) -> bool:
+        values = (payload.status, headers, payload.body)
+        return self.write(claim, self.complete_sql, (*values, claim.record_id, claim.token))
+
+    def write(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
+        """Execute what writes a row for the claim, if it is its owner's."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(
-                self.complete_sql,
-                [payload.status, headers, payload.body, claim.record_id, claim.token],
-            )
+            cursor.execute(sql, parameters)
             return bool(cursor.rowcount)
 
     def fence(self, claim: Claim) -> bool:

@@ -49,8 +49,8 @@ class MySQL(Dialect):
         r"--(?!\S)[^\n]*|#[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )
 
-    def __init__(self, using: str) -> None:
-        super().__init__(using)
+    def __init__(self, using: str, *, combine: bool = True) -> None:
+        super().__init__(using, combine=combine)
         self._held = threading.local()
 
     def claim(self, operation: Operation, token: str) -> int | None:

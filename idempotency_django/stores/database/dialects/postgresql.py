@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from django.db import Error as DatabaseFault
 from django.db import connections, models
 from django.db.models import BooleanField, Func, QuerySet, Value
 
 from ....models import IdempotencyKey
 from ....records import Claim, Operation, Status
 from .base import Dialect, ids_of, lock_digest, tokens_of
+from .messages import LOST, CombinedMessages, Messages
 
 _IDLE = 0  # of libpq's PGTransactionStatusType: connected, and in no transaction
 
@@ -28,6 +32,7 @@ class PostgreSQL(Dialect):
         "INSERT INTO {table} ({columns}) SELECT {values} WHERE pg_try_advisory_xact_lock(%s) "
         "ON CONFLICT ({key}, {scope}) DO NOTHING RETURNING {id}"
     )
+    returning = " RETURNING {id}"
     # lock_not_available, serialization_failure, deadlock_detected
     busy = frozenset({"55P03", "40001", "40P01"})
     read_only = frozenset({"25006"})  # read_only_sql_transaction
@@ -38,17 +43,47 @@ class PostgreSQL(Dialect):
         r"(?<![\w$])\$(\w*)\$(?s:.*?)(?:\$\1\$|\Z)|--[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )
 
-    def __init__(self, using: str) -> None:
-        super().__init__(using)
+    def __init__(self, using: str, *, combine: bool = True) -> None:
+        super().__init__(using, combine=combine)
         self.replay_sql = self._replay_sql(self.names)
+        self.uncount_sql = self._uncount_sql(self.names)
+        self._local = threading.local()
+
+    @contextmanager
+    def messages(self) -> Iterator[Messages]:
+        connection = connections[self.using]
+        if not self.combine or connection.in_atomic_block:
+            yield Messages()
+            return
+        messages = self._local.messages = CombinedMessages(connection, self._is_lost)
+        committed = False
+        try:
+            yield messages
+            committed = True
+        finally:
+            self._local.messages = Messages()
+            messages.end(committed=committed)
+
+    def _messages(self) -> Messages:
+        return getattr(self._local, "messages", None) or Messages()
+
+    def claimed(self, claim: Claim) -> None:
+        self._messages().claimed(claim)
 
     def claim(self, operation: Operation, token: str) -> int | None:
-        with connections[self.using].cursor() as cursor:
+        with self._messages().beginning(), connections[self.using].cursor() as cursor:
             cursor.execute(
                 self.insert_sql, [*self.values(operation, token), self._lock_number(operation)]
             )
             row = cursor.fetchone()
             return row[0] if row else None
+
+    def write(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
+        kept = self._messages().keep(claim, sql, parameters)
+        return kept or super().write(claim, sql, parameters)
+
+    def _is_lost(self, error: DatabaseFault) -> bool:
+        return LOST in str(error)
 
     def lockable(
         self, rows: QuerySet[IdempotencyKey], operation: Operation
@@ -106,7 +141,8 @@ class PostgreSQL(Dialect):
         ours = connection.get_autocommit() if not blocks else connection.commit_on_exit
         ours = ours and blocks <= 1
         commit = "off" if ours else "on"
-        with connection.cursor() as cursor:
+        messages = self._messages()
+        with messages.counting(), connection.cursor() as cursor:
             cursor.execute(
                 self.replay_sql[commit],
                 [
@@ -116,8 +152,19 @@ class PostgreSQL(Dialect):
                     self._lock_number(operation),
                 ],
             )
-            row: tuple[Any, ...] | None = cursor.fetchone()
-            return row
+            found = cursor.fetchone()
+        if found is None:
+            return None
+        *row, last_replayed_at = found
+        messages.counted(self.uncount_sql, (last_replayed_at, row[0]))
+        return tuple(row)
+
+    def _uncount_sql(self, names: dict[str, str]) -> str:
+        return (
+            f"UPDATE {names['table']} SET {names['replay_count']} = {names['replay_count']} - 1, "
+            f"{names['last_replayed_at']} = %s "
+            f"WHERE {names['id']} = %s AND {names['replay_count']} > 0"
+        )
 
     def _replay_sql(self, names: dict[str, str]) -> dict[str, str]:
         # Under the key's lock, like whatever holds a row until the transaction ends; and past a
@@ -130,7 +177,10 @@ class PostgreSQL(Dialect):
             f"AND {names['fingerprint']} = %s AND {names['status']} = '{Status.COMPLETED}' "
             f"AND ({names['expires_at']} > {self.now} OR {names['expires_at']} IS NULL) "
             "AND pg_try_advisory_xact_lock(%s){relaxed} FOR UPDATE SKIP LOCKED) "
-            f"RETURNING {names['selected']}, FALSE, FALSE, FALSE"
+            # As it was before: a statement does not see what it has changed.
+            f"RETURNING {names['selected']}, FALSE, FALSE, FALSE, "
+            f"(SELECT before.{names['last_replayed_at']} FROM {names['table']} before "
+            f"WHERE before.{names['id']} = {names['table']}.{names['id']})"
         )
         relaxed = " AND set_config('synchronous_commit', 'off', true) = 'off'"
         return {"on": update.format(relaxed=""), "off": update.format(relaxed=relaxed)}

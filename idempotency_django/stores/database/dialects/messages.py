@@ -1,0 +1,213 @@
+"""How the statements of a transaction reach the server: one by one, or several in one message."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
+
+from django.db import Error as DatabaseFault
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ....errors import ClaimLost
+from ....records import Claim
+
+logger = logging.getLogger("idempotency_django")
+
+LOST: Final = "idempotency_django: the claim has another owner"
+"""What the server says when it did not commit, because a statement found no row of its owner's."""
+
+_IDLE, _IN_TRANSACTION = 0, 2  # of libpq's PGTransactionStatusType
+_NO_PIPELINE = 0  # of its PGpipelineStatus
+
+# The server stops at an error, so that nothing is committed for a late owner.
+_COMMIT: Final = (
+    "WITH written AS (\n{statement}\n) "
+    f"SELECT CAST(CASE count(*) WHEN 0 THEN '{LOST}' ELSE '1' END AS integer) FROM written; COMMIT"
+)
+
+
+class Messages:
+    """The statements of one transaction, each of which is sent by itself."""
+
+    def beginning(self) -> AbstractContextManager[None]:
+        """The statement in the block may be the first one of the transaction."""
+        return nullcontext()
+
+    def counting(self) -> AbstractContextManager[None]:
+        """The statement in the block counts a replay, if there is one."""
+        return nullcontext()
+
+    def counted(self, sql: str, parameters: Sequence[Any]) -> None:
+        """A replay was counted; the statement takes that back."""
+
+    def claimed(self, claim: Claim) -> None:
+        """The transaction holds the claim."""
+
+    def keep(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
+        """Whether this statement, which writes a row for the claim, is sent with the COMMIT."""
+        return False
+
+    def commit(self) -> bool:
+        """Send what was kept. ``False``: it found no row; the transaction must be rolled back."""
+        return True
+
+
+class CombinedMessages(Messages):
+    """BEGIN goes with the claim, and COMMIT with the answer or with the count of a replay.
+
+    It needs psycopg 3, which sends a string of several statements as it is, and a transaction that
+    the store has opened itself. Django takes no notice: its own COMMIT finds that the transaction
+    has ended, and sends nothing. Wrappers around Django's cursors see one statement at a time.
+
+    Args:
+        connection: the database's, on which no transaction was open.
+        is_lost: whether an error says ``LOST``.
+    """
+
+    def __init__(
+        self, connection: BaseDatabaseWrapper, is_lost: Callable[[DatabaseFault], bool]
+    ) -> None:
+        self._connection = connection
+        self._is_lost = is_lost
+        self._found = False  # BEGIN went with a claim that found a record; nothing was sent since
+        self._tokens: set[str] = set()
+        self._last: tuple[str, Sequence[Any]] | None = None
+        self._undo: tuple[str, Sequence[Any]] | None = None
+        self._rolls_back = False
+
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        self._found = False
+        if not self._may_combine(_IDLE):
+            yield
+            return
+        with self._connection.execute_wrapper(_with_begin):
+            yield
+        self._found = True
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        if not self._found:
+            yield
+            return
+        self._found = False
+        with self._connection.execute_wrapper(_with_commit):
+            yield
+
+    def counted(self, sql: str, parameters: Sequence[Any]) -> None:
+        if self._status() == _IDLE:  # it is committed
+            self._undo = (sql, parameters)
+
+    def claimed(self, claim: Claim) -> None:
+        self._found = False
+        self._tokens.add(claim.token)
+
+    def keep(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
+        if claim.token not in self._tokens or not self._may_combine(_IN_TRANSACTION):
+            return False
+        if not self._send():  # another claim's
+            raise ClaimLost
+        self._last = (sql, parameters)
+        # The outermost, so that it is not taken for another one's when that is removed.
+        self._connection.execute_wrappers.insert(0, self._before_another)
+        return True
+
+    def commit(self) -> bool:
+        self._rolls_back = self._connection.needs_rollback
+        if self._last is None or self._rolls_back:
+            return True
+        if not self._may_combine(_IN_TRANSACTION):
+            return self._send()
+        try:
+            with self._connection.execute_wrapper(_if_written_with_commit):
+                return self._send()
+        except DatabaseFault as error:
+            if self._is_lost(error):
+                return False
+            raise
+
+    def end(self, *, committed: bool) -> None:
+        """The transaction has ended: forget what was kept, take back what it had committed."""
+        self._take()
+        if self._undo is None or (committed and not self._rolls_back):
+            return
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(*self._undo)
+        except DatabaseFault:
+            logger.warning("A replay that was refused has been counted.", exc_info=True)
+
+    def _before_another(self, execute: Callable[..., Any], *arguments: Any) -> Any:
+        """Send what was kept for the end, where it turns out not to be the end."""
+        if not self._send():
+            raise ClaimLost
+        return execute(*arguments)
+
+    def _take(self) -> tuple[str, Sequence[Any]] | None:
+        last, self._last = self._last, None
+        if last is not None:
+            self._connection.execute_wrappers.remove(self._before_another)
+        return last
+
+    def _send(self) -> bool:
+        """Send what was kept, if there is something; ``False``: it found no row."""
+        last = self._take()
+        if last is None:
+            return True
+        with self._connection.cursor() as cursor:
+            cursor.execute(*last)
+            return bool(cursor.rowcount)
+
+    def _status(self) -> int | None:
+        driver = self._connection.connection
+        return None if driver is None else driver.pgconn.transaction_status
+
+    def _may_combine(self, status: int) -> bool:
+        """Whether the transaction is the store's own and has that status, and the driver can."""
+        connection = self._connection
+        return (
+            len(connection.atomic_blocks) == 1
+            and connection.commit_on_exit
+            and not connection.needs_rollback
+            and _can_combine(connection)
+            and self._status() == status
+        )
+
+
+def _can_combine(connection: Any) -> bool:
+    """Whether the driver sends a string as it is, and its BEGIN would say no more than ours."""
+    cursors = getattr(connection.Database, "ClientCursor", None)  # psycopg2 has none
+    driver = connection.connection
+    return (
+        cursors is not None
+        and hasattr(driver, "_autocommit")  # see below
+        and isinstance(driver.cursor_factory, type)
+        and issubclass(driver.cursor_factory, cursors)
+        and driver.isolation_level is driver.read_only is driver.deferrable is None
+        and driver.pgconn.pipeline_status == _NO_PIPELINE
+    )
+
+
+def _with_begin(
+    execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]
+) -> Any:
+    driver = context["connection"].connection
+    driver.autocommit = True  # else psycopg would send a BEGIN of its own before
+    try:
+        result = execute(f"BEGIN; {sql}", params, many, context)
+    finally:
+        # As Django has set it, and asks for it: where it is on, iterator() declares its cursors
+        # WITH HOLD, which cannot lock rows. The property cannot be set within a transaction.
+        driver._autocommit = False
+    context["cursor"].nextset()
+    return result
+
+
+def _with_commit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+    return execute(f"{sql}; COMMIT", *arguments)
+
+
+def _if_written_with_commit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+    return execute(_COMMIT.format(statement=sql), *arguments)
