@@ -550,11 +550,10 @@ class TestBusySQLite:
         claim = impatient.acquire(an_operation(lease=timedelta(seconds=30)))
         assert isinstance(claim, Claim)
         with RequestTransactions([self.using]) as request:
-            outer, _ = request.begin_later(impatient)
             begins = {
                 "step": impatient.durable("It"),
                 "fence": impatient.fenced(claim),
-                "request": outer,
+                "request": request.around_handler(impatient),
             }[kind]
             with self.locked(), pytest.raises(OperationInProgress), begins:
                 pytest.fail("It began.")
@@ -603,9 +602,8 @@ class TestBusySQLite:
             reader.close()  # it is away when the failure is written down
             raise error
 
-        policy = Policy().resolved()
         with closing(reader), pytest.raises(OperationInProgress, match="has rolled back"):
-            run(impatient, policy, operation, execute, recover)
+            run(impatient, operation, execute, recover)
         row = IdempotencyKey.objects.using(self.using).get()
         assert (row.status, row.attempt) == (Status.FAILED, 1)
         assert not Effect.objects.using(self.using).exists()

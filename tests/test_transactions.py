@@ -82,7 +82,7 @@ def test_nothing_is_opened_without_atomic_requests() -> None:
     """A project without ATOMIC_REQUESTS gets no transaction that it did not ask for."""
     with request_transactions(set()) as transactions:
         assert open_aliases() == []
-        assert transactions.around(DatabaseStore("default")) is None
+        assert transactions.around_claim(DatabaseStore("default")) is None
 
 
 @pytest.mark.usefixtures("atomic_requests")
@@ -99,7 +99,7 @@ def test_excluded_databases(excluded: set[str]) -> None:
     """A database that the author took out stays out, although OwnedTransactions "contain" all."""
     with request_transactions(excluded) as transactions:
         assert open_aliases() == ALIASES[1:]
-        after = transactions.around(DatabaseStore("default"))
+        after = transactions.around_claim(DatabaseStore("default"))
         # An answer is not committed before the others are, so that its transaction is one of them.
         assert open_aliases() == (ALIASES if after else [])
         assert (after is None) == (len(ALIASES) == 1)
@@ -114,7 +114,7 @@ def test_callbacks_run_after_the_transactions(fails: bool) -> None:
 
     def request() -> None:
         with request_transactions(set()) as transactions:
-            after = transactions.around(DatabaseStore("default"))
+            after = transactions.around_claim(DatabaseStore("default"))
             assert after is not None
             after.callback(lambda: seen.append((open_aliases(), effects())))
             Effect.objects.create(reference="a")
@@ -135,7 +135,7 @@ def test_callbacks_run_after_the_transactions(fails: bool) -> None:
 def test_store_without_a_database_waits_for_nothing() -> None:
     """A store that takes part in no transaction is not held up by one."""
     with request_transactions(set()) as transactions:
-        assert transactions.around(MemoryStore("memory")) is None
+        assert transactions.around_claim(MemoryStore("memory")) is None
 
 
 def told_of(
@@ -148,7 +148,7 @@ def told_of(
         told.append(error)
 
     with suppress(ValueError, OperationalError), transactions:
-        after = transactions.around(store)
+        after = transactions.around_claim(store)
         assert after is not None
         after.push(note)
         request()
