@@ -65,12 +65,22 @@ def dotted(path: str) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """How many lines a function has without its docstring, which says all that it has to."""
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    match function.body[0]:
+        case ast.Expr(value=ast.Constant(value=str())) as docstring:
+            assert docstring.end_lineno is not None
+            lines -= docstring.end_lineno - docstring.lineno + 1
+    return lines
+
+
 def functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST, int]]:
     """Each function below a node: its name, the function, and how many lines it has."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert child.end_lineno is not None
-            yield f"{prefix}{child.name}", child, child.end_lineno - child.lineno + 1
+            yield f"{prefix}{child.name}", child, length(child)
         name = getattr(child, "name", "") if isinstance(child, ast.stmt) else ""
         yield from functions(child, f"{prefix}{name}." if name else prefix)
 
@@ -127,7 +137,7 @@ def test_long_modules() -> None:
 
 
 def test_long_functions() -> None:
-    """A function has 40 lines at most, its docstring included."""
+    """A function has 40 lines at most, besides its docstring."""
     lines = {
         f"{path}: {name}": size
         for path, tree in modules().items()
