@@ -49,16 +49,11 @@ class DRFAdapter(Adapter):
     """One request within a DRF view."""
 
     def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
-        super().__init__(request._request)
+        super().__init__(request._request, request)
         self.policy: Policy
         self.transactions: RequestTransactions | None = None
         self.view = view
-        self._request = request
         self._handler = handler
-
-    @property
-    def request(self) -> Request:
-        return self._request
 
     def invocation(self, policy: Policy) -> Invocation:
         request = self.http_request

@@ -23,21 +23,19 @@ from .negotiation import GivenTokens, refuse_unacceptable
 
 
 class Adapter(ABC):
-    """One request and its answer, as an adapter's framework handles them."""
+    """One request and its answer, as an adapter's framework handles them.
 
-    def __init__(self, request: HttpRequest) -> None:
-        self.http_request = request
-        self.tokens = GivenTokens(request)
+    Attributes:
+        http_request: Django's request.
+        request: the request as the framework's own views know it.
+        method: the request's method.
+    """
 
-    @property
-    def request(self) -> Any:
-        """The request as the framework's own views know it."""
-        return self.http_request
-
-    @property
-    def method(self) -> str:
-        """The request's method."""
-        return self.http_request.method or ""
+    def __init__(self, http_request: HttpRequest, request: Any = None) -> None:
+        self.http_request = http_request
+        self.request: Any = http_request if request is None else request
+        self.method = http_request.method or ""
+        self.tokens = GivenTokens(http_request)
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""

@@ -155,7 +155,7 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     unwanted: frozenset[str] = NEVER_KEPT
     if policy.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in policy.exclude_headers)
-    headers = tuple(pair for pair in response.items() if pair[0].lower() not in unwanted)
+    headers = tuple([pair for pair in response.items() if pair[0].lower() not in unwanted])
     if response.reason_phrase != reasons.get(response.status_code, response.reason_phrase):
         headers += ((REASON, response.reason_phrase),)
     body = None

@@ -50,7 +50,10 @@ def shared(invocation: Invocation) -> str:  # noqa: ARG001  # a scope callable t
 
 def join(*parts: str) -> str:
     """A scope made of parts; different parts never make the same scope."""
-    return "|".join(part.replace("%", "%25").replace("|", "%7C") for part in parts)
+    joined = "|".join(parts)
+    if "%" not in joined and joined.count("|") == len(parts) - 1:
+        return joined
+    return "|".join([part.replace("%", "%25").replace("|", "%7C") for part in parts])
 
 
 def fit(scope: str) -> str:

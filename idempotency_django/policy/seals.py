@@ -100,7 +100,8 @@ def _stream(secret: bytes, tag: bytes) -> bytes:
 
 
 def _xor(data: bytes, stream: bytes) -> bytes:
-    return bytes(a ^ b for a, b in zip(data, stream, strict=False))
+    made = int.from_bytes(data) ^ int.from_bytes(stream[: len(data)])
+    return made.to_bytes(len(data))
 
 
 @lru_cache(maxsize=32)
