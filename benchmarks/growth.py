@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from django.db import connection
@@ -34,26 +36,46 @@ default size: **{rate:,.0f} rows/s**."""
 SIZE: Final = """\
 A row that keeps the answer of this view (some 70 bytes of JSON) takes, freshly vacuumed:"""
 
-# Keys in random order and times in order, as clients and time make them.
+# Keys in random order and times in order, as clients and time make them. A fingerprint is good for
+# its own key only: so the records that are replayed are real ones, spread evenly.
 _FILL: Final = """
-    INSERT INTO {schema}.{table} ({columns}, key, created_at, completed_at, expires_at, purge_at)
-    SELECT {columns}, gen_random_uuid(), at, at, at + %(ttl)s, at + %(ttl)s
+    INSERT INTO {schema}.{table} ({columns}, key, fingerprint, created_at, completed_at, expires_at,
+        purge_at)
+    SELECT {columns}, COALESCE(own.key, gen_random_uuid()::text),
+        COALESCE(own.fingerprint, record.fingerprint), at, at, at + %(ttl)s, at + %(ttl)s
     FROM (SELECT * FROM public.{table} WHERE key = %(record)s) AS record,
     LATERAL (
-        SELECT now() - interval '1 day' * (1 - n / %(rows)s::float) AS at
+        SELECT n, now() - interval '1 day' * (1 - n / %(rows)s::float) AS at
         FROM generate_series(1, %(rows)s) AS n
     ) AS times
+    LEFT JOIN (
+        SELECT key AS key, fingerprint AS fingerprint,
+            row_number() OVER (ORDER BY key) * (%(rows)s / %(count)s) AS place
+        FROM public.{table} WHERE key = ANY(%(own)s)
+    ) AS own ON own.place = n
+    ORDER BY n
 """
-_FILLED_IN: Final = {"id", "key", "created_at", "completed_at", "expires_at", "purge_at"}
+_FILLED_IN: Final = {
+    "id",
+    "key",
+    "fingerprint",
+    "created_at",
+    "completed_at",
+    "expires_at",
+    "purge_at",
+}
 
 
 def measure(rows: int, expired: int, rounds: int, requests: int) -> Section:
-    view(MIXIN)(record := new_key())
-    _create("small", SMALL, "1 day", record)
-    _create("large", rows, "1 day", record)
-    _create("expired", expired, "-1 second", record)
+    post = view(MIXIN)
+    real = [new_key() for _ in range(requests * (rounds + 1))]
+    for key in real:
+        post(key)
+    _create("small", SMALL, "1 day", real)
+    _create("large", rows, "1 day", real)
+    _create("expired", expired, "-1 second", real)
     sizes = {SMALL: "small", rows: "large"}
-    growth, targets = _growth(sizes, rounds, requests)
+    growth, targets = _growth(sizes, real, rounds, requests)
     rate, batches = _purge(expired)
     per_row = Table(["", "bytes per row"])
     for name, size in _sizes("large"):
@@ -64,15 +86,16 @@ def measure(rows: int, expired: int, rounds: int, requests: int) -> Section:
     return Section("Growth, purge and size", [grow, growth, purge, SIZE, per_row], targets)
 
 
-def _create(schema: str, rows: int, ttl: str, record: str) -> None:
-    """A table of copies of the record with this key."""
+def _create(schema: str, rows: int, ttl: str, real: Sequence[str]) -> None:
+    """A table of copies of a record; and these records, so that they can be replayed."""
     fields = IdempotencyKey._meta.concrete_fields
     columns = ", ".join(f.column for f in fields if f.column not in _FILLED_IN)
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE SCHEMA {schema}")
         cursor.execute(f"CREATE TABLE {schema}.{TABLE} (LIKE public.{TABLE} INCLUDING ALL)")
         fill = _FILL.format(schema=schema, table=TABLE, columns=columns)
-        cursor.execute(fill, {"rows": rows, "ttl": ttl, "record": record})
+        values = {"rows": rows, "ttl": ttl, "record": real[0], "own": real, "count": len(real)}
+        cursor.execute(fill, values)
         cursor.execute(f"VACUUM ANALYZE {schema}.{TABLE}")
         cursor.execute("CHECKPOINT")
 
@@ -82,14 +105,18 @@ def _use(schema: str) -> None:
         cursor.execute(f"SET search_path = {schema}, public")
 
 
-def _growth(sizes: dict[int, str], rounds: int, requests: int) -> tuple[Table, list[Target]]:
+def _growth(
+    sizes: dict[int, str], real: Sequence[str], rounds: int, requests: int
+) -> tuple[Table, list[Target]]:
     post = view(MIXIN)
 
     def block(size: int, new: bool) -> Block:
+        replayed = iter(random.sample(real, len(real)))
+
         def run() -> list[Sample]:
             _use(sizes[size])
-            keys = [new_key() for _ in range(requests)] if new else _some_keys(size, requests)
-            return [post(key) for key in keys]
+            keys = iter(new_key, None) if new else replayed
+            return [post(key) for key in islice(keys, requests)]
 
         return run
 
@@ -107,11 +134,6 @@ def _growth(sizes: dict[int, str], rounds: int, requests: int) -> tuple[Table, l
         table.add(kind, f"{few.milliseconds:.2f} ms", f"{many.milliseconds:.2f} ms", ratio)
         targets.append(Target(f"{kind} within 1.15 ×: {ratio.value:.2f}", ratio.value <= 1.15))
     return table, targets
-
-
-def _some_keys(size: int, count: int) -> list[str]:
-    ids = random.sample(range(1, size + 1), count)
-    return list(IdempotencyKey.objects.filter(pk__in=ids).values_list("key", flat=True))
 
 
 def _purge(rows: int) -> tuple[float, int]:
