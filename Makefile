@@ -62,7 +62,7 @@ imports: $(VENV)/.installed-lint  ## Check which module may import which.
 docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html.
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
 
-bench: $(VENV)/.installed-bench  ## Measure, on PostgreSQL, and write docs/benchmarks.md; QUICK=1 measures little and writes nothing.
+bench: $(VENV)/.installed-bench  ## Measure, and write docs/benchmarks.md; QUICK=1 measures little and writes nothing.
 	$(PY) -m benchmarks $(if $(QUICK),--quick)
 
 ci:  ## Do what continuous integration does.

@@ -4,7 +4,6 @@ It brings its background, light or dark as the reader's system is, so its text c
 page; colours are not all that tells its bars apart; and it says what it shows to who cannot see it.
 """
 
-# the chart says ×
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -12,18 +11,19 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-WIDTH: Final = 760
-LEFT, RIGHT = 270, 150  # for names; for what a bar says
+WIDTH: Final = 780
+LEFT, RIGHT = 270, 185  # for names; for what a bar says
 TOP, BAR, GAP, HEADING = 84, 15, 12, 30
 
 STYLE: Final = """
 svg { color-scheme: light dark; font: 13px system-ui, sans-serif; }
-.paper { fill: #ffffff; } text { fill: #1f2328; } .heading { font-weight: bold; }
-.title { font-size: 16px; font-weight: bold; } .end { text-anchor: end; }
+.paper { fill: #ffffff; } .halo { stroke: #ffffff; stroke-width: 5; }
+text { fill: #1f2328; stroke: #ffffff; stroke-width: 4; paint-order: stroke; }
+.heading { font-weight: bold; } .title { font-size: 16px; font-weight: bold; } .end { text-anchor: end; }
 .one { fill: #0b62a8; } .two { fill: #b45309; } .base { stroke: #6b7280; stroke-dasharray: 3 3; }
 .target { stroke: #1f2328; stroke-width: 2; }
 @media (prefers-color-scheme: dark) {
-  .paper { fill: #16181c; } text { fill: #e6e8eb; }
+  .paper { fill: #16181c; } .halo { stroke: #16181c; } text { fill: #e6e8eb; stroke: #16181c; }
   .one { fill: #4aa3e8; } .two { fill: #e0913a; } .base { stroke: #9ca3af; }
   .target { stroke: #e6e8eb; }
 }
@@ -40,7 +40,7 @@ class Bar:
 
     @property
     def label(self) -> str:
-        return f"{self.value:.2f}" + (", misses its target" if self.missed else "")
+        return f"{self.value:.2f}" + (" (misses its target)" if self.missed else "")
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,9 @@ class Chart:
         """All that the chart shows."""
         groups = []
         for heading, rows in self.groups:
-            named = [
-                f"{row.name}: "
-                + ", ".join(
-                    f"{bar.label} ({name})" for bar, name in zip(row.bars, self.series, strict=True)
-                )
-                for row in rows
-            ]
+            named = [f"{row.name} {' and '.join(bar.label for bar in row.bars)}" for row in rows]
             groups.append(f"{heading}: {'; '.join(named)}.")
-        return " ".join([f"{self.title}.", *groups])
+        return " ".join([f"{self.title}: {', and '.join(self.series)}.", *groups])
 
     def svg(self) -> str:
         parts, y = [], TOP
@@ -114,7 +108,8 @@ class Chart:
             )
             if bar.limit is not None:
                 end = max(end, self._x(bar.limit))
-                yield f'<path class="target" d="M{self._x(bar.limit):.1f} {y - 1}v{BAR + 1}"/>'
+                line = f'd="M{self._x(bar.limit):.1f} {y - 1}v{BAR + 1}"'
+                yield f'<path class="halo" {line}/><path class="target" {line}/>'
             yield _text(end + 6, y + 12, bar.label)
             y += BAR
 

@@ -19,8 +19,9 @@ called without protection, within `transaction.atomic()`, and then protected wit
 PostgreSQL runs on the same machine, and **{first[far]:.2f} ×** as long if it is {away}, as from one
 machine to another. A retry, which gets the stored answer without running the view, takes
 **{replay[local]:.2f} ×** and **{replay[far]:.2f} ×** as long as the unprotected view. The first
-request costs the application {cpu:.2f} × the processor time. The chart compares all stores, and
-django-idempotency-key beside them, with the unprotected view, which takes 1."""
+request costs the application {cpu:.2f} × the processor time. In the chart, the unprotected view
+takes 1, with the servers on the same machine and with the servers {away}; all stores are compared
+with it, and django-idempotency-key beside them."""
 
 TITLE: Final = "Time of a request, as a multiple of the unprotected view's"
 SERIES: Final = ("servers on the same machine", f"servers {AWAY}")
