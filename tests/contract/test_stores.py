@@ -24,13 +24,15 @@ class TestMemoryStore(StoreContract):
 class _DatabaseStore(StoreContract):
     name: str
     cached: bool = False
+    combines: bool = True
 
     @pytest.fixture(autouse=True)
     def _store(self) -> None:
         if self.name not in settings.ALIASES:
             pytest.skip(f"NO {self.name} HERE")
         store = CachedStore if self.cached else DatabaseStore
-        self.store = store("default", using=settings.ALIASES[self.name])
+        using = settings.ALIASES[self.name]
+        self.store = store("default", using=using, combine_statements=self.combines)
 
 
 @ALL_DATABASES
@@ -38,6 +40,14 @@ class TestPostgreSQL(_DatabaseStore):
     """The database store on PostgreSQL."""
 
     name = "postgres"
+
+
+@ALL_DATABASES
+class TestPostgreSQLOneByOne(_DatabaseStore):
+    """The same, which sends each statement in a message of its own."""
+
+    name = "postgres"
+    combines = False
 
 
 @ALL_DATABASES

@@ -135,7 +135,8 @@ class _Way:
     def _strike(self, message: bytes) -> Cut | None:
         statement = _statement(message) if self._watched else ""
         alone = statement.startswith(COMMITS_BY_ITSELF) and self._status == IDLE
-        return self._proxy.strike(statement) if alone or statement == "COMMIT" else None
+        commits = statement.rpartition(";")[2].strip() == "COMMIT"  # maybe with another one
+        return self._proxy.strike(statement) if alone or commits else None
 
     @contextmanager
     def _closing(self) -> Iterator[None]:

@@ -30,15 +30,18 @@ class Mode:
         effects: the kinds of the rows that it makes, in alphabetical order.
         atomic_requests: whether a transaction is around each request.
         thread: whose boundaries are of interest.
+        combined: whether several statements go to the database in one message, where they can.
     """
 
     path: str
     effects: tuple[str, ...]
     atomic_requests: bool = False
     thread: str = MAIN
+    combined: bool = True
 
     def __str__(self) -> str:
-        return self.path.strip("/") + ("-atomic-requests" if self.atomic_requests else "")
+        name = self.path.strip("/") + ("-atomic-requests" if self.atomic_requests else "")
+        return name if self.combined else f"{name}-one-by-one"
 
     @property
     def transactional(self) -> bool:
@@ -48,7 +51,8 @@ class Mode:
     @property
     def environment(self) -> dict[str, str]:
         """For the process that is to execute it."""
-        return {"ATOMIC_REQUESTS": "1"} if self.atomic_requests else {}
+        environment = {"ATOMIC_REQUESTS": "1"} if self.atomic_requests else {}
+        return environment if self.combined else {**environment, "ONE_BY_ONE": "1"}
 
     @property
     def undisturbed(self) -> dict[str, str]:
@@ -59,14 +63,25 @@ class Mode:
 
 CHARGE, TRANSFER = ("charge",), ("credit", "debit")
 TRANSACTIONAL = Mode("/transactional/", CHARGE)
+ONE_BY_ONE = Mode("/transactional/", CHARGE, combined=False)
 DRF = Mode("/drf/", CHARGE)
 TRANSACTIONAL_REQUEST = Mode("/transactional/", CHARGE, atomic_requests=True)
 LEASED = Mode("/leased/", CHARGE)
 WITHIN_REQUEST = Mode("/within-request/", CHARGE, atomic_requests=True)
 STEPPED = Mode("/stepped/", TRANSFER)
+STEPPED_ONE_BY_ONE = Mode("/stepped/", TRANSFER, combined=False)
 RENEWED = Mode("/renewed/", TRANSFER, thread=HEARTBEAT)
-ALL = (TRANSACTIONAL, DRF, TRANSACTIONAL_REQUEST, LEASED, WITHIN_REQUEST, STEPPED, RENEWED)
-FAILING = (TRANSACTIONAL, DRF, TRANSACTIONAL_REQUEST, LEASED, WITHIN_REQUEST, STEPPED)
+FAILING = (
+    TRANSACTIONAL,
+    ONE_BY_ONE,
+    DRF,
+    TRANSACTIONAL_REQUEST,
+    LEASED,
+    WITHIN_REQUEST,
+    STEPPED,
+    STEPPED_ONE_BY_ONE,
+)
+ALL = (*FAILING, RENEWED)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from .proxy import Cut, Proxy, proxy_to
 from .recovery import (
     DRF,
     LEASED,
+    ONE_BY_ONE,
     STEPPED,
+    STEPPED_ONE_BY_ONE,
     TRANSACTIONAL,
     TRANSACTIONAL_REQUEST,
     WITHIN_REQUEST,
@@ -30,11 +32,13 @@ pytestmark = pytest.mark.e2e
 
 COMMITS = {
     TRANSACTIONAL: 1,
+    ONE_BY_ONE: 1,
     DRF: 1,
     TRANSACTIONAL_REQUEST: 1,
     LEASED: 4,  # the claim, the step, the atomic block, the answer
     WITHIN_REQUEST: 2,  # the claim, the request
     STEPPED: 5,  # the claim, three steps, the answer
+    STEPPED_ONE_BY_ONE: 5,
 }
 """How many there are in an execution."""
 
@@ -93,7 +97,7 @@ def test_connection_lost_at_every_commit(
         assert told[order].status in {201, 500, 503}
         if mode.transactional:
             assert told[order].status != 201  # nobody knows that it was
-        if mode in (TRANSACTIONAL, DRF):  # and the client is told so
+        if mode in (TRANSACTIONAL, ONE_BY_ONE, DRF):  # and the client is told so
             assert told[order].status == 503
             assert "nobody knows whether it was" in told[order].body
         bank.state.database.wait_until_idle()

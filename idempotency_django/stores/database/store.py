@@ -227,6 +227,8 @@ class DatabaseStore(Store):
                     raise
                 if whole and self._dialect.is_busy(error):
                     raise OperationInProgress(_REFUSED) from error
+                if messages.is_fenced and self._dialect.is_locked_out(error):
+                    raise OperationInProgress from error
                 raise StoreUnavailable(UNCONFIRMED_MESSAGE) from error
             if lost:
                 raise ClaimLost

@@ -8,6 +8,8 @@
     ``1`` wraps each request in a transaction.
 ``CONN_MAX_AGE``
     For how many seconds a connection is kept.
+``ONE_BY_ONE``
+    ``1`` sends each statement in a message of its own.
 ``LEASE_SECONDS``
     For how long a claim outlives its owner.
 """
@@ -41,7 +43,15 @@ ROOT_URLCONF = "tests.faults.bank.views"
 INSTALLED_APPS = ["rest_framework", "idempotency_django", "tests.faults.bank"]
 MIDDLEWARE = ["django.middleware.common.CommonMiddleware"]  # tells the length
 REST_FRAMEWORK = {"UNAUTHENTICATED_USER": None, "DEFAULT_AUTHENTICATION_CLASSES": []}
-IDEMPOTENCY = {"POLICY": {"required": True, "lease": LEASE}}
+IDEMPOTENCY = {
+    "POLICY": {"required": True, "lease": LEASE},
+    "STORES": {
+        "default": {
+            "BACKEND": "idempotency_django.stores.database.DatabaseStore",
+            "OPTIONS": {"combine_statements": os.environ.get("ONE_BY_ONE") != "1"},
+        }
+    },
+}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

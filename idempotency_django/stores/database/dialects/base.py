@@ -99,6 +99,7 @@ class Dialect(ABC):
             f"{names['response_body']} = %s, {names['completed_at']} = {self.now}, "
             f"{names['lease_expires_at']} = NULL WHERE {self._owned()}{self._returning()}"
         )
+        self.fence_sql = f"SELECT 1 FROM {names['table']} WHERE {self._owned()}{self.lock}"
         self.step_sql = self._step_sql()
         self.extend_sql, self.owned_sql = self._extend_sql()
         self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
@@ -195,12 +196,9 @@ class Dialect(ABC):
             return bool(cursor.rowcount)
 
     def fence(self, claim: Claim) -> bool:
-        """Lock the claim's row until the transaction ends; ``False``: it is not its owner's."""
+        """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(
-                f"SELECT 1 FROM {self.names['table']} WHERE {self._owned()}{self.lock}",
-                [claim.record_id, claim.token],
-            )
+            cursor.execute(self.fence_sql, (claim.record_id, claim.token))
             return cursor.fetchone() is not None
 
     def save_step(self, claim: Claim, step: Step) -> bool:
@@ -219,6 +217,10 @@ class Dialect(ABC):
     def is_busy(self, error: BaseException) -> bool:
         """Whether a database error is a conflict with another transaction, not a fault."""
         return self.code(error.__cause__) in self.busy
+
+    def is_locked_out(self, error: BaseException) -> bool:
+        """Whether a claim's row could not be locked, so that the COMMIT after it was not done."""
+        return False
 
     def is_read_only(self, error: BaseException) -> bool:
         """Whether a database error says that nothing can be written, for example to a standby."""

@@ -49,6 +49,15 @@ class Messages:
         """Whether this statement, which writes a row for the claim, is sent with the COMMIT."""
         return False
 
+    def fence(self, sql: str, parameters: Sequence[Any]) -> bool:
+        """The same for the one that locks the claim's row, and that nothing follows."""
+        return False
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether that one was sent with the COMMIT."""
+        return False
+
     def commit(self) -> bool:
         """Send what was kept. ``False``: it found no row; the transaction must be rolled back."""
         return True
@@ -76,6 +85,7 @@ class CombinedMessages(Messages):
         self._last: tuple[str, Sequence[Any]] | None = None
         self._undo: tuple[str, Sequence[Any]] | None = None
         self._rolls_back = False
+        self._fenced = False
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
@@ -105,7 +115,18 @@ class CombinedMessages(Messages):
         self._tokens.add(claim.token)
 
     def keep(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
-        if claim.token not in self._tokens or not self._may_combine(_IN_TRANSACTION):
+        return claim.token in self._tokens and self._keep(sql, parameters)
+
+    def fence(self, sql: str, parameters: Sequence[Any]) -> bool:
+        self._fenced = self._keep(sql, parameters)
+        return self._fenced
+
+    @property
+    def is_fenced(self) -> bool:
+        return self._fenced
+
+    def _keep(self, sql: str, parameters: Sequence[Any]) -> bool:
+        if not self._may_combine(_IN_TRANSACTION):
             return False
         if not self._send():  # another claim's
             raise ClaimLost
