@@ -284,6 +284,35 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
     connection.close()
 
 
+@pytest.fixture
+def pooled() -> Iterator[None]:
+    """The connection is one of a pool, which has no other."""
+    usual = connections["default"]
+    options = {**usual.settings_dict["OPTIONS"], "pool": {"min_size": 1, "max_size": 1}}
+    own = type(usual)({**usual.settings_dict, "OPTIONS": options, "CONN_MAX_AGE": 0}, "default")
+    connections["default"] = own
+    try:
+        yield
+    finally:
+        own.close()
+        own.close_pool()
+        connections["default"] = usual
+
+
+@pytest.mark.usefixtures("either_way", "pooled")
+@pytest.mark.parametrize("act", ["fail", "dangle", "hook", "lock", "savepoints", "lost", "forget"])
+def test_pool(client: Client, act: str) -> None:
+    """What goes back to a pool is as it was, however the operation ended; the next one finds it."""
+    client.raise_request_exception = False
+    key = new_key()
+    for _ in range(2):
+        post(client, "/acts/", key, act)
+        connection.close()
+        connection.ensure_connection()
+        driver = connection.connection
+        assert (driver.autocommit, driver.info.transaction_status.name) == (True, "IDLE")
+
+
 @pytest.mark.usefixtures("either_way")
 class TestEitherWay:
     """However the statements are sent, the operation ends alike."""
