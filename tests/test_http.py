@@ -192,7 +192,7 @@ def test_invocation_of_a_request() -> None:
     call = invocation_of(request)
     assert (call.name, call.method, call.path) == ("POST /orders/", "POST", "/orders/")
     assert (call.query, call.media_type, call.body) == ("a=1", "application/json", b'{"a": 1}')
-    assert (call.principal, call.header, call.request) == ("user:42", "k", request)
+    assert (call.principal, call.request) == ("user:42", request)
 
 
 def test_invocation_of_a_bare_request() -> None:
@@ -201,7 +201,7 @@ def test_invocation_of_a_bare_request() -> None:
     request.method = request.content_type = None
     call = invocation_of(request)
     assert (call.principal, call.method, call.query, call.media_type) == ("", "", "", "")
-    assert (call.body, call.header) == (b"", None)
+    assert call.body == b""
 
 
 def test_key_header_is_a_setting() -> None:

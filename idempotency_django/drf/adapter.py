@@ -65,7 +65,6 @@ class DRFAdapter(Adapter):
             query=request.META.get("QUERY_STRING", ""),
             media_type=(request.content_type or "").lower(),
             body=self._body,  # type: ignore[arg-type]  # read when it is asked for
-            header=self.header(),
             request=self.request,
         )
 

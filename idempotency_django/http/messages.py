@@ -48,7 +48,6 @@ def invocation_of(request: HttpRequest, policy: Policy | None = None) -> Invocat
         query=request.META.get("QUERY_STRING", ""),
         media_type=(request.content_type or "").lower(),
         body=partial(body_of, request),  # type: ignore[arg-type]  # read when it is asked for
-        header=key_header(request),
         request=request,
     )
 

@@ -67,7 +67,6 @@ class Invocation:
         query: the query string as it was sent.
         media_type: of the body, lower case, without parameters.
         body: what the client sent.
-        header: the key header's value; ``None`` when there is none.
         request: the framework's own object, for your callables that need more.
     """
 
@@ -80,7 +79,6 @@ class Invocation:
     query: str = ""
     media_type: str = ""
     body: Body = b""
-    header: str | None = None
     request: Any = None
 
     def changed(self, **changes: Any) -> Invocation:
