@@ -19,7 +19,8 @@ STYLE: Final = """
 svg { color-scheme: light dark; font: 13px system-ui, sans-serif; }
 .paper { fill: #ffffff; } .halo { stroke: #ffffff; stroke-width: 5; }
 text { fill: #1f2328; stroke: #ffffff; stroke-width: 4; paint-order: stroke; }
-.heading { font-weight: bold; } .title { font-size: 16px; font-weight: bold; } .end { text-anchor: end; }
+.heading { font-weight: bold; } .title { font-size: 16px; font-weight: bold; }
+.end { text-anchor: end; }
 .one { fill: #0b62a8; } .two { fill: #b45309; } .base { stroke: #6b7280; stroke-dasharray: 3 3; }
 .target { stroke: #1f2328; stroke-width: 2; }
 @media (prefers-color-scheme: dark) {

@@ -16,12 +16,15 @@ from benchmarks.targets import LIMITS
 TEXT: Final = """\
 {rounds} interleaved rounds of {requests} requests each; a ratio is the median of the rounds' ratios
 to the bare view. The middleware is `startproject`'s, connections persist, and authentication costs
-nothing. Once the servers are reached directly (local), and once over a relay that delays each
-direction by {delay:g} ms ({away}), as far as another machine of the same data centre is. The relay
-is a process of its own and costs some time, too: a `SELECT 1` took {local_database:.2f} ms locally
-and {far_database:.2f} ms over the relay, a `PING` of Redis {local_redis:.2f} ms and
-{far_redis:.2f} ms. CPU is the processor time that the application's process took for a local
-request, of all its threads, the kernel's work for it included, and the servers' not."""
+nothing.
+
+Each kind of request is measured with servers that are reached directly (local), and with servers
+that are reached over a relay ({away}). The relay is a process of the benchmark's own that delays
+each direction by {delay:g} ms; that is about as far as another machine of the same data centre. It
+costs some time of its own, too: a `SELECT 1` took {local_database:.2f} ms locally and
+{far_database:.2f} ms over the relay, a `PING` of Redis {local_redis:.2f} ms and {far_redis:.2f} ms.
+CPU is the processor time of a local request: of all threads of the application's process and of the
+kernel's work for them, but not of the servers."""
 
 SENT: Final = """\
 What one request sends to the servers: the mean of {counted} requests, counted by the relay. A

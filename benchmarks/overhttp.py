@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from benchmarks.models import Order
 from benchmarks.project import BARE, LABELS, SERVED, new_key
 from benchmarks.report import Section, Table
 from benchmarks.timing import Block, Sample, interleave
+from tests.servers import free_port
 
 WORKERS, THREADS = 2, 8
 CONNECTIONS = 4
@@ -40,9 +40,7 @@ the median over these races."""
 @contextmanager
 def server(variant: str) -> Iterator[int]:
     """The port of gunicorn processes that will serve a variant."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "gunicorn", f"benchmarks.wsgi:{variant}"]
     command += ["--bind", f"127.0.0.1:{port}", "--workers", str(WORKERS)]
     command += ["--threads", str(THREADS), "--keep-alive", "60", "--preload"]

@@ -151,6 +151,8 @@ def test_section() -> None:
     assert f"| {label} | first | {times} |" in text
     assert f"| {label} | first | 3 | 1,234 | 1 | 2 | 99 |" in text
     assert "- **missed**: first request ≤ 1.40 × `atomic()`: 1.50" in text
+    assert "`SELECT 1` took 0.10 ms locally" in text
+    assert "{" not in text
     assert "- met: replay on `CachedStore` ≤ 0.35 × bare: 0.30" in str(
         sample_section({f"{project.CACHED} replay": 0.3})
     )
