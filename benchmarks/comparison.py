@@ -91,17 +91,19 @@ def compare(
     calls: int,
 ) -> Comparison:
     """Measure all variants of a thing in the same rounds; the first one is the bare one."""
-    names = [f"{variant} first" for variant in labels]
-    names += [f"{variant} replay" for variant in labels if variant not in unprotected]
-    names.sort(key=lambda name: list(labels).index(name.split()[0]))
+    names = {
+        f"{variant} {kind}": (variant, kind)
+        for variant in labels
+        for kind in (("first",) if variant in unprotected else ("first", "replay"))
+    }
     blocks: dict[str, Block] = {
-        f"{distance} {name}": site.block(distance, of, *name.split(), calls)
+        f"{distance} {name}": site.block(distance, of, variant, kind, calls)
         for distance in DISTANCES
-        for name in names
+        for name, (variant, kind) in names.items()
     }
     series = interleave(blocks, rounds)
     measured = {
         distance: {name: series[f"{distance} {name}"] for name in names} for distance in DISTANCES
     }
-    counts = {name: site.counts(of, *name.split()) for name in names}
-    return Comparison(labels, names[0], measured, counts)
+    counts = {name: site.counts(of, variant, kind) for name, (variant, kind) in names.items()}
+    return Comparison(labels, next(iter(names)), measured, counts)

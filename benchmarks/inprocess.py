@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks import project
 from benchmarks.comparison import AWAY, Comparison, compare
 from benchmarks.opening import opening
-from benchmarks.report import Section
+from benchmarks.report import Section, Table
 from benchmarks.site import COUNTED_OVER, FAR, LOCAL, ROUND_TRIP, Probe, Site
 from benchmarks.targets import LIMITS
 
@@ -56,7 +56,7 @@ def section(
     }
     delay = ROUND_TRIP / 2 * 1000
     text = TEXT.format(rounds=rounds, requests=requests, delay=delay, away=AWAY, **probed)
-    parts = [
+    parts: list[str | Table] = [
         text,
         comparison.times("request"),
         SENT.format(counted=COUNTED_OVER),

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 CHUNK: Final = 64 * 1024
 AWAKE: Final = 0.0001  # seconds before something is due; who sleeps to the end wakes up late
@@ -67,7 +67,7 @@ class Relay:
                     self._take(self._sides[ready])
             self._send()
 
-    def _wait(self) -> list[socket.socket]:
+    def _wait(self) -> list[Any]:
         timeout = None
         if self._late:
             timeout = max(0, self._late[0][0] - AWAKE - time.monotonic())

@@ -52,6 +52,7 @@ class Process:
 
     def __init__(self, *command: str, urls: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
+        self._name = " ".join(command)
         self._process = subprocess.Popen(
             [sys.executable, "-m", *command],
             stdin=pipe,
@@ -70,7 +71,7 @@ class Process:
         assert self._process.stdout is not None
         if line := self._process.stdout.readline():
             return json.loads(line)
-        raise RuntimeError(f"{self._process.args} ended; what it printed before says why.")
+        raise RuntimeError(f"`python -m {self._name}` ended; what it printed says why.")
 
     def close(self) -> None:
         self._process.communicate()
