@@ -54,28 +54,32 @@ class Comparison:
     def times(self, thing: str) -> Table:
         """Medians and their ratios to the bare one; ``thing`` is what is called."""
         table = Table(["", thing])
-        for heading in [*PLACES.values(), "CPU"]:
-            table.head(heading, "× bare (range)")
+        for place in PLACES.values():
+            table.head(place, "× bare (range)")
         for name in self.counts:
-            series = [self.wall(name, distance) for distance in DISTANCES] + [self.cpu(name)]
-            bases = [self.wall(self.bare, distance) for distance in DISTANCES]
-            bases.append(self.cpu(self.bare))
-            cells: list[object] = []
-            for one, base in zip(series, bases, strict=True):
-                ratio = "1.00" if name == self.bare else one.over(base)
-                cells += [f"{one.milliseconds:.2f} ms", ratio]
+            cells = [
+                cell
+                for distance in DISTANCES
+                for cell in self._beside(self.wall(name, distance), self.wall(self.bare, distance))
+            ]
             table.add(*self._title(name), *cells)
         return table
 
-    def traffic(self, thing: str) -> Table:
-        """What one call sends to the servers; ``thing`` is what is called."""
-        table = Table(["", thing])
-        table.head("messages to PostgreSQL", "bytes", "commits", "messages to Redis", "bytes")
+    def efforts(self, thing: str) -> Table:
+        """What one call takes of the processor, and sends; ``thing`` is what is called."""
+        table = Table(["", thing, "CPU", "× bare (range)"])
+        table.head("messages (bytes) to PostgreSQL", "commits", "messages (bytes) to Redis")
         for name, one in self.counts.items():
-            cells = [one.database.messages, one.database.bytes, one.commits]
-            cells += [one.redis.messages, one.redis.bytes]
-            table.add(*self._title(name), *(f"{cell:,.0f}" for cell in cells))
+            database, redis = (
+                f"{sent.messages:.0f} ({sent.bytes:,.0f})" for sent in (one.database, one.redis)
+            )
+            cells = [*self._beside(self.cpu(name), self.cpu(self.bare))]
+            table.add(*self._title(name), *cells, database, f"{one.commits:.0f}", redis)
         return table
+
+    def _beside(self, series: Series, base: Series) -> tuple[str, str]:
+        ratio = "1.00" if series is base else str(series.over(base))
+        return f"{series.milliseconds:.2f} ms", ratio
 
     def _title(self, name: str) -> tuple[str, str]:
         variant, kind = name.split()

@@ -22,15 +22,15 @@ Each kind of request is measured with servers that are reached directly (local),
 that are reached over a relay ({away}). The relay is a process of the benchmark's own that delays
 each direction by {delay:g} ms; that is about as far as another machine of the same data centre. It
 costs some time of its own, too: a `SELECT 1` took {local_database:.2f} ms locally and
-{far_database:.2f} ms over the relay, a `PING` of Redis {local_redis:.2f} ms and {far_redis:.2f} ms.
-CPU is the processor time of a local request: of all threads of the application's process and of the
-kernel's work for them, but not of the servers."""
+{far_database:.2f} ms over the relay, a `PING` of Redis {local_redis:.2f} ms and
+{far_redis:.2f} ms."""
 
 SENT: Final = """\
-What one request sends to the servers: the mean of {counted} requests, counted by the relay. A
-message is all that the application sends before it awaits an answer, so each costs one round trip.
-BEGIN and COMMIT are counted. Commits are PostgreSQL's `xact_commit`, including those that wrote
-nothing."""
+What one request takes and sends. CPU is the processor time of a local request: of all threads of
+the application's process and of the kernel's work for them, but not of the servers. Messages and
+bytes are the mean of {counted} requests, counted by the relay. A message is all that the
+application sends before it awaits an answer, so each costs one round trip. BEGIN and COMMIT are
+counted. Commits are PostgreSQL's `xact_commit`, including those that wrote nothing."""
 
 PARTS: Final = """\
 What the first request costs more than the bare view, {place}: {added:.2f} ms. BEGIN and COMMIT,
@@ -60,7 +60,7 @@ def section(
         text,
         comparison.times("request"),
         SENT.format(counted=COUNTED_OVER),
-        comparison.traffic("request"),
+        comparison.efforts("request"),
         _parts(comparison, LOCAL, "locally"),
         _parts(comparison, FAR, AWAY),
     ]

@@ -68,7 +68,7 @@ def measure(site: Site, rounds: int, calls: int, races: int, owners: int) -> Sec
     parts = [
         COST.format(rounds=rounds, calls=calls, validated=_validated()),
         comparison.times("call"),
-        comparison.traffic("call"),
+        comparison.efforts("call"),
         PROMISES.format(threads=THREADS, races=races, sleep=SLEEP, late=LATE_AFTER),
         _promises(races, owners),
     ]
