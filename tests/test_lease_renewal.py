@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -15,11 +18,12 @@ from django.db import connection, connections
 from django.db.backends.signals import connection_created
 
 from idempotency_django import engine
-from idempotency_django.engine import Executed, Outcome, Result
+from idempotency_django.engine import Executed, Outcome, Result, leases
 from idempotency_django.engine.leases import Lease, kept_alive
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.records import Claim, Operation, Payload
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, an_operation, eventually
 from tests.models import Effect
 from tests.settings import ALIASES
@@ -71,6 +75,94 @@ def test_statements_do_not_grow_with_the_leases(database: str) -> None:
 
         eventually(renewed)
     assert 0 < len(sent) < count / 2, len(sent)
+
+
+DAY = 86400.0
+"""Seconds of a lease whose next renewal no test waits for."""
+
+
+class Noted(MemoryStore):
+    """Notes when a heartbeat has asked it for more time, and when one has let go of it."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        self.asked: list[float] = []
+        self.let_go = threading.Event()
+        self.answers: list[Callable[[], None]] = []
+
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        self.asked.append(seconds)
+        if self.answers:
+            self.answers.pop(0)()
+        return [True] * len(claims)
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        with super().undisturbed():
+            yield
+        self.let_go.set()
+
+
+def a_lease(store: Noted, seconds: float = DAY) -> Lease:
+    """A lease of a claim of its own."""
+    return Lease(store, Claim(an_operation(), 1, "token"), seconds, time.monotonic())
+
+
+def asleep(store: Noted) -> None:
+    """Wait until the store's heartbeat sleeps until a lease is due."""
+    heartbeat = leases._heartbeat_of(store)
+    eventually(lambda: 0 < heartbeat._wakes_at < math.inf)
+    with heartbeat._condition:  # which the thread gives back when it sleeps
+        assert heartbeat._wakes_at > 0
+
+
+def test_shorter_lease_wakes_the_thread() -> None:
+    """A lease that is due before the heartbeat would wake by itself is renewed in time."""
+    store = Noted(str(uuid4()))
+    with kept_alive(a_lease(store)):
+        asleep(store)
+        with kept_alive(a_lease(store, 0.3)):
+            eventually(lambda: store.asked)
+    assert set(store.asked) == {0.3}
+
+
+def test_connections_are_let_go_with_the_last_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last lease has ended, the heartbeat keeps no connection until the next is due."""
+    store = Noted(str(uuid4()))
+    monkeypatch.setattr(leases, "RENEWALS", math.inf)  # a lease is due at once …
+    store.answers = [monkeypatch.undo]  # … and once renewed, it is not due for hours
+    with kept_alive(a_lease(store)), kept_alive(a_lease(store)):
+        asleep(store)
+        assert store.asked
+        assert not store.let_go.is_set()
+    assert store.let_go.wait(PATIENCE)
+
+
+def test_thread_of_a_store_ends_in_its_sleep() -> None:
+    """When nobody has a store any more, its heartbeat's thread ends, though nothing is due yet."""
+
+    def used(store: Noted) -> threading.Thread:
+        with kept_alive(a_lease(store)):
+            asleep(store)
+        [thread] = [t for t in threading.enumerate() if t.name.endswith(store.alias)]
+        return thread
+
+    thread = used(Noted(str(uuid4())))
+    gc.collect()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_leases_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement renews leases of one length; those of another length that are due come next."""
+    store = Noted(str(uuid4()))
+    lengths = {DAY, 2 * DAY, 3 * DAY}
+    monkeypatch.setattr(leases, "RENEWALS", math.inf)
+    with ExitStack() as kept:
+        for seconds in lengths:
+            for _ in range(10):
+                kept.enter_context(kept_alive(a_lease(store, seconds)))
+        eventually(lambda: set(store.asked) == lengths)
 
 
 THREADS = 4

@@ -7,7 +7,6 @@ import math
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -68,12 +67,7 @@ class Lease:
             raise ClaimLost
 
     def note(self, extended: bool, asked: float) -> bool:
-        """Take note of what the store answered when it was asked for more time.
-
-        Args:
-            extended: whether the claim is still its owner's, and has its time.
-            asked: ``time.monotonic()`` before the store was asked.
-        """
+        """Take note of whether the store, ``asked`` at that time, could still extend the lease."""
         if extended:
             self.renewed = True
             self._valid_until = asked + self.seconds
@@ -105,25 +99,26 @@ def kept_alive(lease: Lease) -> Iterator[None]:
 
 
 class _Heartbeat:
-    """Renews the leases of one store from one thread, all that are due in one go.
+    """Renews the leases of one store from one thread, in each tick with one statement.
 
     The thread sleeps until a lease is due, and a lease that is due later than it wakes anyway does
     not wake it: an execution that is over by then costs nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._name = f"idempotency-heartbeat-{store.alias}"
         self._condition = threading.Condition()
         self._due: dict[Lease, float] = {}
         self._wakes_at = 0.0  # while the thread is awake: it looks before it sleeps
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._finalizer: finalize[[], Store] | None = None
+        self.finalizer = finalize(store, self._stop)  # when nobody has the store any more
+        self.finalizer.atexit = False  # the thread ends with its process anyway
 
     def add(self, lease: Lease) -> None:
         with self._condition:
             if self._thread is None:
-                name = f"idempotency-heartbeat-{lease.store.alias}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()  # where there are too many, the next lease tries again
                 self._thread = thread
             due = self._due[lease] = time.monotonic() + lease.seconds / RENEWALS
@@ -136,16 +131,6 @@ class _Heartbeat:
             self._due.pop(lease, None)
             if lease.renewed and not self._due:
                 self._condition.notify()  # the thread may let go of its connections
-
-    def ends_with(self, store: Store) -> None:
-        """Stop when nobody has the store any more."""
-        self._finalizer = finalize(store, self._stop)
-        self._finalizer.atexit = False  # the thread ends with its process anyway
-
-    def abandon(self) -> None:
-        """Leave all as it is: the thread, and whoever held its lock, are in another process."""
-        if self._finalizer is not None:
-            self._finalizer.detach()
 
     def _stop(self) -> None:
         with self._condition:
@@ -168,15 +153,55 @@ class _Heartbeat:
                 )
                 self._postpone()
 
+    def _next(self, *, patient: bool) -> list[Lease]:
+        """Wait until a lease is due; none, if it is to stop, or not patient and without leases."""
+        with self._condition:
+            while not self._stopped and (self._due or patient):
+                left = min(self._due.values(), default=math.inf) - time.monotonic()
+                if left <= 0:
+                    return self._most_urgent()
+                self._sleep(left)
+            return []
+
+    def _most_urgent(self) -> list[Lease]:
+        """The lease that is due first, and those of the same length that are due soon."""
+        first = min(self._due, key=self._due.__getitem__)
+        soon = time.monotonic() + first.seconds / EARLY
+        alike = (lease for lease in self._due if lease.seconds == first.seconds)
+        return [lease for lease in alike if self._due[lease] <= soon]
+
+    def _sleep(self, seconds: float) -> None:
+        self._wakes_at = time.monotonic() + seconds
+        self._condition.wait(None if seconds == math.inf else seconds)
+        self._wakes_at = 0.0
+
     def _renew(self, leases: Sequence[Lease]) -> None:
-        for lease, fraction in _renewed(leases):
-            with self._condition:
-                if lease not in self._due:  # it has ended meanwhile
-                    continue
-                if fraction:
-                    self._due[lease] = time.monotonic() + lease.seconds / fraction
-                else:
-                    del self._due[lease]
+        """Renew leases of one length, and see when each is due again."""
+        asked, seconds = time.monotonic(), leases[0].seconds
+        problem: Exception = OperationInProgress("The record is locked by somebody else.")
+        answers: dict[Lease, bool | None] = dict.fromkeys(leases)
+        try:
+            extended = leases[0].store.extend_many([lease.claim for lease in leases], seconds)
+            answers = dict(zip(leases, extended, strict=True))
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
+            problem = error
+        for lease, answer in answers.items():
+            if answer is None:
+                self._again(lease, seconds / RETRIES)
+            elif lease.note(answer, asked):
+                self._again(lease, seconds / RENEWALS)
+            else:
+                self.drop(lease)
+                _log_loss(lease)
+        if failed := [lease for lease, answer in answers.items() if answer is None]:
+            logger.warning(
+                "%s could not be renewed; trying again.", _named(failed), exc_info=problem
+            )
+
+    def _again(self, lease: Lease, seconds: float) -> None:
+        with self._condition:
+            if lease in self._due:  # it has not ended meanwhile
+                self._due[lease] = time.monotonic() + seconds
 
     def _postpone(self) -> None:
         """Leave what is due for a while, so that a fault that lasts is not met in a tight loop."""
@@ -184,63 +209,6 @@ class _Heartbeat:
             now = time.monotonic()
             for lease, due in self._due.items():
                 self._due[lease] = max(due, now + lease.seconds / RETRIES)
-
-    def _next(self, *, patient: bool) -> list[Lease]:
-        """The leases that are to be renewed, as soon as one is due.
-
-        None, when the heartbeat is to stop, or is not patient and has no lease left.
-        """
-        with self._condition:
-            while not self._stopped:
-                if self._due:
-                    now = time.monotonic()
-                    left = min(self._due.values()) - now
-                    if left <= 0:
-                        return [
-                            lease
-                            for lease, due in self._due.items()
-                            if due - now <= lease.seconds / EARLY
-                        ]
-                    self._sleep(left)
-                elif patient:
-                    self._sleep(math.inf)
-                else:
-                    break
-            return []
-
-    def _sleep(self, seconds: float) -> None:
-        self._wakes_at = time.monotonic() + seconds
-        self._condition.wait(None if seconds == math.inf else seconds)
-        self._wakes_at = 0.0
-
-
-def _renewed(leases: Sequence[Lease]) -> Iterator[tuple[Lease, int]]:
-    """Renew leases of one store; after which fraction of its time each is due again, 0: never."""
-    alike: dict[float, list[Lease]] = defaultdict(list)
-    for lease in leases:
-        alike[lease.seconds].append(lease)
-    for seconds, several in alike.items():
-        asked = time.monotonic()
-        problem: Exception = OperationInProgress("The record is locked by somebody else.")
-        try:
-            extended = several[0].store.extend_many([lease.claim for lease in several], seconds)
-            results = dict(zip(several, extended, strict=True))
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
-            results, problem = dict.fromkeys(several), error
-        failed = []
-        for lease, result in results.items():
-            if result is None:
-                failed.append(lease)
-                yield lease, RETRIES
-            elif lease.note(result, asked):
-                yield lease, RENEWALS
-            else:
-                _log_loss(lease)
-                yield lease, 0
-        if failed:
-            logger.warning(
-                "%s could not be renewed; trying again.", _named(failed), exc_info=problem
-            )
 
 
 def _log_loss(lease: Lease) -> None:
@@ -255,10 +223,8 @@ def _log_loss(lease: Lease) -> None:
 
 def _named(leases: Sequence[Lease]) -> str:
     names = [f"attempt {x.claim.attempt} of {x.claim.operation.name}" for x in leases[:NAMED]]
-    if len(leases) == 1:
-        return f"The lease of {names[0]}"
     more = f" and {len(leases) - NAMED} more" if len(leases) > NAMED else ""
-    return f"The leases of {', '.join(names)}{more}"
+    return f"The lease{'s' if len(leases) > 1 else ''} of {', '.join(names)}{more}"
 
 
 _heartbeats: WeakKeyDictionary[Store, _Heartbeat] = WeakKeyDictionary()
@@ -266,14 +232,10 @@ _making = threading.Lock()
 
 
 def _heartbeat_of(store: Store) -> _Heartbeat:
-    heartbeat = _heartbeats.get(store)
-    if heartbeat is None:
-        with _making:
-            heartbeat = _heartbeats.get(store)
-            if heartbeat is None:
-                heartbeat = _heartbeats[store] = _Heartbeat()
-                heartbeat.ends_with(store)
-    return heartbeat
+    with _making:
+        if store not in _heartbeats:
+            _heartbeats[store] = _Heartbeat(store)
+        return _heartbeats[store]
 
 
 def _forget_heartbeats() -> None:
@@ -281,7 +243,7 @@ def _forget_heartbeats() -> None:
     global _making  # noqa: PLW0603  # it may be held by a thread that is not here
     _making = threading.Lock()
     for heartbeat in _heartbeats.values():
-        heartbeat.abandon()
+        heartbeat.finalizer.detach()  # who holds the heartbeat's lock may not be here either
     _heartbeats.clear()
 
 
