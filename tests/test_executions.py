@@ -26,9 +26,10 @@ from django.utils import timezone
 from idempotency_django import engine
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine import Executed, InProgress, Mismatched, Outcome, Replayed, Result
-from idempotency_django.engine.context import ExecutionContext, Unprotected
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
+from idempotency_django.engine.unprotected import Unprotected
 from idempotency_django.errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step

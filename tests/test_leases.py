@@ -54,8 +54,9 @@ from idempotency_django.engine import (
     Result,
     leases,
 )
-from idempotency_django.engine.context import ExecutionContext, Unprotected
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
+from idempotency_django.engine.unprotected import Unprotected
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy

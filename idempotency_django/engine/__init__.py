@@ -95,22 +95,21 @@ def run(
         ClaimLost: the claim is gone and has no successor.
     """
 
-    def attempt(operation: Operation) -> Outcome:
-        lease = operation.lease
-        if lease is None:
-            once = transactional.Run(store, operation, execute, recover, atomic, undo, admit)
-            return once.outcome()
-        driver, around = Blocking(execute), atomic.around_handler(store)
-        leased = Run(driver, store, operation, lease, recover, around, admit)
-        return driver.run(leased.outcome())
-
-    outcome = attempt(operation)
-    aliased = _under_alias(outcome, operation)
-    if aliased:
-        outcome = attempt(aliased)
-    told = announcement(outcome)
-    if told:
-        send(told[0], operation, **told[1])
+    wanted: Operation | None = operation
+    while wanted is not None:
+        if wanted.lease is None:
+            once = transactional.Run(store, wanted, execute, recover, atomic, undo, admit)
+            outcome = once.outcome()
+        else:
+            driver, around = Blocking(execute), atomic.around_handler(store)
+            leased = Run(driver, store, wanted, wanted.lease, recover, around, admit)
+            outcome = driver.run(leased.outcome())
+        if isinstance(outcome, Executed):
+            return outcome  # its signals were sent on the way
+        wanted = _under_alias(outcome, wanted)
+    message = announcement(outcome)
+    if message:
+        send(message[0], operation, **message[1])
     return outcome
 
 
@@ -129,26 +128,20 @@ async def arun(
     A cancellation is passed on to ``execute``, and frees the key. After the end of ``execute``, a
     cancellation leaves the operation completed.
     """
-    lease = operation.lease
-    if lease is None:
+    if operation.lease is None:
         raise ValueError(
             f"The operation {operation.name} has no lease. arun() needs one, because no "
             "transaction can span a coroutine function."
         )
-
-    async def attempt(operation: Operation) -> Outcome:
-        driver = Awaiting(execute)
-        around = _NONE.around_handler(store)
-        leased = Run(driver, store, operation, lease, recover, around, admit)
-        return await driver.run(leased.outcome())
-
-    outcome = await attempt(operation)
-    aliased = _under_alias(outcome, operation)
-    if aliased:
-        outcome = await attempt(aliased)
-    told = announcement(outcome)
-    if told:  # in a thread: a receiver may ask the database
-        await sync_to_async(send)(told[0], operation, **told[1])
+    wanted: Operation | None = operation
+    while wanted is not None:
+        driver, around = Awaiting(execute), _NONE.around_handler(store)
+        leased = Run(driver, store, wanted, operation.lease, recover, around, admit)
+        outcome = await driver.run(leased.outcome())
+        wanted = _under_alias(outcome, wanted)
+    message = announcement(outcome)
+    if message:  # in a thread: a receiver may ask the database
+        await sync_to_async(send)(message[0], operation, **message[1])
     return outcome
 
 

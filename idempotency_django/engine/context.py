@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -21,9 +20,7 @@ from django.db import transaction
 from ..records import Claim, Operation, Step, derived_key
 from ..stores import Store
 from .leases import Lease
-from .steps import LONGEST_NAME, Steps, as_json
-
-_running: ContextVar[str] = ContextVar("idempotency_step")
+from .steps import Steps, refuse_nested, refuse_unfit, running
 
 
 class ExecutionContext:
@@ -41,7 +38,7 @@ class ExecutionContext:
         self._lease = lease
         self._steps = Steps(store, claim)
         self._has_derived = False
-        self._thread = _thread()
+        self._thread = None if lease is None else _thread()
 
     def __repr__(self) -> str:
         return f"<ExecutionContext {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
@@ -191,7 +188,7 @@ class ExecutionContext:
                 await sync_to_async(self._steps.keep)(failed)
             if not iscoroutinefunction(function.func):
                 return await sync_to_async(self._commit)(position, name, function)
-            with _within(name):
+            with running(name):
                 result = await function()
             return await sync_to_async(self._commit)(position, name, lambda: result)
 
@@ -207,7 +204,7 @@ class ExecutionContext:
             # Before the function's own hooks: one of them may raise after the commit and end them
             # all.
             self._store.on_commit(note)
-            with _within(name):
+            with running(name):
                 result = make()
             saved.append(self._steps.save(position, name, result))
         note()  # a test's transaction runs no hooks
@@ -224,10 +221,7 @@ class ExecutionContext:
 
     def _leased(self, name: str) -> Lease:
         """The lease, if the policy and the store can keep a step."""
-        if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
-            raise ValueError(
-                f"A step's name has 1-{LONGEST_NAME} characters. {name!r} is not a valid name."
-            )
+        refuse_unfit(name)
         if self._lease is None:
             raise ImproperlyConfigured(
                 f"The step {name!r} cannot be kept: in the transactional mode, a failed attempt "
@@ -239,42 +233,8 @@ class ExecutionContext:
                 f"({type(self._store).__name__}) keeps no steps. Use "
                 "idempotency_django.stores.database.DatabaseStore."
             )
-        outer = _running.get("")
-        if outer:
-            raise ImproperlyConfigured(
-                f"The step {name!r} was begun within the step {outer!r} and would commit with it. "
-                "Begin it after that step."
-            )
+        refuse_nested(name)
         return self._lease
-
-
-class Unprotected(ExecutionContext):
-    """What a handler gets if its store cannot be reached and it runs nevertheless.
-
-    Nothing is claimed and nothing is kept: steps are just called. ``derive_key()`` returns the same
-    keys as always, so calls of a service that honours them stay safe.
-    """
-
-    def __init__(self, store: Store, operation: Operation) -> None:
-        super().__init__(store, Claim(operation, 1, ""), None)
-
-    def atomic(self) -> AbstractContextManager[None]:
-        return super().atomic() if self._store.supports_transactions else nullcontext()
-
-    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        return json.loads(as_json(name, function(*args, **kwargs)))
-
-    async def astep(
-        self,
-        name: str,
-        function: Callable[..., Any] | Callable[..., Awaitable[Any]],
-        /,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if iscoroutinefunction(function):
-            return json.loads(as_json(name, await function(*args, **kwargs)))
-        return await sync_to_async(self.step)(name, function, *args, **kwargs)
 
 
 def _thread() -> int | None:
@@ -284,12 +244,3 @@ def _thread() -> int | None:
     except RuntimeError:
         return threading.get_ident()
     return None
-
-
-@contextmanager
-def _within(name: str) -> Iterator[None]:
-    token = _running.set(name)
-    try:
-        yield
-    finally:
-        _running.reset(token)

@@ -12,7 +12,7 @@ from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store
-from .context import ExecutionContext, Unprotected
+from .context import ExecutionContext
 from .drivers import Driver
 from .leases import Lease, kept_alive
 from .outcomes import (
@@ -30,6 +30,7 @@ from .outcomes import (
     failure,
 )
 from .settling import Attempt
+from .unprotected import Unprotected
 
 logger = logging.getLogger("idempotency_django")
 

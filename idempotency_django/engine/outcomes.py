@@ -213,7 +213,8 @@ def end_signal(result: Result) -> Signal:
 
 def announce(signal: Signal, claim: Claim, **arguments: Any) -> None:
     """Send a signal of an attempt."""
-    send(signal, claim.operation, attempt=claim.attempt, **arguments)
+    if signal.has_listeners(Operation):
+        send(signal, claim.operation, attempt=claim.attempt, **arguments)
 
 
 def send(signal: Signal, operation: Operation, **arguments: Any) -> None:

@@ -7,7 +7,10 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import ClaimLost, StepsChanged, StoreUnavailable
 from ..records import Claim, Step
@@ -20,6 +23,9 @@ _DONE: Final = (
     "What the earlier attempt and this one have done so far stays done. An operator must settle "
     "the operation."
 )
+
+
+_running: ContextVar[str] = ContextVar("idempotency_step")
 
 
 class Steps:
@@ -205,3 +211,31 @@ def as_json(name: str, result: Any) -> str:
 
 def _named(names: list[str]) -> str:
     return f"the step{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
+
+
+def refuse_unfit(name: object) -> None:
+    """Raise ``ValueError`` if a step cannot have this name."""
+    if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
+        raise ValueError(
+            f"A step's name has 1-{LONGEST_NAME} characters. {name!r} is not a valid name."
+        )
+
+
+def refuse_nested(name: str) -> None:
+    """Raise ``ImproperlyConfigured`` if another step is running: this one would be part of it."""
+    outer = _running.get("")
+    if outer:
+        raise ImproperlyConfigured(
+            f"The step {name!r} was begun within the step {outer!r} and would commit with it. "
+            "Begin it after that step."
+        )
+
+
+@contextmanager
+def running(name: str) -> Iterator[None]:
+    """In the block, the step of that name is running."""
+    token = _running.set(name)
+    try:
+        yield
+    finally:
+        _running.reset(token)

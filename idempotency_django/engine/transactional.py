@@ -91,6 +91,8 @@ class Run:
 
     def outcome(self) -> Outcome:
         """Run it, after waiting for another owner as long as the operation allows."""
+        if self.operation.wait is None:
+            return self._look()
         wait = ConflictWait(self.operation.wait)
         while True:
             outcome = self._look()
@@ -159,11 +161,17 @@ class Run:
         self._claimed = True
         try:
             with store.unbroken(claim.operation.name):
-                result = self._unless_marked(self.execute(self.execution))
-            if isinstance(result.payload, Payload):
-                if not store.complete(claim, result.payload):
+                result = self.execute(self.execution)
+            payload = result.payload
+            if isinstance(payload, Payload) and payload.status >= _ERRORS and self._is_marked():
+                # An error is not kept if the handler has marked its transaction, or swallowed an
+                # error that did. A success then fails, because its effects would not be there.
+                marked = "The transaction was marked for rollback."
+                result = replace(result, payload=None, error=marked)
+            elif isinstance(payload, Payload):
+                if not store.complete(claim, payload):
                     raise ClaimLost
-                self._payload = result.payload
+                self._payload = payload
         except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
             self._marked = self._is_marked()
             self._error = explained(error, claim.operation.name, store.using)
@@ -173,17 +181,6 @@ class Run:
         if self.after is not None:
             self.after.push(self._ended)
         return result.response
-
-    def _unless_marked(self, result: Result) -> Result:
-        """The result, which is not kept if the handler refuses and has marked its transaction.
-
-        A success then fails, because its effects would not be there. An error that the handler
-        swallowed marks the transaction as well.
-        """
-        payload = result.payload
-        if isinstance(payload, Payload) and payload.status >= _ERRORS and self._is_marked():
-            return replace(result, payload=None, error="The transaction was marked for rollback.")
-        return result
 
     def _is_marked(self) -> bool:
         using = self.store.using
