@@ -197,18 +197,16 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
             *((kind.name, self.action_view, {"kind": kind}) for kind in ACTIONS),
             ("derived_keys", self.derived_keys_view, {}),
         ]
-        return [
-            *(
-                path(
-                    f"<path:object_id>/{name}/",
-                    self.admin_site.admin_view(view),
-                    arguments,
-                    name=f"idempotency_django_idempotencykey_{name}",
-                )
-                for name, view, arguments in views
-            ),
-            *super().get_urls(),
-        ]
+        pages = (
+            path(
+                f"<path:object_id>/{name}/",
+                self.admin_site.admin_view(view),
+                arguments,
+                name=f"idempotency_django_idempotencykey_{name}",
+            )
+            for name, view, arguments in views
+        )
+        return [*pages, *super().get_urls()]
 
     def action_view(self, request: HttpRequest, object_id: str, kind: type[Action]) -> HttpResponse:
         """Do something to one record, after asking."""
