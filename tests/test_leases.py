@@ -1071,6 +1071,11 @@ def lose_commit(*, done: bool, using: str = "default") -> None:
     of._commit = unconfirmed  # type: ignore[attr-defined]
 
 
+def one_by_one() -> WatchedDatabase:
+    """A store that leaves COMMIT to Django, where a test can lose it."""
+    return WatchedDatabase(str(uuid4()), combine_statements=False)
+
+
 @pytest.mark.parametrize("done", [True, False])
 class TestUnconfirmedCommit:
     """Nobody knows whether the attempt was committed: where it is to be held, it is."""
@@ -1078,7 +1083,7 @@ class TestUnconfirmedCommit:
     @pytest.mark.parametrize("within", ["atomic", "step"])
     def test_store(self, within: str, done: bool, sent: list[str]) -> None:
         """A transaction of the store's own: the key is not freed, and a person decides."""
-        store, operation = WatchedDatabase(str(uuid4())), leased(hold=True)
+        store, operation = one_by_one(), leased(hold=True)
 
         def work() -> None:
             effect(None)
@@ -1134,7 +1139,7 @@ class TestUnconfirmedCommit:
 
     def test_store_cannot_tell(self, done: bool, sent: list[str]) -> None:
         """Nor is it taken for failed where the store cannot be asked what became of it."""
-        store, operation = WatchedDatabase(str(uuid4())), leased(hold=True)
+        store, operation = one_by_one(), leased(hold=True)
         store.faults["get"] = ["before"]
 
         def handler(execution: ExecutionContext | None) -> None:
@@ -1151,7 +1156,7 @@ class TestUnconfirmedCommit:
 
     def test_resumed(self, done: bool, sent: list[str]) -> None:
         """Where it is to be resumed the key is free at once, as after any other failure."""
-        store, operation = WatchedDatabase(str(uuid4())), leased()
+        store, operation = one_by_one(), leased()
 
         def handler(execution: ExecutionContext) -> None:
             with execution.atomic():

@@ -28,7 +28,7 @@ if cache := _given.get("cache"):
 _stores = {
     "database": {
         "BACKEND": "idempotency_django.stores.database.DatabaseStore",
-        "OPTIONS": {"using": _given.get("using", "default")},
+        "OPTIONS": {"using": _given.get("using", "default"), **_given.get("options", {})},
     },
     "cached": {
         "BACKEND": "idempotency_django.stores.cached_database.CachedStore",

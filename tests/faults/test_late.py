@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,10 +109,18 @@ def test_paused_around_its_effects(at: Place, workers: list[Worker], how: str, m
         ]
 
 
+@pytest.fixture
+def one_by_one(at: Place, tmp_path: Path) -> Iterator[list[Worker]]:
+    """The same workers, which send fence and COMMIT in two messages, with room for a pause."""
+    options = {"combine_statements": False}
+    with started(at.worker(tmp_path, lease=1, options=options) for _ in range(2)) as workers:
+        yield workers
+
+
 @on_databases
-def test_paused_behind_the_fence(at: Place, workers: list[Worker]) -> None:
+def test_paused_behind_the_fence(at: Place, one_by_one: list[Worker]) -> None:
     """Between fence and COMMIT others are told to come back at once, and the commit holds."""
-    late, other = workers
+    late, other = one_by_one
     key, path = new_key(), "/leased/atomic/"
     late.begin("post", path, key, "stop:commit")
     late.tells("reached")
