@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from django.utils.http import parse_header_parameters
 
+from ..stores.codec import decode
+
 LONGEST_TEXT: Final = 100_000
 LONGEST_DUMP: Final = 256
 """Characters of a text, and bytes of anything else, that are shown."""
@@ -46,12 +48,8 @@ class Answer:
         if found is None:
             return None
         code, headers, body, error = found
-        return cls(
-            status=_named(code),
-            headers=[(name, value) for name, value in json.loads(headers)],
-            body=None if body is None else bytes(body),
-            error=error,
-        )
+        answer = decode(code, headers, body)
+        return cls(_named(code), answer.headers, answer.body, error)
 
     @property
     def size(self) -> int:

@@ -20,6 +20,7 @@ from django.db.models import ExpressionWrapper, F, fields
 from ..errors import OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow
 from ..records import Claim, Operation, Payload, Record, Status
+from .codec import decode, encode
 from .database.store import DatabaseStore
 from .timelines import Timeline
 
@@ -217,30 +218,30 @@ class CachedStore(DatabaseStore):
 
 
 def _encoded(record: Record, timeline: str) -> bytes:
-    payload = record.payload
-    assert payload is not None  # noqa: S101  # a completed record has one
-    told = [
+    assert record.payload is not None  # noqa: S101  # a completed record has one
+    answer = encode(record.payload)
+    head = [
         record.key,
         record.scope,
         record.attempt,
         record.fingerprint,
-        payload.status,
-        payload.headers,
-        payload.body is not None,
+        answer.status,
+        answer.headers,
+        answer.body is not None,
         record.record_id,
         timeline,
     ]
-    return json.dumps(told).encode() + b"\n" + (payload.body or b"")
+    return json.dumps(head).encode() + b"\n" + (answer.body or b"")
 
 
 def _decoded(cached: Any, operation: Operation, timeline: str) -> Record | None:
     """The record of the operation that was cached on the timeline; ``None``: it is not one."""
     try:
-        told, _, body = cached.partition(b"\n")
+        head, _, body = cached.partition(b"\n")
         key, scope, attempt, fingerprint, status, headers, has_body, record_id, cached_on = (
-            json.loads(told)
+            json.loads(head)
         )
-        pairs = tuple((name, value) for name, value in headers)
+        payload = decode(status, headers, body if has_body else None)
     except (AttributeError, TypeError, ValueError):
         logger.warning(
             "The cache entry for %s is not a stored answer. The database answers instead.",
@@ -255,7 +256,7 @@ def _decoded(cached: Any, operation: Operation, timeline: str) -> Record | None:
         status=Status.COMPLETED,
         attempt=attempt,
         fingerprint=fingerprint,
-        payload=Payload(status, pairs, body if has_body else None),
+        payload=payload,
         counted=True,
         record_id=record_id,
     )

@@ -58,12 +58,12 @@ class AnswerForm(forms.Form):
     )
 
     @property
-    def headers(self) -> list[list[str]]:
+    def headers(self) -> tuple[tuple[str, str], ...]:
         """The answer's headers, once it is valid."""
         media_type = self.cleaned_data["content_type"]
         if not media_type or self.cleaned_data["status"] in BODILESS:
-            return []
-        return [["Content-Type", media_type]]
+            return ()
+        return (("Content-Type", media_type),)
 
     @property
     def content(self) -> bytes:

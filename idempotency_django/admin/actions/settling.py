@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from typing import Any
 
@@ -13,7 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ...models import DatabaseNow, IdempotencyStep
-from ...records import Status
+from ...records import Payload, Status
+from ...stores.codec import encode
 from ..states import HELD, INTERRUPTED, STATES, state_of
 from ..timeline import Event
 from .answer_form import AnswerForm
@@ -106,11 +106,12 @@ class Complete(AnswerForm, Settlement):
         ) % {"time": ends.exactly, "age": ends.age}
 
     def changes(self, by: str) -> dict[str, Any]:
+        answer = encode(Payload(self.cleaned_data["status"], self.headers, self.content))
         return {
             "status": Status.COMPLETED,
-            "response_status": self.cleaned_data["status"],
-            "response_headers": json.dumps(self.headers),
-            "response_body": self.content,
+            "response_status": answer.status,
+            "response_headers": answer.headers,
+            "response_body": answer.body,
             "error": "",
         }
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ...models import DatabaseNow
-from ...records import Operation, Payload, Record, Status
+from ...records import Operation, Record, Status
+from ..codec import decode
 
 
 def in_progress(operation: Operation) -> Record:
@@ -28,17 +28,14 @@ def record_of(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = Fal
     """The record in a row of the columns that a dialect selects."""
     record_id, status, attempt, fingerprint, code, headers, body, expired, lapsed, hold = row
     interrupted = status == Status.IN_PROGRESS and bool(lapsed)
-    payload = None
-    if status == Status.COMPLETED:
-        pairs = tuple((name, value) for name, value in json.loads(headers))
-        payload = Payload(code, pairs, None if body is None else bytes(body))
+    completed = status == Status.COMPLETED
     return Record(
         key=key,
         scope=scope,
         status=Status(status),
         attempt=attempt,
         fingerprint=fingerprint,
-        payload=payload,
+        payload=decode(code, headers, body) if completed else None,
         expired=bool(expired) and status != Status.IN_PROGRESS,
         interrupted=interrupted,
         held=interrupted and bool(hold),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
@@ -23,6 +22,7 @@ from ...models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, Idemp
 from ...records import Claim, Operation, Payload, Record, Status, Step
 from ..atomic_blocks import is_open, outside_pools
 from ..base import Store
+from ..codec import decode_step, encode, encode_step
 from .checks import NOT_MIGRATED, check_database, check_migrated, check_writable
 from .dialects import DIALECTS, Dialect, plain
 from .rows import in_progress, lifetime, record_of
@@ -117,12 +117,11 @@ class DatabaseStore(Store):
         return found
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        headers = json.dumps(payload.headers) if payload.headers else "[]"
         with self._on_its_own():
             if _took_long(claim):
                 mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
                 mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
-            completed = self._dialect.complete(claim, payload, headers)
+            completed = self._dialect.complete(claim, encode(payload))
             self._restore_autocommit(claim, commit=completed)
             return completed
 
@@ -166,16 +165,12 @@ class DatabaseStore(Store):
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
         with self._on_its_own():
-            return [
-                Step(**columns)
-                for columns in rows.order_by("position").values(
-                    "position", "name", "attempt", "result", "failure"
-                )
-            ]
+            columns = ("position", "name", "attempt", "result", "failure")
+            return [decode_step(*row) for row in rows.order_by("position").values_list(*columns)]
 
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._reachable():
-            return self._dialect.save_step(claim, step)
+            return self._dialect.save_step(claim, step, encode_step(step))
 
     def unbroken(self, what: str) -> AbstractContextManager[None]:
         return unbroken(self._dialect, what)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, ClassVar, NoReturn
@@ -17,8 +17,9 @@ from ...errors import StoreUnavailable
 from ...records import Claim, Operation, Payload, Record
 from ..atomic_blocks import refuse_transactions
 from ..base import Store
+from ..codec import encode
+from .arguments import flag, milliseconds, read_record, text
 from .checks import check_redis
-from .codec import flag, milliseconds, read_record, text
 from .server import Client, RedisServer
 
 logger = logging.getLogger("idempotency_django")
@@ -98,17 +99,17 @@ class RedisStore(Store):
         return claim
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        body = self._kept(claim, payload.body)
+        answer = encode(replace(payload, body=self._kept(claim, payload.body)))
         reply, acknowledged = self._written(
             "complete",
             claim.key,
             claim.scope,
             claim.token,
             secrets.token_hex(8),
-            str(payload.status),
-            json.dumps(payload.headers),
-            "" if body is None else str(len(body)),
-            body or b"",
+            str(answer.status),
+            answer.headers,
+            "" if answer.body is None else str(len(answer.body)),
+            answer.body or b"",
             milliseconds(claim.operation.ttl),
         )
         if reply and acknowledged < self._wait_replicas:

@@ -19,7 +19,8 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from ....models import GRACE, IdempotencyKey, IdempotencyStep
-from ....records import Claim, Operation, Payload, Status, Step
+from ....records import Claim, Operation, Status, Step
+from ...codec import StoredPayload, StoredStep
 from .messages import Messages
 
 _GIVEN = "key scope operation fingerprint owner_token principal method path hold".split()
@@ -185,8 +186,8 @@ class Dialect(ABC):
         """Whether the transaction that Django takes to be open is known to have ended."""
         return False
 
-    def complete(self, claim: Claim, payload: Payload, headers: str) -> bool:
-        values = (payload.status, headers, payload.body)
+    def complete(self, claim: Claim, answer: StoredPayload) -> bool:
+        values = (answer.status, answer.headers, answer.body)
         return self.write(claim, self.complete_sql, (*values, claim.record_id, claim.token))
 
     def write(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
@@ -201,10 +202,10 @@ class Dialect(ABC):
             cursor.execute(self.fence_sql, (claim.record_id, claim.token))
             return cursor.fetchone() is not None
 
-    def save_step(self, claim: Claim, step: Step) -> bool:
+    def save_step(self, claim: Claim, step: Step, stored: StoredStep) -> bool:
         """Lock the claim's row likewise, and add a step to it."""
         with connections[self.using].cursor() as cursor:
-            values = (step.position, step.name, step.attempt, step.result, step.failure)
+            values = (step.position, step.name, step.attempt, stored.result, stored.failure)
             cursor.execute(self.step_sql, (*values, claim.record_id, claim.token))
             return bool(cursor.rowcount)
 

@@ -1,11 +1,11 @@
-"""How values are written in the arguments of the Redis scripts, and read from their replies."""
+"""The arguments of the Redis scripts, and their replies."""
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
-from ...records import Payload, Record, Status
+from ...records import Record, Status
+from ..codec import decode
 
 
 def milliseconds(duration: timedelta | None) -> str:
@@ -31,36 +31,17 @@ def read_record(key: str, scope: str, reply: list[bytes]) -> Record:
     """
     _, status, attempt, fingerprint, code, headers, size, body, *flags = reply
     expired, interrupted, held, counted = (flag == b"1" for flag in flags)
-    found = Status(status.decode())
-    payload = None
-    if found is Status.COMPLETED:
-        payload = Payload(int(code), _headers(headers), body if size else None)
+    state = Status(status.decode())
+    completed = state is Status.COMPLETED
     return Record(
         key=key,
         scope=scope,
-        status=found,
+        status=state,
         attempt=int(attempt),
         fingerprint=fingerprint.decode(),
-        payload=payload,
+        payload=decode(int(code), headers, body if size else None) if completed else None,
         expired=expired,
         interrupted=interrupted,
         held=held,
         counted=counted,
     )
-
-
-def _headers(stored: bytes) -> tuple[tuple[str, str], ...]:
-    headers = json.loads(stored)
-    match headers:
-        case list() if all(_is_header(header) for header in headers):
-            return tuple((name, value) for name, value in headers)
-        case _:
-            raise ValueError("its headers are not pairs of strings")
-
-
-def _is_header(header: object) -> bool:
-    match header:
-        case [str(), str()]:
-            return True
-        case _:
-            return False
