@@ -441,6 +441,23 @@ class TestEitherWay:
             IdempotencyKey.objects.select_for_update().get()
             in_threads([commit])
 
+    def test_two_refused_replays(self) -> None:
+        """One transaction may find several records; each is as it was."""
+        store = stores["default"]
+        operations = [an_operation(count_replays=True) for _ in range(2)]
+        for operation in operations:
+            with store.transaction():
+                claim = store.acquire(operation)
+                assert isinstance(claim, Claim)
+                assert store.complete(claim, ANSWER)
+        with pytest.raises(LookupError), store.transaction():
+            for operation in operations:
+                found = store.acquire(operation)
+                assert isinstance(found, Record)
+                assert found.counted
+            raise LookupError
+        assert [record(operation.key).replay_count for operation in operations] == [0, 0]
+
     @pytest.mark.parametrize("by", ["error", "mark"])
     def test_refused_replay(self, by: str) -> None:
         """A replay that is rolled back was none: neither its number nor its time stays."""

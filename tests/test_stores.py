@@ -127,7 +127,10 @@ class TestOptions:
         """Where nothing is similar, the options that there are are listed."""
         with configured(default={"BACKEND": CACHED, "OPTIONS": {"colour": "red"}}):
             [message] = found()
-            assert "It takes 'using', 'cache', 'max_age', 'prefix', 'recheck'." in message.msg
+            assert (
+                "It takes 'using', 'combine_statements', 'cache', 'max_age', 'prefix', 'recheck'."
+                in message.msg
+            )
 
     def test_a_store_without_options(self) -> None:
         """A store that takes none says so."""

@@ -72,7 +72,7 @@ def opened_by_django() -> list[str]:
     ]
 
 
-def refuse_transactions(what: str) -> None:
+def forbid_atomic_block(what: str) -> None:
     """Refuse a claim within a transaction, for a store that takes part in no transaction.
 
     The answer would be there before the effects are committed, and stay if they roll back.

@@ -220,17 +220,8 @@ class CachedStore(DatabaseStore):
 def _encoded(record: Record, timeline: str) -> bytes:
     assert record.payload is not None  # noqa: S101  # a completed record has one
     answer = encode(record.payload)
-    head = [
-        record.key,
-        record.scope,
-        record.attempt,
-        record.fingerprint,
-        answer.status,
-        answer.headers,
-        answer.body is not None,
-        record.record_id,
-        timeline,
-    ]
+    head = [record.key, record.scope, record.attempt, record.fingerprint]
+    head += [answer.status, answer.headers, answer.body is not None, record.record_id, timeline]
     return json.dumps(head).encode() + b"\n" + (answer.body or b"")
 
 

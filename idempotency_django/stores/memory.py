@@ -14,7 +14,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 
 from ..records import Claim, Operation, Payload, Record, Status, Step
-from .atomic_blocks import refuse_transactions
+from .atomic_blocks import forbid_atomic_block
 from .base import Store
 
 
@@ -74,7 +74,7 @@ class MemoryStore(Store):
         self._lock = threading.Lock()
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        refuse_transactions(f"The claim of {operation.name}")
+        forbid_atomic_block(f"The claim of {operation.name}")
         name = (operation.key, operation.scope)
         with self._lock:
             entry = self._entries.get(name)

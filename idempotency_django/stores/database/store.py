@@ -25,14 +25,11 @@ from ..base import Store
 from ..codec import decode_step, encode, encode_step
 from .checks import NOT_MIGRATED, check_database, check_migrated, check_writable
 from .dialects import DIALECTS, Dialect, plain
-from .rows import in_progress, lifetime, record_of
+from .rows import in_progress, lifetime, record_of, took_long
 from .takeover import take_over
 from .transactions import unbroken
 
 logger = logging.getLogger("idempotency_django")
-
-PROMPT: Final = 10
-"""An attempt is prompt if it takes less than this fraction of its time to live."""
 
 UNCONFIRMED_MESSAGE: Final = (
     "The database did not confirm the commit of the operation, so nobody knows whether it was "
@@ -61,10 +58,9 @@ class DatabaseStore(Store):
             the effects are written to, and never a replica. All statements go there, whatever the
             database routers say.
         combine_statements: whether PostgreSQL gets BEGIN in one message with the claim, and COMMIT
-            in one with the answer, which saves two round trips for each request. It needs
-            psycopg 3 and applies only where nothing speaks against it. Set it to ``False`` behind
-            a pooler that keeps a connection to itself once several statements were sent in one
-            message, such as Amazon RDS Proxy ("pinning").
+            in one with the answer, where psycopg 3 can do so. Set it to ``False`` behind a pooler
+            that reserves a connection for whoever sends several statements in one message, such as
+            Amazon RDS Proxy ("pinning").
     """
 
     supports_transactions: ClassVar[bool] = True
@@ -91,7 +87,7 @@ class DatabaseStore(Store):
             if isinstance(found, Claim):
                 self._dialect.claimed(found)
             return found
-        self._refuse_surroundings(f"The claim of {operation.name}")
+        self._forbid_atomic_block(f"The claim of {operation.name}")
         self._dialect.begin()
         try:
             with self._on_its_own():
@@ -118,7 +114,7 @@ class DatabaseStore(Store):
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         with self._on_its_own():
-            if _took_long(claim):
+            if took_long(claim):
                 mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
                 mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
             completed = self._dialect.complete(claim, encode(payload))
@@ -177,7 +173,7 @@ class DatabaseStore(Store):
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:
-        self._refuse_surroundings(what)
+        self._forbid_atomic_block(what)
         with self._transaction():
             yield
 
@@ -305,7 +301,7 @@ class DatabaseStore(Store):
             )
         return DIALECTS[vendor](self.using, combine=self.combine_statements)
 
-    def _refuse_surroundings(self, what: str) -> None:
+    def _forbid_atomic_block(self, what: str) -> None:
         """Refuse a transaction around what must commit when it ends."""
         connection = connections[self.using]
         if not connection.in_atomic_block:
@@ -364,12 +360,3 @@ class DatabaseStore(Store):
             if isinstance(error, InternalError) and self._dialect.is_read_only(error):
                 raise StoreUnavailable from error
             raise
-
-
-def _took_long(claim: Claim) -> bool:
-    """Whether so much of its time to live is over that the answer must get a new one.
-
-    Not after every attempt: these columns have indexes, which a quick one leaves as they are.
-    """
-    ttl = claim.operation.ttl
-    return ttl is not None and (time.monotonic() - claim.asked) * PROMPT > ttl.total_seconds()

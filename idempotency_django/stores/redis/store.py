@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, ClassVar, NoReturn
@@ -15,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ...errors import StoreUnavailable
 from ...records import Claim, Operation, Payload, Record
-from ..atomic_blocks import refuse_transactions
+from ..atomic_blocks import forbid_atomic_block
 from ..base import Store
 from ..codec import encode
 from .arguments import flag, milliseconds, read_record, text
@@ -76,7 +75,7 @@ class RedisStore(Store):
         self._max_payload_bytes = max_payload_bytes
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        refuse_transactions(f"The claim of {operation.name}")
+        forbid_atomic_block(f"The claim of {operation.name}")
         token = secrets.token_hex(16)
         reply, acknowledged = self._written(
             "acquire",
@@ -99,7 +98,7 @@ class RedisStore(Store):
         return claim
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        answer = encode(replace(payload, body=self._kept(claim, payload.body)))
+        answer = encode(Payload(payload.status, payload.headers, self._kept(claim, payload.body)))
         reply, acknowledged = self._written(
             "complete",
             claim.key,

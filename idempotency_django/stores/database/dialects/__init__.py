@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .base import Dialect, plain
+from .base import Dialect
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
+from .values import plain
 
 __all__ = ["DIALECTS", "Dialect", "MySQL", "PostgreSQL", "SQLite", "plain"]
 

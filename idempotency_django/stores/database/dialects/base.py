@@ -8,7 +8,6 @@ duplicate at once that it is one; the index alone would make it wait.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -86,20 +85,8 @@ class Dialect(ABC):
             values=", ".join(columns.values()),
             **names,
         )
-        self.select_sql = (
-            f"SELECT {names['selected']}, {names['expires_at']} <= {self.now}, "
-            f"COALESCE({names['lease_expires_at']} <= {self.now}, "
-            f"{names['created_at']} <= {self.later}), "
-            f"{names['hold']} "
-            f"FROM {names['table']} "
-            f"WHERE {names['key']} = %s AND {names['scope']} = %s"
-        )
-        self.complete_sql = (
-            f"UPDATE {names['table']} SET {names['status']} = '{Status.COMPLETED}', "
-            f"{names['response_status']} = %s, {names['response_headers']} = %s, "
-            f"{names['response_body']} = %s, {names['completed_at']} = {self.now}, "
-            f"{names['lease_expires_at']} = NULL WHERE {self._owned()}{self._returning()}"
-        )
+        self.select_sql = self._select_sql(names)
+        self.complete_sql = self._complete_sql(names)
         self.fence_sql = f"SELECT 1 FROM {names['table']} WHERE {self._owned()}{self.lock}"
         self.step_sql = self._step_sql()
         self.extend_sql, self.owned_sql = self._extend_sql()
@@ -113,6 +100,24 @@ class Dialect(ABC):
 
     def _in_progress(self) -> str:
         return f"{self.names['status']} = '{Status.IN_PROGRESS}'"
+
+    def _select_sql(self, names: dict[str, str]) -> str:
+        return (
+            f"SELECT {names['selected']}, {names['expires_at']} <= {self.now}, "
+            f"COALESCE({names['lease_expires_at']} <= {self.now}, "
+            f"{names['created_at']} <= {self.later}), "
+            f"{names['hold']} "
+            f"FROM {names['table']} "
+            f"WHERE {names['key']} = %s AND {names['scope']} = %s"
+        )
+
+    def _complete_sql(self, names: dict[str, str]) -> str:
+        return (
+            f"UPDATE {names['table']} SET {names['status']} = '{Status.COMPLETED}', "
+            f"{names['response_status']} = %s, {names['response_headers']} = %s, "
+            f"{names['response_body']} = %s, {names['completed_at']} = {self.now}, "
+            f"{names['lease_expires_at']} = NULL WHERE {self._owned()}{self._returning()}"
+        )
 
     def _step_sql(self) -> str:
         quote = connections[self.using].ops.quote_name
@@ -241,44 +246,3 @@ class Dialect(ABC):
         ``None``: it is not completed, expired, a different request, or locked.
         """
         return None
-
-    @staticmethod
-    def values(operation: Operation, token: str) -> list[Any]:
-        """The parameters of ``insert_sql``, in the order of its columns."""
-        ttl = None if operation.ttl is None else operation.ttl.total_seconds()
-        kept = None if ttl is None else ttl + operation.retention.total_seconds()
-        return [
-            operation.key,
-            operation.scope,
-            plain(operation.name, 255),
-            operation.fingerprint,
-            token,
-            plain(operation.principal, 255),
-            plain(operation.method, 16),
-            plain(operation.path, 2048),
-            operation.hold,
-            ttl,
-            kept,
-            None if operation.lease is None else operation.lease.total_seconds(),
-        ]
-
-
-def plain(text: str, limit: int) -> str:
-    """The text, cut to a column's length and rid of what a database refuses (NUL, surrogates)."""
-    return (
-        text[:limit].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
-    )
-
-
-def ids_of(claims: Sequence[Claim]) -> list[int]:
-    return [claim.record_id for claim in claims]
-
-
-def tokens_of(claims: Sequence[Claim]) -> list[str]:
-    """The owners' tokens: each is of one claim only, so that a set of them need not be paired."""
-    return [claim.token for claim in claims]
-
-
-def lock_digest(operation: Operation, size: int) -> bytes:
-    name = f"idempotency_django:{len(operation.key)}:{operation.key}{operation.scope}"
-    return hashlib.blake2b(name.encode(), digest_size=size).digest()

@@ -81,9 +81,10 @@ class CombinedMessages(Messages):
         self._connection = connection
         self._is_lost = is_lost
         self._found = False  # BEGIN went with a claim that found a record; nothing was sent since
+        self._ended = False  # COMMIT went with the count of a replay
         self._tokens: set[str] = set()
         self._last: tuple[str, Sequence[Any]] | None = None
-        self._undo: tuple[str, Sequence[Any]] | None = None
+        self._undo: list[tuple[str, Sequence[Any]]] = []
         self._rolls_back = False
         self._fenced = False
 
@@ -99,16 +100,18 @@ class CombinedMessages(Messages):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
+        self._ended = False
         if not self._found:
             yield
             return
         self._found = False
         with self._connection.execute_wrapper(_with_commit):
             yield
+        self._ended = True
 
     def counted(self, sql: str, parameters: Sequence[Any]) -> None:
-        if self._status() == _IDLE:  # it is committed
-            self._undo = (sql, parameters)
+        if self._ended:
+            self._undo.append((sql, parameters))
 
     def claimed(self, claim: Claim) -> None:
         self._found = False
@@ -152,11 +155,12 @@ class CombinedMessages(Messages):
     def end(self, *, committed: bool) -> None:
         """The transaction has ended: forget what was kept, take back what it had committed."""
         self._take()
-        if self._undo is None or (committed and not self._rolls_back):
+        if not self._undo or (committed and not self._rolls_back):
             return
         try:
             with self._connection.cursor() as cursor:
-                cursor.execute(*self._undo)
+                for statement in self._undo:
+                    cursor.execute(*statement)
         except DatabaseFault:
             logger.warning("A replay that was refused has been counted.", exc_info=True)
 

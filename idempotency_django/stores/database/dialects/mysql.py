@@ -13,7 +13,8 @@ from django.db.models import QuerySet
 
 from ....models import IdempotencyKey
 from ....records import Claim, Operation
-from .base import Dialect, lock_digest
+from .base import Dialect
+from .values import lock_digest, values_of
 
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the protocol
 
@@ -55,7 +56,7 @@ class MySQL(Dialect):
 
     def claim(self, operation: Operation, token: str) -> int | None:
         sql = self.insert_sql
-        parameters = [*self.values(operation, token), operation.key, operation.scope]
+        parameters = [*values_of(operation, token), operation.key, operation.scope]
         if operation.lease is not None:
             # Committed at once, it makes nobody wait; it only must not wait for a transaction.
             sql += " AND IS_FREE_LOCK(%s)"

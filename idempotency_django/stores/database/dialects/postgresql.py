@@ -13,8 +13,9 @@ from django.db.models import BooleanField, Func, QuerySet, Value
 
 from ....models import IdempotencyKey
 from ....records import Claim, Operation, Status
-from .base import Dialect, ids_of, lock_digest, tokens_of
+from .base import Dialect
 from .messages import LOST, CombinedMessages, Messages
+from .values import ids_of, lock_digest, tokens_of, values_of
 
 _IDLE = 0  # of libpq's PGTransactionStatusType: connected, and in no transaction
 
@@ -73,7 +74,7 @@ class PostgreSQL(Dialect):
     def claim(self, operation: Operation, token: str) -> int | None:
         with self._messages().beginning(), connections[self.using].cursor() as cursor:
             cursor.execute(
-                self.insert_sql, [*self.values(operation, token), self._lock_number(operation)]
+                self.insert_sql, [*values_of(operation, token), self._lock_number(operation)]
             )
             row = cursor.fetchone()
             return row[0] if row else None

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from django.db import connections
 
 from ....records import Claim, Operation
-from .base import Dialect, ids_of, tokens_of
+from .base import Dialect
+from .values import ids_of, tokens_of, values_of
 
 
 class SQLite(Dialect):
@@ -31,7 +32,7 @@ class SQLite(Dialect):
 
     def claim(self, operation: Operation, token: str) -> int | None:
         with connections[self.using].cursor() as cursor:
-            cursor.execute(self.insert_sql, self.values(operation, token))
+            cursor.execute(self.insert_sql, values_of(operation, token))
             return int(cursor.lastrowid) if cursor.rowcount == 1 else None
 
     def fence(self, claim: Claim) -> bool:
