@@ -10,7 +10,7 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve test test-inside test-outside lint types imports docs bench ci clean
+.PHONY: help install demo serve quick quick-stores quick-adapters test test-inside test-outside lint types imports docs bench ci clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -22,6 +22,24 @@ demo: $(VENV)/.installed-app  ## See what retries, races and crashes do, on SQLi
 
 serve: $(VENV)/.installed-app  ## Run the reference app; PORT, WORKERS, DATABASE_URL, REDIS_URL, ASGI … are read.
 	@$(PY) -m testproject.server
+
+quick: $(VENV)/.installed-test  ## Run what catches most, on PostgreSQL and SQLite: under two minutes on two cores.
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-stores quick-adapters
+
+# What touches the database runs on both; what is above it on the one that starts at once. What is
+# slow for its races, processes and clocks, or finds little that these do not, is left to `make test`.
+QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests calls database_store \
+    dialects engine executions failed_records leases migrations purge stores transactions)
+QUICK_ADAPTERS := docs/test_completeness.py $(patsubst %,test_%.py,checks conf conformance \
+    decorators drf errors fingerprints frames house http keys middleware policy public_names \
+    replay_authorization scopes seals sessions status uploads)
+QUICKLY := -m pytest -m "not e2e" -q -rNfE  # MariaDB is not missed here
+
+quick-stores:
+	@TEST_DATABASES=postgres,sqlite $(PY) $(QUICKLY) $(QUICK_STORES:%=tests/%)
+
+quick-adapters:
+	@TEST_DATABASES=sqlite $(PY) $(QUICKLY) $(QUICK_ADAPTERS:%=tests/%)
 
 test: $(VENV)/.installed-test  ## Run all tests on all databases, then on psycopg2; branch coverage.
 	$(PY) -m coverage erase

@@ -108,11 +108,11 @@ def records(count: int, alias: str = "default", **traits: Any) -> list[Idempoten
     return IdempotencyKey.objects.using(alias).bulk_create(made)
 
 
-def copies(count: int, made: IdempotencyKey) -> None:
+def copies(count: int, made: IdempotencyKey) -> list[IdempotencyKey]:
     """Many records like one that is there, but for their keys, in its database."""
     fields = [field.attname for field in made._meta.concrete_fields if not field.primary_key]
     values = {name: getattr(made, name) for name in fields}
-    IdempotencyKey.objects.using(made._state.db).bulk_create(
+    return IdempotencyKey.objects.using(made._state.db).bulk_create(
         IdempotencyKey(**{**values, "key": str(uuid4())}) for _ in range(count)
     )
 

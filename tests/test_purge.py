@@ -21,7 +21,7 @@ from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.purging import purge
 from idempotency_django.testing import ANSWER, PATIENCE, an_operation, in_threads
-from tests.factories import ago, record, records
+from tests.factories import ago, copies, record, records
 from tests.models import Effect
 from tests.plans import nodes
 
@@ -287,8 +287,8 @@ def test_plan(analyzed: bool) -> None:
         table = IdempotencyKey._meta.db_table
         cursor.execute(f"VACUUM ANALYZE {table}")
         cursor.execute(f"VACUUM ANALYZE {IdempotencyStep._meta.db_table}")
-        with_steps(records(4000, alias, purgeable=True), alias)
-        with_steps(records(1000, alias), alias)
+        with_steps(copies(4000, record(alias, purgeable=True)), alias)
+        with_steps(copies(1000, record(alias)), alias)
         if analyzed:
             cursor.execute(f"VACUUM ANALYZE {table}")
             cursor.execute(f"VACUUM ANALYZE {IdempotencyStep._meta.db_table}")
