@@ -252,6 +252,66 @@ class TestPlainWay:
         monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
         self.assert_one_by_one(client)
 
+    def test_wrapped_cursors(self, client: Client) -> None:
+        """Who wraps Django's cursors may send, or add to ours, what is not ours to commit."""
+        with connection.execute_wrapper(lambda execute, *arguments: execute(*arguments)):
+            self.assert_one_by_one(client)
+
+    def test_audited(self, client: Client) -> None:
+        """A wrapper's own statement before the answer commits nothing, and fails with it."""
+
+        def audit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+            if sql.startswith("UPDATE"):
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT 17")
+                raise LookupError("The audit has failed.")
+            return execute(sql, *arguments)
+
+        client.raise_request_exception = False
+        key = new_key()
+        with connection.execute_wrapper(audit):
+            assert post(client, "/first/", key).status_code == 500
+        assert effects() == 0
+        assert post(client, "/first/", key).status_code == 201
+        assert effects() == 1
+
+    def test_cursors_that_send_something(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Some backends set a tenant's search path whenever they make a cursor."""
+        make = connection._cursor
+
+        def with_search_path(name: str | None = None) -> Any:
+            cursor = make(name)
+            with connection.connection.cursor() as raw:
+                raw.execute("SET search_path = public")
+            return cursor
+
+        monkeypatch.setattr(connection, "_cursor", with_search_path)
+        key = new_key()
+        for _ in range(2):
+            assert post(client, "/first/", key).status_code == 201
+        assert (effects(), record(key).replay_count) == (1, 1)
+
+    def test_in_a_hook(self) -> None:
+        """What a hook does after the commit has a transaction of its own."""
+        store, operation = stores["default"], an_operation()
+
+        def complete_another() -> None:
+            with transaction.atomic():
+                claim = store.acquire(operation)
+                assert isinstance(claim, Claim)
+                assert store.complete(claim, ANSWER)
+
+        with store.transaction():
+            claim = store.acquire(an_operation())
+            assert isinstance(claim, Claim)
+            transaction.on_commit(complete_another)
+            assert store.complete(claim, ANSWER)
+        found = store.get(operation.key, operation.scope)
+        assert found is not None
+        assert found.payload == ANSWER
+
     def test_without_autocommit(self) -> None:
         """Who has turned autocommit off commits by hand."""
         store, operation = stores["default"], an_operation()

@@ -68,7 +68,9 @@ class CombinedMessages(Messages):
 
     It needs psycopg 3, which sends a string of several statements as it is, and a transaction that
     the store has opened itself. Django takes no notice: its own COMMIT finds that the transaction
-    has ended, and sends nothing. Wrappers around Django's cursors see one statement at a time.
+    has ended, and sends nothing. Where somebody else has wrapped Django's cursors, who may add
+    statements of his own or change ours, each is sent by itself. All of that is asked when the
+    cursor is there, because making one may send something, too: a tenant's search path, say.
 
     Args:
         connection: the database's, on which no transaction was open.
@@ -87,6 +89,7 @@ class CombinedMessages(Messages):
         self._undo: list[tuple[str, Sequence[Any]]] = []
         self._rolls_back = False
         self._fenced = False
+        self._over = False  # what hooks do after the commit is their own affair
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
@@ -100,11 +103,11 @@ class CombinedMessages(Messages):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        self._ended = False
-        if not self._found:
+        self._ended, found = False, self._found
+        self._found = False
+        if not (found and self._may_combine(_IN_TRANSACTION)):
             yield
             return
-        self._found = False
         with self._connection.execute_wrapper(_with_commit):
             yield
         self._ended = True
@@ -140,17 +143,14 @@ class CombinedMessages(Messages):
 
     def commit(self) -> bool:
         self._rolls_back = self._connection.needs_rollback
-        if self._last is None or self._rolls_back:
-            return True
-        if not self._may_combine(_IN_TRANSACTION):
-            return self._send()
         try:
-            with self._connection.execute_wrapper(_if_written_with_commit):
-                return self._send()
+            return self._rolls_back or self._send(last=True)
         except DatabaseFault as error:
             if self._is_lost(error):
                 return False
             raise
+        finally:
+            self._over = True
 
     def end(self, *, committed: bool) -> None:
         """The transaction has ended: forget what was kept, take back what it had committed."""
@@ -176,13 +176,20 @@ class CombinedMessages(Messages):
             self._connection.execute_wrappers.remove(self._before_another)
         return last
 
-    def _send(self) -> bool:
-        """Send what was kept, if there is something; ``False``: it found no row."""
-        last = self._take()
-        if last is None:
+    def _send(self, *, last: bool = False) -> bool:
+        """Send what was kept, if there is something; ``False``: it found no row.
+
+        Args:
+            last: with the COMMIT, where that can be.
+        """
+        kept = self._take()
+        if kept is None:
             return True
         with self._connection.cursor() as cursor:
-            cursor.execute(*last)
+            combines = last and self._may_combine(_IN_TRANSACTION)
+            wrapper = self._connection.execute_wrapper(_if_written_with_commit)
+            with wrapper if combines else nullcontext():
+                cursor.execute(*kept)
             return bool(cursor.rowcount)
 
     def _status(self) -> int | None:
@@ -193,9 +200,11 @@ class CombinedMessages(Messages):
         """Whether the transaction is the store's own and has that status, and the driver can."""
         connection = self._connection
         return (
-            len(connection.atomic_blocks) == 1
+            not self._over
+            and len(connection.atomic_blocks) == 1
             and connection.commit_on_exit
             and not connection.needs_rollback
+            and connection.execute_wrappers in ([], [self._before_another])
             and _can_combine(connection)
             and self._status() == status
         )
@@ -231,7 +240,7 @@ def _with_begin(
 
 
 def _with_commit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-    return execute(f"{sql}; COMMIT", *arguments)
+    return execute(f"{sql}\n; COMMIT", *arguments)
 
 
 def _if_written_with_commit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:

@@ -72,7 +72,7 @@ class PostgreSQL(Dialect):
         self._messages().claimed(claim)
 
     def claim(self, operation: Operation, token: str) -> int | None:
-        with self._messages().beginning(), connections[self.using].cursor() as cursor:
+        with connections[self.using].cursor() as cursor, self._messages().beginning():
             cursor.execute(
                 self.insert_sql, [*values_of(operation, token), self._lock_number(operation)]
             )
@@ -151,7 +151,7 @@ class PostgreSQL(Dialect):
         ours = ours and blocks <= 1
         commit = "off" if ours else "on"
         messages = self._messages()
-        with messages.counting(), connection.cursor() as cursor:
+        with connection.cursor() as cursor, messages.counting():
             cursor.execute(
                 self.replay_sql[commit],
                 [
