@@ -161,10 +161,15 @@ class AnswerNotAcceptable(IdempotencyError):
 
 
 class StoreUnavailable(IdempotencyError):
-    """The store cannot be reached; nothing was executed."""
+    """The store cannot be reached; nothing was executed.
+
+    Attributes:
+        rolled_back: whether a transaction that was to be committed is known to be rolled back.
+    """
 
     status = 503
     slug = "store-unavailable"
+    rolled_back = False
     title = "The operation cannot be made safe to retry right now"
     default_detail = (
         "The idempotency store cannot be reached, so nothing was executed. Retry later with "

@@ -16,6 +16,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
 
+from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -73,6 +74,23 @@ def conflict(code: str) -> Callable[[], None]:
     return refuse
 
 
+def refuse_answer(code: str) -> Callable[[], None]:
+    """Has the server refuse the answer, before any COMMIT."""
+
+    def refuse() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE FUNCTION pg_temp.refuse_answer() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{code}'; END $$"
+            )
+            cursor.execute(
+                f"CREATE TRIGGER refuse_answer BEFORE UPDATE ON {IdempotencyKey._meta.db_table} "
+                "FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse_answer()"
+            )
+
+    return refuse
+
+
 def lock_rows() -> None:
     """Reads rows through a cursor of the server's, which locks them."""
     rows = Effect.objects.select_for_update().iterator(chunk_size=1)
@@ -121,8 +139,11 @@ ACTS: dict[str, Callable[[], object]] = {
     "lock": lock_rows,
     "lost": conflict("08006"),
     "mark": lambda: transaction.set_rollback(True),
+    "read-only": refuse_answer("25006"),
     "savepoints": savepoints,
     "serialize": conflict("40001"),
+    "serialize the answer": refuse_answer("40001"),
+    "timeout": refuse_answer("57014"),
 }
 
 
@@ -397,6 +418,29 @@ class TestEitherWay:
         refused = post(client, "/acts/", new_key(), "lost")
         assert "nobody knows" in assert_problem(refused, 503, "store-unavailable")["detail"]
 
+    @pytest.mark.parametrize(
+        ("act", "status", "slug"),
+        [
+            ("timeout", 503, "store-unavailable"),
+            ("read-only", 503, "store-unavailable"),
+            ("serialize the answer", 409, "in-progress"),
+        ],
+    )
+    def test_refused_answer(self, client: Client, act: str, status: int, slug: str) -> None:
+        """What is refused before the COMMIT has certainly rolled back, and is recorded as that."""
+        key, freed = new_key(), []
+
+        def note(**told: Any) -> None:
+            freed.append(told["attempt"])
+
+        signals.failed.connect(note)
+        try:
+            refused = post(client, "/acts/", key, act)
+        finally:
+            signals.failed.disconnect(note)
+        assert "nobody knows" not in assert_problem(refused, status, slug)["detail"]
+        assert (effects(), freed, record(key).status) == (0, [1], "failed")
+
     def test_deferred_constraint(self, client: Client) -> None:
         """The project sees the error itself."""
         with pytest.raises(IntegrityError, match="user_id"):
@@ -482,6 +526,22 @@ class TestEitherWay:
         with pytest.raises(ClaimLost), store.fenced(late):
             Effect.objects.create(reference="a")
         assert effects() == 1
+
+    def test_fence_of_a_late_snapshot(self) -> None:
+        """Whoever does not see that its claim was taken over has not committed, and is told so."""
+        store, operation = stores["default"], an_operation(lease=timedelta(milliseconds=1))
+        late = store.acquire(operation)
+        assert isinstance(late, Claim)
+
+        def take_over() -> None:
+            eventually(lambda: isinstance(store.acquire(operation), Claim))
+
+        with pytest.raises(OperationInProgress), store.fenced(late):
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            Effect.objects.create(reference="a")
+            in_threads([take_over])
+        assert effects() == 0
 
     def test_fence_that_somebody_holds(self) -> None:
         """Who cannot have the claim's row in time has not committed, and is told so."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.db import connections, transaction
 
 from .. import signals
-from ..errors import ClaimLost, IdempotencyError, OperationInProgress
+from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .atomic import Atomic
@@ -130,8 +130,10 @@ class Run:
             if self.after is not None and not refused.marked:  # it is to be asked yet
                 transaction.set_rollback(False, using=self.store.using)
             raise refused.error from None
-        except IdempotencyError:
-            raise
+        except IdempotencyError as error:
+            if not (self._claimed and isinstance(error, StoreUnavailable) and error.rolled_back):
+                raise
+            self._error, result = error, failure(error)
         except Exception as error:
             if not self._claimed or self._committed:  # then it was raised by a hook
                 raise

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
@@ -213,13 +213,14 @@ class DatabaseStore(Store):
             except IdempotencyError as error:  # a hook's, after the commit
                 error.foreign = True
                 raise
-            except (OperationalError, InterfaceError) as error:
-                if committed:  # another hook has raised it
+            except DatabaseFault as error:
+                if messages.stopped_before_commit:
+                    self._raise_translated(error, rolled_back=True)
+                # Or another hook has raised it.
+                if committed or not isinstance(error, OperationalError | InterfaceError):
                     raise
                 if whole and self._dialect.is_busy(error):
                     raise OperationInProgress(_REFUSED) from error
-                if messages.is_fenced and self._dialect.is_locked_out(error):
-                    raise OperationInProgress from error
                 raise StoreUnavailable(UNCONFIRMED_MESSAGE) from error
             if lost:
                 raise ClaimLost
@@ -352,11 +353,22 @@ class DatabaseStore(Store):
         try:
             yield
         except DatabaseFault as error:
-            if self._dialect.is_missing(error):
-                raise ImproperlyConfigured(NOT_MIGRATED.format(using=self.using)) from error
-            if isinstance(error, OperationalError | InterfaceError):
-                busy = self._dialect.is_busy(error)
-                raise (OperationInProgress if busy else StoreUnavailable) from error
-            if isinstance(error, InternalError) and self._dialect.is_read_only(error):
-                raise StoreUnavailable from error
-            raise
+            self._raise_translated(error)
+
+    def _raise_translated(self, error: DatabaseFault, *, rolled_back: bool = False) -> NoReturn:
+        """Raise the store's error for one of the database's, if it has one; else that error.
+
+        Args:
+            error: the database's.
+            rolled_back: whether it is known that nothing was committed.
+        """
+        if self._dialect.is_missing(error):
+            raise ImproperlyConfigured(NOT_MIGRATED.format(using=self.using)) from error
+        if isinstance(error, OperationalError | InterfaceError) and self._dialect.is_busy(error):
+            raise OperationInProgress from error
+        lost = isinstance(error, OperationalError | InterfaceError)
+        if lost or (isinstance(error, InternalError) and self._dialect.is_read_only(error)):
+            unavailable = StoreUnavailable()
+            unavailable.rolled_back = rolled_back
+            raise unavailable from error
+        raise error

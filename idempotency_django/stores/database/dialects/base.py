@@ -224,10 +224,6 @@ class Dialect(ABC):
         """Whether a database error is a conflict with another transaction, not a fault."""
         return self.code(error.__cause__) in self.busy
 
-    def is_locked_out(self, error: BaseException) -> bool:
-        """Whether a claim's row could not be locked, so that the COMMIT after it was not done."""
-        return False
-
     def is_read_only(self, error: BaseException) -> bool:
         """Whether a database error says that nothing can be written, for example to a standby."""
         return self.code(error.__cause__) in self.read_only

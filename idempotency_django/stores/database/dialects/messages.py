@@ -18,7 +18,7 @@ logger = logging.getLogger("idempotency_django")
 LOST: Final = "idempotency_django: the claim has another owner"
 """What the server says when it did not commit, because a statement found no row of its owner's."""
 
-_IDLE, _IN_TRANSACTION = 0, 2  # of libpq's PGTransactionStatusType
+_IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # of libpq's PGTransactionStatusType
 _NO_PIPELINE = 0  # of its PGpipelineStatus
 
 # The server stops at an error, so that nothing is committed for a late owner.
@@ -54,8 +54,8 @@ class Messages:
         return False
 
     @property
-    def is_fenced(self) -> bool:
-        """Whether that one was sent with the COMMIT."""
+    def stopped_before_commit(self) -> bool:
+        """Whether the server refused what was sent with the COMMIT, and came to no COMMIT."""
         return False
 
     def commit(self) -> bool:
@@ -68,9 +68,10 @@ class CombinedMessages(Messages):
 
     It needs psycopg 3, which sends a string of several statements as it is, and a transaction that
     the store has opened itself. Django takes no notice: its own COMMIT finds that the transaction
-    has ended, and sends nothing. Where somebody else has wrapped Django's cursors, who may add
-    statements of his own or change ours, each is sent by itself. All of that is asked when the
-    cursor is there, because making one may send something, too: a tenant's search path, say.
+    has ended, and sends nothing. If somebody else has wrapped Django's cursors, each statement is
+    sent by itself, because a wrapper may add statements or change ours. These conditions are
+    checked once the cursor exists, because making it may send a statement, too: one that sets a
+    tenant's search path, for example.
 
     Args:
         connection: the database's, on which no transaction was open.
@@ -88,7 +89,7 @@ class CombinedMessages(Messages):
         self._last: tuple[str, Sequence[Any]] | None = None
         self._undo: list[tuple[str, Sequence[Any]]] = []
         self._rolls_back = False
-        self._fenced = False
+        self._stopped = False
         self._over = False  # what hooks do after the commit is their own affair
 
     @contextmanager
@@ -124,12 +125,11 @@ class CombinedMessages(Messages):
         return claim.token in self._tokens and self._keep(sql, parameters)
 
     def fence(self, sql: str, parameters: Sequence[Any]) -> bool:
-        self._fenced = self._keep(sql, parameters)
-        return self._fenced
+        return self._keep(sql, parameters)
 
     @property
-    def is_fenced(self) -> bool:
-        return self._fenced
+    def stopped_before_commit(self) -> bool:
+        return self._stopped
 
     def _keep(self, sql: str, parameters: Sequence[Any]) -> bool:
         if not self._may_combine(_IN_TRANSACTION):
@@ -148,6 +148,8 @@ class CombinedMessages(Messages):
         except DatabaseFault as error:
             if self._is_lost(error):
                 return False
+            # After a COMMIT that failed, there is no transaction any more.
+            self._stopped = self._status() == _IN_ERROR
             raise
         finally:
             self._over = True

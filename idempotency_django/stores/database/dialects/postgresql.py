@@ -87,10 +87,6 @@ class PostgreSQL(Dialect):
         kept = self._messages().fence(self.fence_sql, (claim.record_id, claim.token))
         return kept or super().fence(claim)
 
-    def is_locked_out(self, error: BaseException) -> bool:
-        context = error.__cause__.diag.context if self.is_busy(error) else None  # type: ignore[union-attr]
-        return IdempotencyKey._meta.db_table in (context or "")
-
     def _is_lost(self, error: DatabaseFault) -> bool:
         return LOST in str(error)
 
