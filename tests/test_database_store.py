@@ -26,7 +26,7 @@ from idempotency_django.http.atomic_requests import RequestTransactions
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Record, Status, Step
-from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.database import DatabaseStore, replays
 from idempotency_django.stores.database import store as database
 from idempotency_django.stores.database.dialects import DIALECTS, PostgreSQL
 from idempotency_django.testing import ANSWER, an_operation, in_threads
@@ -194,7 +194,7 @@ class TestReplayAudit:
         def fail(*_: Any) -> None:
             raise DatabaseError("disk full")
 
-        monkeypatch.setattr(DatabaseStore, "_count_replay", fail)
+        monkeypatch.setattr(replays, "_count", fail)
         key = new_key()
         first = post(client, "/extended/", key)
         assert_replays(first, post(client, "/extended/", key))

@@ -26,14 +26,13 @@ from ..http.bodies import (
     rewind_body,
 )
 from ..http.messages import (
-    caller_of,
-    operation_name,
+    invocation_of,
     rendered,
     response_of,
 )
 from ..http.objects import check_object, has_object
 from ..policy import Policy
-from ..policy.invocation import Body, Form, Hashed, Invocation, LazyInvocation, Parsed
+from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
 from ..records import Payload, Record
 from .objects import refuse_checks_of_objects
 from .responses import (
@@ -56,17 +55,8 @@ class DRFAdapter(Adapter):
         self._handler = handler
 
     def invocation(self, policy: Policy) -> Invocation:
-        request = self.http_request
-        return LazyInvocation(
-            name=operation_name(request),
-            **caller_of(request, policy, self.request.user, self.request.auth),
-            method=request.method or "",
-            path=request.path,
-            query=request.META.get("QUERY_STRING", ""),
-            media_type=(request.content_type or "").lower(),
-            body=self._body,  # type: ignore[arg-type]  # read when it is asked for
-            request=self.request,
-        )
+        own = self.request
+        return invocation_of(self.http_request, policy, own=own, auth=own.auth, body=self._body)
 
     def respond(self) -> HttpResponseBase:
         claimed = getattr(self.http_request, "idempotency", None) is not None

@@ -18,8 +18,8 @@ class Atomic:
         """Keep the transactions open around a claim without a lease.
 
         Returns:
-            What waits for the end of the store's transaction, which the caller ends: callbacks,
-            which are told why it was rolled back, if it was. ``None``: the store opens its own.
+            The callbacks to run when the store's transaction has ended, which is for the caller
+            to do. If it was rolled back, they are told why. ``None``: the store opens its own.
         """
         return None
 

@@ -77,11 +77,11 @@ class RequestTransactions(Atomic):
             self._after.__exit__(None if told is None else type(told), told, None)
 
     def around_claim(self, store: Store) -> ExitStack | None:
-        """What waits for the end of the store's transaction; ``None`` where none is open.
+        """The callbacks to run when the store's transaction has ended; ``None`` if none is open.
 
-        That one is committed last, so that no answer outlives its effects on another database;
-        where it is not among those that are open, it is begun here, to be one of them. What waits
-        is told why it was rolled back, where it was; an operational error says that nobody knows.
+        That transaction is committed last, so that no answer outlives its effects on another
+        database. If it is not open yet, it is begun here. If it was rolled back, the callbacks are
+        told why. An operational error means that nobody knows whether it was.
 
         Raises:
             OperationInProgress: the store's database is too busy to begin one.
@@ -142,7 +142,7 @@ class RequestTransactions(Atomic):
         return _atomic(open_ones) if self._ended else nullcontext()
 
     def _rollback(self) -> Exception | None:
-        """Roll back all of them where the store's is to be; what is told of that."""
+        """If the store's transaction is to roll back, roll back all; the reason for callbacks."""
         if self._last is None or not connections[self._last].needs_rollback:
             return None
         for alias in self._open:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from http.client import responses as reasons
 from typing import Any, Final
@@ -19,7 +19,7 @@ from ..conf import conf
 from ..errors import IdempotencyError
 from ..policy import Policy
 from ..policy.canonical import digest
-from ..policy.invocation import Invocation, LazyInvocation
+from ..policy.invocation import Body, Invocation, LazyInvocation
 from ..records import REASON, Payload
 from .bodies import body_of
 from .routes import name_of_route
@@ -38,32 +38,42 @@ NEVER_KEPT: Final = frozenset(
 # From a request to a call.
 
 
-def invocation_of(request: HttpRequest, policy: Policy | None = None) -> Invocation:
-    """What the policy needs to know of a Django request."""
-    return LazyInvocation(
-        name=operation_name(request),
-        **caller_of(request, policy, getattr(request, "user", None)),
-        method=request.method or "",
-        path=request.path,
-        query=request.META.get("QUERY_STRING", ""),
-        media_type=(request.content_type or "").lower(),
-        body=partial(body_of, request),  # type: ignore[arg-type]  # read when it is asked for
-        request=request,
-    )
+def invocation_of(
+    request: HttpRequest,
+    policy: Policy | None = None,
+    *,
+    own: Any = None,
+    auth: Any = None,
+    body: Callable[[], Body] | None = None,
+) -> Invocation:
+    """What the policy needs to know of a request.
 
-
-def caller_of(
-    request: HttpRequest, policy: Policy | None, user: Any, auth: Any = None
-) -> dict[str, str]:
-    """Who is calling, as a call has it: the principal or, where none is known, the credentials."""
+    Args:
+        request: Django's request.
+        policy: the policy, which may know who is calling.
+        own: the request as the framework's own views know it, if that is another one.
+        auth: what authenticated the request, if the framework says so.
+        body: reads the body when it is asked for, if the framework does so in its own way.
+    """
+    own = request if own is None else own
     try:
-        principal = principal_of(user, auth)
+        principal = principal_of(getattr(own, "user", None), auth)
     except ImproperlyConfigured:
         if policy is None or policy.principal is None:
             raise
         principal = ""  # the policy knows better
-    credentials = "" if principal else credentials_of(request)
-    return {"principal": principal, "credentials": credentials, "host": host_of(request)}
+    return LazyInvocation(
+        name=operation_name(request),
+        principal=principal,
+        credentials="" if principal else credentials_of(request),
+        host=host_of(request),
+        method=request.method or "",
+        path=request.path,
+        query=request.META.get("QUERY_STRING", ""),
+        media_type=(request.content_type or "").lower(),
+        body=body or partial(body_of, request),  # type: ignore[arg-type]  # read when asked for
+        request=own,
+    )
 
 
 def credentials_of(request: HttpRequest) -> str:

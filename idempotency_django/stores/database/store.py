@@ -9,25 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, ClassVar, Final, NoReturn
+from typing import ClassVar, Final
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
-from django.db.models import F
+from django.db import InterfaceError, OperationalError, connections, transaction
 
 from ...errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ...models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from ...records import Claim, Operation, Payload, Record, Status, Step
-from ..atomic_blocks import is_open, outside_pools
+from ..atomic_blocks import outside_pools
 from ..base import Store
 from ..codec import decode_step, encode, encode_step
-from .checks import NOT_MIGRATED, check_database, check_migrated, check_writable
+from .checks import check_database, check_migrated, check_writable
 from .dialects import DIALECTS, Dialect, plain
+from .faults import raise_translated
+from .replays import record_replay
 from .rows import in_progress, lifetime, record_of, took_long
 from .takeover import take_over
-from .transactions import unbroken
+from .transactions import forbid_atomic_block, restore_autocommit, unbroken, without_autocommit
 
 logger = logging.getLogger("idempotency_django")
 
@@ -35,12 +36,6 @@ UNCONFIRMED_MESSAGE: Final = (
     "The database did not confirm the commit of the operation, so nobody knows whether it was "
     "committed. Retry later with the same key: the retry gets the answer, or executes the "
     "operation."
-)
-
-_NO_AUTOCOMMIT: Final = (
-    "{what} must be committed, but the database {using!r} is not in autocommit mode, so "
-    "nothing is committed unless somebody calls commit(). Remove AUTOCOMMIT=False from DATABASES. "
-    "After transaction.set_autocommit(False), call transaction.set_autocommit(True)."
 )
 
 _REFUSED: Final = (
@@ -87,7 +82,8 @@ class DatabaseStore(Store):
             if isinstance(found, Claim):
                 self._dialect.claimed(found)
             return found
-        self._forbid_atomic_block(f"The claim of {operation.name}")
+        with self._on_its_own():
+            forbid_atomic_block(self.using, f"The claim of {operation.name}")
         self._dialect.begin()
         try:
             with self._on_its_own():
@@ -173,7 +169,8 @@ class DatabaseStore(Store):
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:
-        self._forbid_atomic_block(what)
+        with self._on_its_own():
+            forbid_atomic_block(self.using, what)
         with self._transaction():
             yield
 
@@ -200,8 +197,7 @@ class DatabaseStore(Store):
             connection = connections[self.using]
             # Whoever has turned autocommit off by hand commits by hand.
             if not (connection.commit_on_exit or connection.settings_dict["AUTOCOMMIT"]):
-                what = "What an operation with an idempotency key does"
-                raise ImproperlyConfigured(_NO_AUTOCOMMIT.format(what=what, using=self.using))
+                raise without_autocommit(self.using)
             committed: list[bool] = []
             if len(connections[self.using].atomic_blocks) == 1:  # within others, no hook runs here
                 self.on_commit(lambda: committed.append(True))  # the first of all hooks
@@ -214,13 +210,14 @@ class DatabaseStore(Store):
                 error.foreign = True
                 raise
             except DatabaseFault as error:
-                if messages.stopped_before_commit:
-                    self._raise_translated(error, rolled_back=True)
-                # Or another hook has raised it.
-                if committed or not isinstance(error, OperationalError | InterfaceError):
+                if committed:  # another hook has raised it
                     raise
                 if whole and self._dialect.is_busy(error):
                     raise OperationInProgress(_REFUSED) from error
+                if messages.stopped_before_commit:
+                    raise_translated(self._dialect, error, rolled_back=True)
+                if not isinstance(error, OperationalError | InterfaceError):
+                    raise
                 raise StoreUnavailable(UNCONFIRMED_MESSAGE) from error
             if lost:
                 raise ClaimLost
@@ -231,34 +228,8 @@ class DatabaseStore(Store):
         return record_of(key, scope, row) if row else None
 
     def record_replay(self, record: Record, operation: Operation) -> None:
-        if not (operation.count_replays or operation.extend_on_replay):
-            return
-
-        def count() -> None:
-            try:
-                self._count_replay(record, operation)
-            except DatabaseFault:
-                logger.warning("A replay of %s was not counted.", record.key, exc_info=True)
-
-        if connections[self.using].vendor == "sqlite":
-            count()  # this transaction holds SQLite's one write lock; a later one would wait for it
-        else:
-            # On its own, so that its row lock is gone at once and its failure fails nothing else.
-            transaction.on_commit(count, using=self.using, robust=True)
-
-    def _count_replay(self, record: Record, operation: Operation) -> None:
-        changes: dict[str, Any] = {}
-        if operation.count_replays:
-            changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
-        if operation.extend_on_replay:
-            changes |= lifetime(operation)
-        features = connections[self.using].features
-        rows = self._rows.filter(pk=record.record_id)
-        with transaction.atomic(using=self.using):
-            if rows.select_for_update(
-                skip_locked=features.has_select_for_update_skip_locked
-            ).exists():
-                rows.update(**changes)
+        if operation.count_replays or operation.extend_on_replay:
+            record_replay(self._rows.filter(pk=record.record_id), record.key, operation)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         return self._rows.purge(older_than, limit)
@@ -302,39 +273,6 @@ class DatabaseStore(Store):
             )
         return DIALECTS[vendor](self.using, combine=self.combine_statements)
 
-    def _forbid_atomic_block(self, what: str) -> None:
-        """Refuse a transaction around what must commit when it ends."""
-        connection = connections[self.using]
-        if not connection.in_atomic_block:
-            with self._on_its_own():
-                if connection.get_autocommit():
-                    return
-            raise ImproperlyConfigured(_NO_AUTOCOMMIT.format(what=what, using=self.using))
-        if is_open(self.using):
-            raise ImproperlyConfigured(
-                f"{what} must commit by itself, but a transaction is open around it on the "
-                f"database {self.using!r}. Is it a transaction.atomic()? Then move it inside. Is "
-                "it ATOMIC_REQUESTS? Then mark the view with transaction.non_atomic_requests."
-            )
-
-    def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
-        """End the transaction that a leased view left open by leaving autocommit off.
-
-        Its answer is stored with it, so that neither is there without the other.
-        """
-        connection = connections[self.using]
-        if connection.in_atomic_block or connection.get_autocommit():
-            return
-        logger.warning(
-            "%s left autocommit off on the database %r. What it had not committed was %s. Use "
-            "transaction.atomic() in it, or call set_autocommit(True) at its end.",
-            claim.operation.name,
-            self.using,
-            "committed with its answer" if commit else "rolled back",
-        )
-        (connection.commit if commit else connection.rollback)()
-        connection.set_autocommit(True)
-
     @contextmanager
     def _on_its_own(self) -> Iterator[None]:
         """Outside a transaction: do not leave a broken connection to the next request."""
@@ -353,22 +291,9 @@ class DatabaseStore(Store):
         try:
             yield
         except DatabaseFault as error:
-            self._raise_translated(error)
+            raise_translated(self._dialect, error)
 
-    def _raise_translated(self, error: DatabaseFault, *, rolled_back: bool = False) -> NoReturn:
-        """Raise the store's error for one of the database's, if it has one; else that error.
-
-        Args:
-            error: the database's.
-            rolled_back: whether it is known that nothing was committed.
-        """
-        if self._dialect.is_missing(error):
-            raise ImproperlyConfigured(NOT_MIGRATED.format(using=self.using)) from error
-        if isinstance(error, OperationalError | InterfaceError) and self._dialect.is_busy(error):
-            raise OperationInProgress from error
-        lost = isinstance(error, OperationalError | InterfaceError)
-        if lost or (isinstance(error, InternalError) and self._dialect.is_read_only(error)):
-            unavailable = StoreUnavailable()
-            unavailable.rolled_back = rolled_back
-            raise unavailable from error
-        raise error
+    def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
+        connection = connections[self.using]
+        if not (connection.in_atomic_block or connection.get_autocommit()):
+            restore_autocommit(self.using, claim.operation.name, commit=commit)

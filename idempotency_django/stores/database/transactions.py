@@ -1,15 +1,16 @@
-"""What keeps the transaction of a claim whole while its handler runs in it."""
+"""What must hold of the transactions around an operation, and in it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from ..atomic_blocks import is_open
 from .dialects import Dialect
 
 logger = logging.getLogger("idempotency_django")
@@ -46,3 +47,61 @@ def unbroken(dialect: Dialect, what: str) -> Iterator[None]:
                     "mode='leased'.",
                     what,
                 )
+
+
+_NO_AUTOCOMMIT: Final = (
+    "{what} must be committed, but the database {using!r} is not in autocommit mode, so "
+    "nothing is committed unless somebody calls commit(). Remove AUTOCOMMIT=False from DATABASES. "
+    "After transaction.set_autocommit(False), call transaction.set_autocommit(True)."
+)
+
+
+def without_autocommit(
+    using: str, what: str = "What an operation with an idempotency key does"
+) -> ImproperlyConfigured:
+    """The error of a database that commits nothing by itself."""
+    return ImproperlyConfigured(_NO_AUTOCOMMIT.format(what=what, using=using))
+
+
+def forbid_atomic_block(using: str, what: str) -> None:
+    """Refuse a transaction around what must commit when it ends.
+
+    Args:
+        using: the database.
+        what: what commits, for the error.
+
+    Raises:
+        ImproperlyConfigured: there is one, or the database is not in autocommit mode.
+    """
+    connection = connections[using]
+    if not connection.in_atomic_block:
+        if not connection.get_autocommit():
+            raise without_autocommit(using, what)
+    elif is_open(using):
+        raise ImproperlyConfigured(
+            f"{what} must commit by itself, but a transaction is open around it on the "
+            f"database {using!r}. Is it a transaction.atomic()? Then move it inside. Is "
+            "it ATOMIC_REQUESTS? Then mark the view with transaction.non_atomic_requests."
+        )
+
+
+def restore_autocommit(using: str, name: str, *, commit: bool) -> None:
+    """End the transaction that a leased view left open by leaving autocommit off.
+
+    Its answer is stored with it, so that neither is there without the other.
+
+    Args:
+        using: the database.
+        name: the operation's.
+        commit: whether to commit what the view has not; else it is rolled back.
+    """
+    logger.warning(
+        "%s left autocommit off on the database %r. What it had not committed was %s. Use "
+        "transaction.atomic() in it, or call set_autocommit(True) at its end.",
+        name,
+        using,
+        "committed with its answer" if commit else "rolled back",
+    )
+    connection = connections[using]
+    (connection.commit if commit else connection.rollback)()
+    connection.set_autocommit(True)

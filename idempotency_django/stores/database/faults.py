@@ -1,0 +1,35 @@
+"""The errors of a database, in the store's terms."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
+from django.db import InterfaceError, InternalError, OperationalError
+
+from ...errors import OperationInProgress, StoreUnavailable
+from .checks import NOT_MIGRATED
+from .dialects import Dialect
+
+
+def raise_translated(
+    dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False
+) -> NoReturn:
+    """Raise the store's error for one of the database's, if it has one; else that error.
+
+    Args:
+        dialect: knows what the error says.
+        error: the database's.
+        rolled_back: whether it is known that nothing was committed.
+    """
+    if dialect.is_missing(error):
+        raise ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using)) from error
+    lost = isinstance(error, OperationalError | InterfaceError)
+    if lost and dialect.is_busy(error):
+        raise OperationInProgress from error
+    if lost or (isinstance(error, InternalError) and dialect.is_read_only(error)):
+        unavailable = StoreUnavailable()
+        unavailable.rolled_back = rolled_back
+        raise unavailable from error
+    raise error
