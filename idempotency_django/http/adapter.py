@@ -8,17 +8,11 @@ from typing import Any
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ..errors import (
-    ResponseNotStored,
-)
+from ..errors import ResponseNotStored
 from ..policy import Policy
 from ..policy.invocation import Invocation
 from ..records import Payload, Record
-from .messages import (
-    invocation_of,
-    key_header,
-    response_of,
-)
+from .messages import invocation_of, key_header, response_of
 from .negotiation import GivenTokens, refuse_unacceptable
 
 

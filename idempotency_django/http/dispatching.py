@@ -14,11 +14,7 @@ from django.views.generic import View
 
 from ..policy import Policy
 from ..policy.validators import UNSAFE_METHODS
-from .atomic_requests import (
-    OwnedTransactions,
-    RequestTransactions,
-    request_transactions,
-)
+from .atomic_requests import OwnedTransactions, RequestTransactions, request_transactions
 from .declared import is_async
 from .handlers import ensure_reached, place
 from .inspection import module_of

@@ -7,17 +7,11 @@ from dataclasses import replace
 from django.core.exceptions import ImproperlyConfigured
 from django.http.response import HttpResponseBase
 
-from ..engine import (
-    Result,
-)
+from ..engine import Result
 from ..policy import Policy
 from ..records import Payload
 from .adapter import Adapter
-from .messages import (
-    payload_of,
-    rendered,
-    shows_refused_form,
-)
+from .messages import payload_of, rendered, shows_refused_form
 from .negotiation import suited_to
 
 
