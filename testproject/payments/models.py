@@ -6,7 +6,7 @@ from django.urls import reverse
 
 
 class Kind(models.TextChoices):
-    """The endpoint that made an effect, by how it is protected."""
+    """What made an effect, by how it is protected."""
 
     CHARGE = "charge"
     ORDER = "order"
@@ -17,6 +17,11 @@ class Kind(models.TextChoices):
     ASYNC = "async"
     TRANSFER = "transfer"
     PAYOUT = "payout"
+    INVOICE = "invoice"
+    PAID = "paid"
+    PAYMENT = "payment"
+    EVENT = "event"
+    JOB = "job"
 
 
 class Effect(models.Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, ClassVar
 
 from asgiref.sync import sync_to_async
@@ -171,9 +172,14 @@ def _reference(request: HttpRequest) -> str:
 
 @require_safe
 def count_effects(request: HttpRequest) -> JsonResponse:
-    """How many effects there are with a reference, of whatever kind: ``?reference=…``."""
+    """How many effects there are with a reference: ``?reference=…``, and of a kind: ``&kind=…``."""
     counted = Effect.objects.filter(reference=_reference(request))
-    return JsonResponse({"count": counted.count()})
+    if kind := request.GET.get("kind"):
+        if kind not in Kind.values:
+            raise BadRequest(f"No effect is of the kind {kind!r}: {', '.join(Kind.values)}.")
+        counted = counted.filter(kind=kind)
+    kinds = Counter(counted.values_list("kind", flat=True))
+    return JsonResponse({"count": kinds.total(), "kinds": dict(kinds)})
 
 
 @require_safe

@@ -33,7 +33,7 @@ def test_greeting(tmp_path: Path) -> None:
         assert "Idempotent-Replayed" not in _shown(charge)
         assert _shown(slow).startswith("HTTP/1.1 201")  # SIMULATE is off: it does not take long
         (count,) = re.findall(r"curl '.+'", page.text)
-        assert _shown(count) == '{"count": 1}'
+        assert _shown(count) == '{"count": 1, "kinds": {"charge": 1}}'
         for path in re.findall(r"^  (/\S+) ", page.text, re.MULTILINE):
             assert httpx.post(f"{url}{path}").status_code in (400, 401), path
 

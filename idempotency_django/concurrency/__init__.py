@@ -1,0 +1,1 @@
+"""Natural keys, transitions, versions and preconditions: two writers, and one of them wins."""

@@ -1,0 +1,1 @@
+"""Tasks and jobs: a message that a queue delivers twice has its effect once."""

@@ -1,0 +1,1 @@
+"""Consumers: one effect for each message, however often its transport delivers it."""
