@@ -47,6 +47,15 @@ def with_atomic(request: HttpRequest) -> HttpResponse:
         return bare(request)
 
 
+def with_steps(request: HttpRequest) -> HttpResponse:
+    """Takes two steps elsewhere, and one that has its effect here."""
+    step = request.idempotency.step  # type: ignore[attr-defined]
+    first = step("elsewhere", dict, number=1)
+    step("here", lambda: Effect.objects.create(reference="a").pk)
+    step("elsewhere again", dict, number=2)
+    return JsonResponse(first, status=201)
+
+
 hooked: list[str] = []
 """The status of the record, as others saw it, when a hook of the view ran."""
 
@@ -162,6 +171,7 @@ urlpatterns = [
     path("uncounted/", idempotent(record_replays=False)(bare)),
     path("leased/", idempotent(mode="leased")(bare)),
     path("atomic/", idempotent(mode="leased")(with_atomic)),
+    path("steps/", idempotent(mode="leased")(with_steps)),
 ]
 
 
@@ -221,6 +231,15 @@ class TestBudget:
         post(client, "/atomic/", new_key())
         assert len(sent_by(client, "/atomic/", new_key())) == 5
         assert effects() == 2
+
+    def test_steps(self, client: Client) -> None:
+        """A step sends one message, and two more if it has statements of its own."""
+        post(client, "/steps/", new_key())
+        key = new_key()
+        assert len(sent_by(client, "/steps/", key)) == 2 + 1 + 3 + 1
+        assert effects() == 2
+        names = [step.name for step in record(key).steps.all()]
+        assert names == ["elsewhere", "here", "elsewhere again"]
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ class Store(ABC):
     def save_step(self, claim: Claim, step: Step) -> bool:
         """Store a recovery point in the running transaction. ``False``: as for :meth:`complete`.
 
-        From here to the end of that transaction nobody can take the claim over.
+        That transaction commits only for the claim's owner; else it ends in ``ClaimLost``.
         """
         raise NotImplementedError
 

@@ -12,13 +12,16 @@ class StepsContract(LeasesContract):
     """Steps, for stores that keep them."""
 
     def step(self, claim: Claim, position: int, name: str, *, failure: str = "") -> bool:
-        """Store a step in a transaction of its own."""
+        """Store a step in a transaction of its own; whether it was committed."""
         result = "" if failure else "[1, null]"
         step = Step(
             position=position, name=name, attempt=claim.attempt, result=result, failure=failure
         )
-        with self.store.durable("The step"):
-            return self.store.save_step(claim, step)
+        try:
+            with self.store.durable("The step"):
+                return self.store.save_step(claim, step)
+        except ClaimLost:
+            return False
 
     def names(self, claim: Claim) -> list[str]:
         """The names of the stored steps, in order."""
@@ -48,6 +51,7 @@ class StepsContract(LeasesContract):
         late = self.interrupted()
         claim = self.taken_over(late)
         assert not self.step(late, 0, "late")
+        assert self.names(claim) == []
         assert self.step(claim, 0, "debit")
         assert self.store.complete(claim, ANSWER)
         assert not self.step(claim, 1, "too late")

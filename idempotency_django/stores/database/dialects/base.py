@@ -209,9 +209,13 @@ class Dialect(ABC):
 
     def save_step(self, claim: Claim, step: Step, stored: StoredStep) -> bool:
         """Lock the claim's row likewise, and add a step to it."""
+        values = (step.position, step.name, step.attempt, stored.result, stored.failure)
+        return self.write_step(self.step_sql, (*values, claim.record_id, claim.token))
+
+    def write_step(self, sql: str, parameters: Sequence[Any]) -> bool:
+        """Execute what adds a step to its owner's claim."""
         with connections[self.using].cursor() as cursor:
-            values = (step.position, step.name, step.attempt, stored.result, stored.failure)
-            cursor.execute(self.step_sql, (*values, claim.record_id, claim.token))
+            cursor.execute(sql, parameters)
             return bool(cursor.rowcount)
 
     def select(self, key: str, scope: str) -> tuple[Any, ...] | None:

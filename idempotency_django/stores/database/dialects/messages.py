@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 
 from django.db import Error as DatabaseFault
@@ -49,8 +49,8 @@ class Messages:
         """Whether this statement, which writes a row for the claim, is sent with the COMMIT."""
         return False
 
-    def fence(self, sql: str, parameters: Sequence[Any]) -> bool:
-        """The same for the one that locks the claim's row, and that nothing follows."""
+    def keep_fenced(self, sql: str, parameters: Sequence[Any]) -> bool:
+        """The same for what locks the row of an earlier transaction's claim, or adds a step."""
         return False
 
     @property
@@ -64,14 +64,16 @@ class Messages:
 
 
 class CombinedMessages(Messages):
-    """BEGIN goes with the claim, and COMMIT with the answer or with the count of a replay.
+    """BEGIN goes with the claim, and COMMIT with the answer, a step or the count of a replay.
 
-    It needs psycopg 3, which sends a string of several statements as it is, and a transaction that
-    the store has opened itself. Django takes no notice: its own COMMIT finds that the transaction
-    has ended, and sends nothing. If somebody else has wrapped Django's cursors, each statement is
-    sent by itself, because a wrapper may add statements or change ours. These conditions are
-    checked once the cursor exists, because making it may send a statement, too: one that sets a
-    tenant's search path, for example.
+    A step that has executed no statement of its own is one message: BEGIN, its result and COMMIT.
+
+    All this needs psycopg 3, which sends a string of several statements as it is, and a transaction
+    that the store has opened itself. Django takes no notice: its own COMMIT finds that the
+    transaction has ended, and sends nothing. If somebody else has wrapped Django's cursors, each
+    statement is sent by itself, because a wrapper may add statements or change ours. These
+    conditions are checked once the cursor exists, because making it may send a statement, too: one
+    that sets a tenant's search path, for example.
 
     Args:
         connection: the database's, on which no transaction was open.
@@ -122,17 +124,17 @@ class CombinedMessages(Messages):
         self._tokens.add(claim.token)
 
     def keep(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
-        return claim.token in self._tokens and self._keep(sql, parameters)
+        return claim.token in self._tokens and self._keep(sql, parameters, _IN_TRANSACTION)
 
-    def fence(self, sql: str, parameters: Sequence[Any]) -> bool:
-        return self._keep(sql, parameters)
+    def keep_fenced(self, sql: str, parameters: Sequence[Any]) -> bool:
+        return self._keep(sql, parameters, _IDLE, _IN_TRANSACTION)
 
     @property
     def stopped_before_commit(self) -> bool:
         return self._stopped
 
-    def _keep(self, sql: str, parameters: Sequence[Any]) -> bool:
-        if not self._may_combine(_IN_TRANSACTION):
+    def _keep(self, sql: str, parameters: Sequence[Any], *statuses: int) -> bool:
+        if not self._may_combine(*statuses):
             return False
         if not self._send():  # another claim's
             raise ClaimLost
@@ -188,9 +190,11 @@ class CombinedMessages(Messages):
         if kept is None:
             return True
         with self._connection.cursor() as cursor:
-            combines = last and self._may_combine(_IN_TRANSACTION)
-            wrapper = self._connection.execute_wrapper(_if_written_with_commit)
-            with wrapper if combines else nullcontext():
+            with ExitStack() as wrapped:
+                if last and self._may_combine(_IDLE, _IN_TRANSACTION):
+                    wrapped.enter_context(self._connection.execute_wrapper(_if_written_with_commit))
+                    if self._status() == _IDLE:
+                        wrapped.enter_context(self._connection.execute_wrapper(_with_begin))
                 cursor.execute(*kept)
             return bool(cursor.rowcount)
 
@@ -198,8 +202,8 @@ class CombinedMessages(Messages):
         driver = self._connection.connection
         return None if driver is None else driver.pgconn.transaction_status
 
-    def _may_combine(self, status: int) -> bool:
-        """Whether the transaction is the store's own and has that status, and the driver can."""
+    def _may_combine(self, *statuses: int) -> bool:
+        """Whether the transaction is the store's own and has such a status, and the driver can."""
         connection = self._connection
         return (
             not self._over
@@ -208,7 +212,7 @@ class CombinedMessages(Messages):
             and not connection.needs_rollback
             and connection.execute_wrappers in ([], [self._before_another])
             and _can_combine(connection)
-            and self._status() == status
+            and self._status() in statuses
         )
 
 

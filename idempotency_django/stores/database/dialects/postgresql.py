@@ -84,8 +84,11 @@ class PostgreSQL(Dialect):
         return kept or super().write(claim, sql, parameters)
 
     def fence(self, claim: Claim) -> bool:
-        kept = self._messages().fence(self.fence_sql, (claim.record_id, claim.token))
+        kept = self._messages().keep_fenced(self.fence_sql, (claim.record_id, claim.token))
         return kept or super().fence(claim)
+
+    def write_step(self, sql: str, parameters: Sequence[Any]) -> bool:
+        return self._messages().keep_fenced(sql, parameters) or super().write_step(sql, parameters)
 
     def _is_lost(self, error: DatabaseFault) -> bool:
         return LOST in str(error)
