@@ -12,6 +12,8 @@ from django.core.management.commands import flush
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from idempotency_django import signals
+from tests.rabbit import rabbitmq
+from tests.servers import Server
 
 SIGNALS = "claimed completed replayed conflicted mismatched failed released lost".split()
 
@@ -63,6 +65,15 @@ def _filled(connection: BaseDatabaseWrapper, tables: list[str], more_than: int =
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {rows}")
         return list(compress(tables, cursor.fetchone()))
+
+
+@pytest.fixture(scope="session")
+def rabbit() -> Iterator[Server]:
+    """A RabbitMQ for all tests, started for the first that asks; name your queues anew."""
+    with rabbitmq() as server:
+        if server is None:
+            pytest.skip("NO rabbitmq-server FOUND: install it, or set TEST_RABBITMQ_URL")
+        yield server
 
 
 @pytest.fixture

@@ -132,6 +132,17 @@ def _version(url: str) -> str:
         with redis.Redis.from_url(url, socket_timeout=5) as client:
             info: dict[str, Any] = client.info("server")
         return str(info.get("valkey_version") or info["redis_version"])
+    if at.scheme == "amqp":
+        import amqp
+
+        login = {"userid": at.username or "guest", "password": at.password or "guest"}
+        with amqp.Connection(
+            f"{at.hostname}:{at.port or 5672}", **login, connect_timeout=5
+        ) as link:
+            return str(link.server_properties["version"])
+    if at.scheme == "epmd":
+        socket.create_connection((at.hostname, at.port), timeout=5).close()
+        return ""
     if at.scheme == "mysql":
         import pymysql
 
@@ -262,7 +273,8 @@ def _start(folder: Path, guard: subprocess.Popen[str], order: _Order, url: str) 
     log = (folder / "log").read_text(errors="replace")[-4000:]
     raise RuntimeError(
         f"A test server did not start: {problem}. Mend what its log tells, or have "
-        "TEST_POSTGRES_URL, TEST_VALKEY_URL or TEST_MARIADB_URL name a server of yours. "
+        "TEST_POSTGRES_URL, TEST_VALKEY_URL, TEST_MARIADB_URL or TEST_RABBITMQ_URL name a server "
+        "of yours. "
         f"The end of the log:\n{log}"
     )
 
