@@ -301,3 +301,33 @@ def test_generated_key() -> None:
     one, other = keys.generated(a_call()), keys.generated(a_call())
     assert one != other
     assert keys.is_unguessable(one)
+
+
+# Identifiers of others.
+
+
+@given(KEYS)
+def test_valid_key_is_itself(key: str) -> None:
+    """An identifier that is a valid key is taken as it is, unless it looks like a digest."""
+    assume(not key.startswith("sha256:"))
+    assert keys.fit(key) == key
+
+
+@given(ANY_TEXT.filter(bool), ANY_TEXT.filter(bool))
+@example("a" * 255, "a" * 256)
+@example("caf\u00e9", "cafe\u0301")
+@example("\ud800", "\udfff")
+@example(" ", "  ")
+def test_different_identifiers(one: str, other: str) -> None:
+    """Any text makes a valid key, and another text another one, even one that looks like it."""
+    fitted = keys.fit(one)
+    assert keys.checked(fitted) == fitted == keys.fit(one)
+    assert (keys.fit(other) == fitted) == (other == one)
+    if fitted != one:
+        assert keys.fit(fitted) != fitted
+
+
+def test_no_identifier() -> None:
+    """An identifier that is empty, or missing, names nothing."""
+    with pytest.raises(KeyMalformed, match="empty"):
+        keys.fit("")

@@ -31,6 +31,7 @@ KeyFunction = Callable[[Invocation], str | None]
 
 _USUAL = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')  # quoted, no comma, nothing to unescape
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # what fit() makes
 _FORMATS: Final = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     "ulid": re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}"),
@@ -101,6 +102,21 @@ def checked(key: str) -> str:
             "control character, an accent). Send 1-255 characters from ! to ~."
         )
     return key
+
+
+def fit(identifier: str) -> str:
+    """Any text as a valid key, for identifiers that others have chosen, such as a broker.
+
+    A valid key is itself. Any other text becomes its SHA-256 digest, marked as such. Different
+    texts never give the same key: a text that looks like such a digest is hashed as well.
+
+    Raises:
+        KeyMalformed: the text is empty, so it names nothing.
+    """
+    valid = 0 < len(identifier) <= MAX_LENGTH and _VISIBLE_ASCII.fullmatch(identifier)
+    if not identifier or (valid and not _DIGEST.fullmatch(identifier)):
+        return checked(identifier)
+    return f"sha256:{digest(identifier)}"
 
 
 def quoted(key: str) -> str:
