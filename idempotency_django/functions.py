@@ -1,10 +1,14 @@
-"""The guarantees for plain Python: :func:`idempotent_call` runs a function once per key."""
+"""The guarantees for plain Python: :func:`idempotent_call` runs a function once per key.
+
+:func:`idempotent_outcome` does the same, and also says whether the function ran in this call.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, assert_never
 
@@ -27,6 +31,20 @@ from .stores.atomic_blocks import is_open, opened_by_django, refuse_others
 
 METHOD: Final = "CALL"
 """What stands for the HTTP method in the audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """What became of a call.
+
+    Attributes:
+        result: the function's result, as it reads back from JSON.
+        replayed: whether it is the stored result of an earlier call; ``False``: the function was
+            executed by this one.
+    """
+
+    result: Any
+    replayed: bool
 
 
 def idempotent_call(
@@ -76,16 +94,7 @@ def idempotent_call(
             JSON; the call counts as failed.
         Exception: whatever the function raises; the next call executes it again.
     """
-    plan = _planned(policy, key, scope, (name, fn, fingerprint))
-    using = plan.store.using
-    if using and not is_open(using):
-        refuse_others(f"The result of {plan.operation.name}", using, opened_by_django())
-
-    def execute(execution: ExecutionContext) -> Result:
-        return _answer(plan, fn(execution))
-
-    with _foreign_errors():
-        return _result(engine.run(plan.store, plan.operation, execute, _raise))
+    return _outcome(policy, key, scope, (name, fn, fingerprint)).result
 
 
 async def aidempotent_call(
@@ -98,10 +107,62 @@ async def aidempotent_call(
     policy: Policy | None = None,
 ) -> Any:
     """:func:`idempotent_call` for a coroutine function."""
-    plan = _planned(policy, key, scope, (name, fn, fingerprint), asynchronous=True)
+    return (await _aoutcome(policy, key, scope, (name, fn, fingerprint))).result
+
+
+def idempotent_outcome(
+    *,
+    key: str,
+    scope: str,
+    fn: Callable[[ExecutionContext], Any],
+    fingerprint: Any = None,
+    name: str = "",
+    policy: Policy | None = None,
+) -> CallOutcome:
+    """:func:`idempotent_call` for callers who must tell an execution from a replay.
+
+    It takes the same arguments and raises the same errors.
+
+    Returns:
+        The result, and whether it is a replay.
+    """
+    return _outcome(policy, key, scope, (name, fn, fingerprint))
+
+
+async def aidempotent_outcome(
+    *,
+    key: str,
+    scope: str,
+    fn: Callable[[ExecutionContext], Awaitable[Any]],
+    fingerprint: Any = None,
+    name: str = "",
+    policy: Policy | None = None,
+) -> CallOutcome:
+    """:func:`idempotent_outcome` for a coroutine function."""
+    return await _aoutcome(policy, key, scope, (name, fn, fingerprint))
+
+
+_Asked = tuple[str, Callable[..., Any], Any]  # its name, the function, its fingerprint
+
+
+def _outcome(policy: Policy | None, key: str, scope: str, asked: _Asked) -> CallOutcome:
+    plan = _planned(policy, key, scope, asked)
+    using = plan.store.using
+    if using and not is_open(using):
+        refuse_others(f"The result of {plan.operation.name}", using, opened_by_django())
+
+    def execute(execution: ExecutionContext) -> Result:
+        return _answer(plan, asked[1](execution))
+
+    with _foreign_errors():
+        return _result(engine.run(plan.store, plan.operation, execute, _raise))
+
+
+async def _aoutcome(policy: Policy | None, key: str, scope: str, asked: _Asked) -> CallOutcome:
+    plan = _planned(policy, key, scope, asked, asynchronous=True)
 
     async def execute(execution: ExecutionContext) -> Result:
-        return _answer(plan, await fn(execution))
+        return _answer(plan, await asked[1](execution))
 
     with _foreign_errors():
         outcome = await engine.arun(plan.store, plan.operation, execute, _raise)
@@ -122,7 +183,7 @@ def _planned(
     policy: Policy | None,
     key: str,
     scope: str,
-    asked: tuple[str, Callable[..., Any], Any],
+    asked: _Asked,
     *,
     asynchronous: bool = False,
 ) -> Plan:
@@ -138,13 +199,14 @@ def _planned(
             "name of the operation or of the tenant."
         )
     name, fn, fingerprint = asked
+    named = _named(fn)
     return plan_call(
         (policy or PROJECT_POLICY).resolved(),
         key=key,
         scope=scope,
-        name=name or _name_of(fn),
+        name=name or named.__qualname__,
         # With the name, so that another function under the key is not given this one's result.
-        content=content_digest(canonical((name or _path_of(fn), fingerprint))),
+        content=content_digest(canonical((name or _path_of(named), fingerprint))),
         method=METHOD,
         asynchronous=asynchronous,
     )
@@ -161,27 +223,23 @@ def _raise(error: Exception) -> Result:
     raise error
 
 
-def _result(outcome: Outcome) -> Any:
+def _result(outcome: Outcome) -> CallOutcome:
     match outcome:
         case Executed(result):
-            return result
+            return CallOutcome(result, replayed=False)
         case Replayed(record):
             if record.payload is None or record.payload.body is None:
                 raise ResponseNotStored
-            return json.loads(record.payload.body)
+            return CallOutcome(json.loads(record.payload.body), replayed=True)
         case InProgress() | Held() | Mismatched():
             raise refusal(outcome)
         case _:
             assert_never(outcome)
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    return str(_named(function).__qualname__)
-
-
-def _path_of(function: Callable[..., Any]) -> str:
-    """Where the function is defined, which tells two of one name apart."""
-    return f"{_named(function).__module__}.{_name_of(function)}"
+def _path_of(named: Any) -> str:
+    """Where a function is defined, which tells two of one name apart."""
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _named(function: Any) -> Any:

@@ -19,7 +19,13 @@ from idempotency_django.errors import (
     OperationInProgress,
     ResponseNotStored,
 )
-from idempotency_django.functions import aidempotent_call, idempotent_call
+from idempotency_django.functions import (
+    CallOutcome,
+    aidempotent_call,
+    aidempotent_outcome,
+    idempotent_call,
+    idempotent_outcome,
+)
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
@@ -62,6 +68,33 @@ def test_once(policy: Policy) -> None:
     assert effects() == 1
     assert call(policy, key="order-18") == first
     assert effects() == 2
+
+
+def test_outcome(policy: Policy) -> None:
+    """An outcome says who executed the function: this call, or an earlier one."""
+    asked: Any = {"key": "order-17", "scope": "payments", "fn": pay, "policy": policy}
+    first, second = idempotent_outcome(**asked), idempotent_outcome(**asked)
+    result = {"paid": True, "attempt": 1, "pair": [1, 2]}
+    assert first == CallOutcome(result, replayed=False)
+    assert second == CallOutcome(result, replayed=True)
+    assert call(policy) == result
+    assert effects() == 1
+    assert idempotent_outcome(**asked | {"key": "order-18"}).replayed is False
+
+
+def test_async_outcome() -> None:
+    """So does the outcome of a coroutine function."""
+
+    async def apay(execution: ExecutionContext) -> Any:
+        await sync_to_async(Effect.objects.create)(reference="a")
+        return execution.attempt
+
+    async def twice() -> list[CallOutcome]:
+        asked: Any = {"key": "order-17", "scope": "payments", "fn": apay, "policy": MODES[1]}
+        return [await aidempotent_outcome(**asked) for _ in range(2)]
+
+    assert asyncio.run(twice()) == [CallOutcome(1, replayed=False), CallOutcome(1, replayed=True)]
+    assert effects() == 1
 
 
 def test_fingerprint(policy: Policy) -> None:
