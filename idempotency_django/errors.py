@@ -96,7 +96,13 @@ class KeyGuessable(KeyRefused):
 
 
 class OperationInProgress(IdempotencyError):
-    """Somebody else is executing the operation now."""
+    """Somebody else is executing the operation now.
+
+    Attributes:
+        remaining: seconds until the owner's lease ends, if the owner does not renew it; ``None``:
+            unknown, or a transaction holds the claim. A retry before that finds out no more, unless
+            the owner has finished.
+    """
 
     status = 409
     slug = "in-progress"
@@ -105,6 +111,7 @@ class OperationInProgress(IdempotencyError):
         "A request with this idempotency key is being processed. Retry later with the same key "
         "to receive its answer."
     )
+    remaining: float | None = None
 
 
 class OperationHeld(IdempotencyError):

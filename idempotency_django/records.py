@@ -150,6 +150,8 @@ class Record:
         interrupted: whether it is in progress and its owner's lease is over, by the store's clock:
             the owner is dead, or late.
         held: whether it is interrupted and waits for an operator to settle it.
+        lease_left: seconds until its owner's lease ends, by the store's clock, 0 if it is over;
+            ``None``: it has none, or nobody can say. It takes no part in comparisons.
         counted: whether this look at it has been counted as a replay already.
         record_id: the store's own number of it; 0 where it has none.
     """
@@ -163,6 +165,7 @@ class Record:
     expired: bool = False
     interrupted: bool = False
     held: bool = False
+    lease_left: float | None = field(default=None, compare=False)
     counted: bool = False
     record_id: int = 0
 

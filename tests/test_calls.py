@@ -168,8 +168,10 @@ def test_in_progress_and_held() -> None:
     told: list[str] = []
 
     def meddle(execution: ExecutionContext) -> Any:
-        with pytest.raises(OperationInProgress):
+        with pytest.raises(OperationInProgress) as refused:
             call(policy, meddle)
+        assert refused.value.remaining is not None
+        assert 0 < refused.value.remaining <= 30
         past = DatabaseNow() - timedelta(seconds=1)
         IdempotencyKey.objects.update(lease_expires_at=past)
         with pytest.raises(OperationHeld):

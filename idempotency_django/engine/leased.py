@@ -18,7 +18,6 @@ from .leases import Lease, kept_alive
 from .outcomes import (
     UNCERTAIN_ERRORS,
     Admit,
-    ConflictWait,
     Executed,
     InProgress,
     Outcome,
@@ -31,6 +30,7 @@ from .outcomes import (
 )
 from .settling import Attempt
 from .unprotected import Unprotected
+from .waiting import ConflictWait
 
 logger = logging.getLogger("idempotency_django")
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
 from typing import Any, Final, assert_never, overload
 
 from django.db import Error as DatabaseFault
@@ -25,10 +22,6 @@ from ..errors import (
 from ..records import Claim, Operation, Payload, Record, Status
 
 logger = logging.getLogger("idempotency_django")
-
-FIRST_PAUSE: Final = 0.02
-LONGEST_PAUSE: Final = 0.25
-"""Seconds between two looks at an operation while waiting; they grow from first to longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,13 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Somebody else is executing the operation."""
+    """Somebody else is executing the operation.
+
+    Attributes:
+        remaining: seconds until the owner's lease ends, if it is not renewed; ``None``: unknown.
+    """
+
+    remaining: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,10 @@ Outcome = Executed | Replayed | InProgress | Held | Mismatched
 def refusal(outcome: InProgress | Held | Mismatched) -> IdempotencyError:
     """The error that tells the caller why nothing was executed and nothing is replayed."""
     match outcome:
-        case InProgress():
-            return OperationInProgress()
+        case InProgress(remaining):
+            error = OperationInProgress()
+            error.remaining = remaining
+            return error
         case Held():
             return OperationHeld()
         case Mismatched():
@@ -130,49 +131,13 @@ def decide(found: Claim | Record, operation: Operation) -> Claim | Outcome:
         case Record(status=Status.IN_PROGRESS, fingerprint=operation.fingerprint, held=True):
             return Held()
         case Record(status=Status.IN_PROGRESS, fingerprint="" | operation.fingerprint):
-            return InProgress()
+            return InProgress(found.lease_left)
         case Record(status=Status.FAILED, fingerprint=operation.fingerprint):
             return InProgress()  # no answer, and no claim: the store is to free the key for a retry
         case Record(fingerprint=operation.fingerprint):
             return Replayed(found)
         case _:
             return Mismatched(found)
-
-
-class ConflictWait:
-    """How long to wait for an operation in progress, and how often to look.
-
-    Args:
-        longest: how long, from now; ``None``: not at all.
-    """
-
-    def __init__(self, longest: timedelta | None) -> None:
-        self._deadline = time.monotonic() + longest.total_seconds() if longest else 0.0
-        self._pause = FIRST_PAUSE
-
-    def pause(self, outcome: Outcome) -> float | None:
-        """Seconds until the next look; ``None``: the outcome stands, or the wait is over."""
-        if not isinstance(outcome, InProgress):
-            return None
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            return None
-        pause = self._pause * random.uniform(0.5, 1)  # noqa: S311  # not a secret
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
-        return min(pause, left)
-
-    async def last(
-        self,
-        look: Callable[[], Awaitable[Outcome]],
-        pause: Callable[[float], Awaitable[None]],
-    ) -> Outcome:
-        """What the last look finds: when nobody else is executing, or the wait is over."""
-        while True:
-            outcome = await look()
-            seconds = self.pause(outcome)
-            if seconds is None:
-                return outcome
-            await pause(seconds)
 
 
 def failure(error: Exception) -> Result:

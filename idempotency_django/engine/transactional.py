@@ -20,7 +20,6 @@ from .explaining import explained
 from .outcomes import (
     UNCERTAIN_ERRORS,
     Admit,
-    ConflictWait,
     Executed,
     InProgress,
     Outcome,
@@ -33,6 +32,7 @@ from .outcomes import (
     failure,
 )
 from .settling import settle_rolled_back
+from .waiting import ConflictWait
 
 Execute = Callable[[ExecutionContext], Result]
 

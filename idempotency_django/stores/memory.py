@@ -45,6 +45,12 @@ class _Entry:
         lapsed = self.lease_ends is not None and time.monotonic() >= self.lease_ends
         return self.status is Status.IN_PROGRESS and lapsed
 
+    @property
+    def lease_left(self) -> float | None:
+        if self.lease_ends is None or self.status is not Status.IN_PROGRESS:
+            return None
+        return max(0.0, self.lease_ends - time.monotonic())
+
     def purgeable(self, older_than: timedelta) -> bool:
         operation = self.operation
         ended = self.interrupted and not operation.hold
@@ -196,4 +202,5 @@ class MemoryStore(Store):
             expired=entry.expired,
             interrupted=entry.interrupted,
             held=entry.interrupted and entry.operation.hold,
+            lease_left=entry.lease_left,
         )

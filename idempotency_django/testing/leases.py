@@ -41,12 +41,35 @@ class LeasesContract(ContractSetting):
         record = self.record(claim.operation)
         assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
         assert (record.fingerprint, record.interrupted, record.held) == ("f" * 64, False, False)
+        assert record.lease_left is not None
+        assert 0 < record.lease_left <= 99
         [found, other] = in_threads(
             [lambda: self.again(claim), lambda: self.again(claim, fingerprint="0" * 64)]
         )
         assert in_words(found) == in_words(other) == "in progress"
+        assert isinstance(found, Record)
+        assert 0 < (found.lease_left or 0) <= record.lease_left
         assert self.store.complete(claim, ANSWER)
-        assert self.record(claim.operation).payload == ANSWER
+        completed = self.record(claim.operation)
+        assert (completed.payload, completed.lease_left) == (ANSWER, None)
+
+    def test_lease_that_is_left(self) -> None:
+        """A record in progress says when its lease ends, also after a renewal, and once it is over.
+
+        Three renewals tell the seconds from any other unit.
+        """
+        claim = self.leased()
+        for seconds in (3600, 60, 86400):
+            assert self.store.extend(claim, seconds)
+            left = self.record(claim.operation).lease_left
+            assert left is not None
+            assert seconds / 2 < left <= seconds
+        assert self.record(self.interrupted().operation).lease_left == 0
+        without = an_operation()
+        with self.store.transaction():
+            claim = self.claim(without)
+            assert self.record(without).lease_left is None
+            self.store.fail(claim, "")
 
     def test_lease_ends(self) -> None:
         """After its lease a claim is taken over, as the next attempt and with another token."""

@@ -30,7 +30,7 @@ def lifetime(operation: Operation) -> dict[str, Any]:
 
 def record_of(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = False) -> Record:
     """The record in a row of the columns that a dialect selects."""
-    record_id, status, attempt, fingerprint, code, headers, body, expired, lapsed, hold = row
+    record_id, status, attempt, fingerprint, code, headers, body, expired, lapsed, hold, left = row
     interrupted = status == Status.IN_PROGRESS and bool(lapsed)
     completed = status == Status.COMPLETED
     return Record(
@@ -43,6 +43,7 @@ def record_of(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = Fal
         expired=bool(expired) and status != Status.IN_PROGRESS,
         interrupted=interrupted,
         held=interrupted and bool(hold),
+        lease_left=None if left is None else max(0.0, left),
         counted=counted,
         record_id=record_id,
     )

@@ -29,7 +29,7 @@ def read_record(key: str, scope: str, reply: list[bytes]) -> Record:
     Raises:
         ValueError: it is not what the store writes.
     """
-    _, status, attempt, fingerprint, code, headers, size, body, *flags = reply
+    _, status, attempt, fingerprint, code, headers, size, body, *flags, left = reply
     expired, interrupted, held, counted = (flag == b"1" for flag in flags)
     state = Status(status.decode())
     completed = state is Status.COMPLETED
@@ -43,5 +43,6 @@ def read_record(key: str, scope: str, reply: list[bytes]) -> Record:
         expired=expired,
         interrupted=interrupted,
         held=held,
+        lease_left=int(left) / 1000 if left else None,
         counted=counted,
     )

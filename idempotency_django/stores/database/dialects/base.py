@@ -42,6 +42,8 @@ class Dialect(ABC):
     now: ClassVar[str]
     later: ClassVar[str]
     """``now`` plus a parameter of seconds; NULL stays NULL."""
+    left: ClassVar[str]
+    """The seconds until a lease ends, as a float; NULL stays NULL."""
     insert: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES ({values})"
     lock: ClassVar[str] = " FOR UPDATE"
     returning: ClassVar[str] = ""
@@ -106,7 +108,7 @@ class Dialect(ABC):
             f"SELECT {names['selected']}, {names['expires_at']} <= {self.now}, "
             f"COALESCE({names['lease_expires_at']} <= {self.now}, "
             f"{names['created_at']} <= {self.later}), "
-            f"{names['hold']} "
+            f"{names['hold']}, {self.left.format(**names)} "
             f"FROM {names['table']} "
             f"WHERE {names['key']} = %s AND {names['scope']} = %s"
         )

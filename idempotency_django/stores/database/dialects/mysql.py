@@ -28,6 +28,7 @@ class MySQL(Dialect):
 
     now = "UTC_TIMESTAMP(6)"
     later = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
+    left = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {lease_expires_at}) / 1e6"
     insert = (
         "INSERT INTO {table} ({columns}) SELECT {values} FROM DUAL WHERE NOT EXISTS "
         "(SELECT 1 FROM {table} WHERE {key} = %s AND {scope} = %s)"

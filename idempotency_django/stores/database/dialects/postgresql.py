@@ -29,6 +29,7 @@ class PostgreSQL(Dialect):
 
     now = "STATEMENT_TIMESTAMP()"
     later = "STATEMENT_TIMESTAMP() + %s::double precision * INTERVAL '1 second'"
+    left = "EXTRACT(EPOCH FROM {lease_expires_at} - STATEMENT_TIMESTAMP())::double precision"
     insert = (
         "INSERT INTO {table} ({columns}) SELECT {values} WHERE pg_try_advisory_xact_lock(%s) "
         "ON CONFLICT ({key}, {scope}) DO NOTHING RETURNING {id}"
@@ -186,7 +187,7 @@ class PostgreSQL(Dialect):
             f"AND ({names['expires_at']} > {self.now} OR {names['expires_at']} IS NULL) "
             "AND pg_try_advisory_xact_lock(%s){relaxed} FOR UPDATE SKIP LOCKED) "
             # As it was before: a statement does not see what it has changed.
-            f"RETURNING {names['selected']}, FALSE, FALSE, FALSE, "
+            f"RETURNING {names['selected']}, FALSE, FALSE, FALSE, NULL, "
             f"(SELECT before.{names['last_replayed_at']} FROM {names['table']} before "
             f"WHERE before.{names['id']} = {names['table']}.{names['id']})"
         )

@@ -17,6 +17,7 @@ class SQLite(Dialect):
 
     now = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW')"
     later = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW', %s || ' seconds')"
+    left = "(JULIANDAY({lease_expires_at}) - JULIANDAY('NOW')) * 86400.0"
     insert = Dialect.insert + " ON CONFLICT DO NOTHING"
     lock = ""  # there is one write lock; whoever writes in the transaction has it
     busy = frozenset(

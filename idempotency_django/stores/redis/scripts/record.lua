@@ -108,6 +108,12 @@ local function broken(problem)
   return {'broken', problem}
 end
 
+-- Milliseconds until the lease ends; '' where there is none.
+local function lease_left(record, clock)
+  if record.status ~= 'in_progress' or record.lease == '' then return '' end
+  return ms(math.max(tonumber(record.lease) - clock, 0))
+end
+
 -- What the store makes a record of.
 local function describe(record, clock, counted)
   local interrupted = lease_is_over(record, clock)
@@ -115,5 +121,6 @@ local function describe(record, clock, counted)
     'record', record.status, record.attempt, record.fingerprint, record.code, record.headers,
     record.size, record.body, flag(is_expired(record, clock)), flag(interrupted),
     flag(interrupted and record.hold == '1'), flag(counted),
+    lease_left(record, clock),
   }
 end
