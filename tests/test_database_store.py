@@ -361,7 +361,7 @@ class TestFaults:
 
     def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A database that the store does not know is refused by name."""
-        monkeypatch.setattr("idempotency_django.stores.database.store.DIALECTS", {})
+        monkeypatch.setattr("idempotency_django.stores.database.transactional.DIALECTS", {})
         with pytest.raises(ImproperlyConfigured, match=repr(connection.vendor)):
             DatabaseStore("default").acquire(an_operation(lease=timedelta(seconds=30)))
 

@@ -6,14 +6,14 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 
 from django.conf import settings
 from django.core.cache import caches
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
+from django.db import Error as DatabaseFault
 from django.db import connections
 from django.db.models import ExpressionWrapper, F, fields
 
@@ -171,11 +171,9 @@ class CachedStore(DatabaseStore):
             )
         ]
 
-    @contextmanager
-    def _reachable(self) -> Iterator[None]:
+    def _raise(self, error: DatabaseFault) -> NoReturn:
         try:
-            with super()._reachable():
-                yield
+            super()._raise(error)
         except StoreUnavailable:
             self._timeline.forget()
             raise

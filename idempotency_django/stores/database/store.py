@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import cached_property
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from django.core.checks import CheckMessage
-from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db import connections, transaction
 
-from ...errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
+from ...errors import OperationInProgress
 from ...models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from ...records import Claim, Operation, Payload, Record, Status, Step
-from ..atomic_blocks import outside_pools
-from ..base import Store
 from ..codec import decode_step, encode, encode_step
 from .checks import check_database, check_migrated, check_writable
-from .dialects import DIALECTS, Dialect, plain
-from .faults import raise_translated
+from .dialects import plain
 from .replays import record_replay
 from .rows import in_progress, lifetime, record_of, took_long
 from .takeover import take_over
-from .transactions import forbid_atomic_block, restore_autocommit, unbroken, without_autocommit
-
-logger = logging.getLogger("idempotency_django")
-
-UNCONFIRMED_MESSAGE: Final = (
-    "The database did not confirm the commit of the operation, so nobody knows whether it was "
-    "committed. Retry later with the same key: the retry gets the answer, or executes the "
-    "operation."
-)
-
-_REFUSED: Final = (
-    "The database could not commit because of a conflict with another transaction, and has "
-    "rolled back. Retry later with the same key."
-)
+from .transactional import TransactionalStore
+from .transactions import forbid_atomic_block, restore_autocommit
 
 
-class DatabaseStore(Store):
+class DatabaseStore(TransactionalStore):
     """Records as rows of :class:`~idempotency_django.models.IdempotencyKey`.
 
     Args:
@@ -58,9 +39,7 @@ class DatabaseStore(Store):
             Amazon RDS Proxy ("pinning").
     """
 
-    supports_transactions: ClassVar[bool] = True
     supports_steps: ClassVar[bool] = True
-    using: str
 
     def __init__(
         self, alias: str, *, using: str = "default", combine_statements: bool = True
@@ -77,8 +56,10 @@ class DatabaseStore(Store):
                     "but no transaction is open: nobody could ever take it over. Open one with "
                     "the store's transaction(), or give the operation a lease."
                 )
-            with self._reachable():
+            try:
                 found = self._acquire(operation)
+            except DatabaseFault as error:
+                self._raise(error)
             if isinstance(found, Claim):
                 self._dialect.claimed(found)
             return found
@@ -109,13 +90,16 @@ class DatabaseStore(Store):
         return found
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        with self._on_its_own():
+        try:
             if took_long(claim):
                 mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
                 mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
             completed = self._dialect.complete(claim, encode(payload))
-            self._restore_autocommit(claim, commit=completed)
-            return completed
+            if not connections[self.using].in_atomic_block:
+                self._restore_autocommit(claim, commit=completed)
+        except DatabaseFault as error:
+            self._raise_on_its_own(error)
+        return completed
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
         with self._on_its_own():
@@ -149,11 +133,6 @@ class DatabaseStore(Store):
             for claim in claims
         ]
 
-    @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        with outside_pools(self.using):
-            yield
-
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
         with self._on_its_own():
@@ -163,64 +142,6 @@ class DatabaseStore(Store):
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._reachable():
             return self._dialect.save_step(claim, step, encode_step(step))
-
-    def unbroken(self, what: str) -> AbstractContextManager[None]:
-        return unbroken(self._dialect, what)
-
-    @contextmanager
-    def durable(self, what: str) -> Iterator[None]:
-        with self._on_its_own():
-            forbid_atomic_block(self.using, what)
-        with self._transaction():
-            yield
-
-    @contextmanager
-    def fenced(self, claim: Claim) -> Iterator[None]:
-        with self._transaction():
-            yield
-            # Last, so that nobody waits for an owner that is paused before it commits.
-            with self._reachable():
-                if not self._dialect.fence(claim):
-                    raise ClaimLost
-
-    @contextmanager
-    def _transaction(self, *, savepoint: bool = True, whole: bool = False) -> Iterator[None]:
-        """A transaction whose begin and commit raise the store's own errors.
-
-        ``whole``: it holds all that was done. What a part of an operation has done elsewhere is
-        not undone with it, so that one has never failed for certain.
-        """
-        with ExitStack() as stack:
-            messages = stack.enter_context(self._dialect.messages())
-            with self._reachable():
-                stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
-            connection = connections[self.using]
-            # Whoever has turned autocommit off by hand commits by hand.
-            if not (connection.commit_on_exit or connection.settings_dict["AUTOCOMMIT"]):
-                raise without_autocommit(self.using)
-            committed: list[bool] = []
-            if len(connections[self.using].atomic_blocks) == 1:  # within others, no hook runs here
-                self.on_commit(lambda: committed.append(True))  # the first of all hooks
-            yield
-            try:
-                lost = not messages.commit()
-                if not lost:
-                    stack.close()
-            except IdempotencyError as error:  # a hook's, after the commit
-                error.foreign = True
-                raise
-            except DatabaseFault as error:
-                if committed:  # another hook has raised it
-                    raise
-                if whole and self._dialect.is_busy(error):
-                    raise OperationInProgress(_REFUSED) from error
-                if messages.stopped_before_commit:
-                    raise_translated(self._dialect, error, rolled_back=True)
-                if not isinstance(error, OperationalError | InterfaceError):
-                    raise
-                raise StoreUnavailable(UNCONFIRMED_MESSAGE) from error
-            if lost:
-                raise ClaimLost
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._on_its_own():
@@ -237,21 +158,6 @@ class DatabaseStore(Store):
     def purgeable(self, older_than: timedelta) -> int:
         return self._rows.purgeable(older_than).count()
 
-    @contextmanager
-    def transaction(self, *, after: ExitStack | None = None) -> Iterator[None]:
-        with ExitStack() as stack:
-            # A transaction that is to roll back accepts no statement before its end.
-            (after or stack).callback(self._dialect.release)
-            self._dialect.begin()
-            with self._transaction(savepoint=after is None, whole=True):
-                yield
-
-    def is_busy(self, error: BaseException) -> bool:
-        return self._dialect.is_busy(error)
-
-    def on_commit(self, function: Callable[[], object]) -> None:
-        transaction.on_commit(function, using=self.using, robust=True)
-
     def check(self) -> Sequence[CheckMessage]:
         return check_database(self.alias, self.using)
 
@@ -262,36 +168,6 @@ class DatabaseStore(Store):
     @property
     def _rows(self) -> IdempotencyKeyQuerySet:
         return IdempotencyKeyQuerySet(IdempotencyKey, using=self.using)
-
-    @cached_property
-    def _dialect(self) -> Dialect:
-        vendor = connections[self.using].vendor
-        if vendor not in DIALECTS:
-            raise ImproperlyConfigured(
-                f"DatabaseStore supports {', '.join(DIALECTS)}; the database {self.using!r} is "
-                f"{vendor!r}."
-            )
-        return DIALECTS[vendor](self.using, combine=self.combine_statements)
-
-    @contextmanager
-    def _on_its_own(self) -> Iterator[None]:
-        """Outside a transaction: do not leave a broken connection to the next request."""
-        connection = connections[self.using]
-        try:
-            with self._reachable():
-                yield
-        except (StoreUnavailable, OperationInProgress):
-            if not connection.in_atomic_block:
-                connection.close_if_unusable_or_obsolete()
-            raise
-
-    @contextmanager
-    def _reachable(self) -> Iterator[None]:
-        """Translate the database's errors of contention or connection into the store's."""
-        try:
-            yield
-        except DatabaseFault as error:
-            raise_translated(self._dialect, error)
 
     def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
         connection = connections[self.using]
