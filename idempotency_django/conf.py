@@ -1,7 +1,8 @@
 """The ``IDEMPOTENCY`` setting: one live property for each of its names.
 
-Nothing is read at import and nothing is kept, so ``override_settings`` just works. The system
-checks (``manage.py check``) report a wrong value. Code that uses it raises
+Nothing is read at import. A value is read and checked at its first use, and again after Django's
+``setting_changed``, so ``override_settings`` just works. The system checks (``manage.py check``)
+report a wrong value. Code that uses it raises
 :exc:`~django.core.exceptions.ImproperlyConfigured`.
 """
 
@@ -10,10 +11,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, NoReturn
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 
 from .errors import all_errors
 
@@ -65,12 +68,12 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known nam
 
 
 class Settings:
-    """Reads ``settings.IDEMPOTENCY`` again at each access.
+    """Reads ``settings.IDEMPOTENCY`` at the first access to each of its names.
 
-    Each property raises :exc:`~django.core.exceptions.ImproperlyConfigured` if its value is wrong.
+    A request asks for several of them, so what is read is kept until a setting changes. Each property raises :exc:`~django.core.exceptions.ImproperlyConfigured` if its value is wrong.
     """
 
-    @property
+    @cached_property
     def raw(self) -> Mapping[str, Any]:
         """The setting as it was written."""
         value = getattr(django_settings, "IDEMPOTENCY", _NOTHING)
@@ -80,7 +83,7 @@ class Settings:
             )
         return value
 
-    @property
+    @cached_property
     def credential_cookies(self) -> Sequence[str]:
         """The cookies that may tell callers apart if no principal is known."""
         value = self.raw.get("CREDENTIAL_COOKIES")
@@ -88,24 +91,24 @@ class Settings:
             return [django_settings.SESSION_COOKIE_NAME]
         return self._names("CREDENTIAL_COOKIES", value, "cookies")
 
-    @property
+    @cached_property
     def credential_headers(self) -> Sequence[str]:
         """The headers that may tell callers apart if no principal is known."""
         value = self.raw.get("CREDENTIAL_HEADERS", DEFAULT_CREDENTIAL_HEADERS)
         return self._names("CREDENTIAL_HEADERS", value, "headers")
 
-    @property
+    @cached_property
     def docs_url(self) -> str:
         """The URL that problem types link to; the slug of the problem is appended."""
         value = self.raw.get("DOCS_URL", "https://idempotency-django.readthedocs.io/problems/")
         return value if isinstance(value, str) else self._refuse("DOCS_URL", value, "a URL")
 
-    @property
+    @cached_property
     def header(self) -> str:
         """The request header that carries the key."""
         return self._header("HEADER", "Idempotency-Key")
 
-    @property
+    @cached_property
     def middleware_exempt(self) -> Sequence[str]:
         """The modules whose views the middleware leaves alone, including their submodules."""
         value = self.raw.get("MIDDLEWARE_EXEMPT", ())
@@ -115,7 +118,7 @@ class Settings:
             return value
         return self._refuse("MIDDLEWARE_EXEMPT", value, "a list of modules, such as ['ninja']")
 
-    @property
+    @cached_property
     def middleware_protects(self) -> str:
         """``"unsafe"``: every view called with an unsafe method; ``"with-policy"``: opt-in."""
         value = self.raw.get("MIDDLEWARE_PROTECTS", ALL_UNSAFE)
@@ -128,17 +131,17 @@ class Settings:
             "a policy)",
         )
 
-    @property
+    @cached_property
     def policy(self) -> Any:
         """The project's :class:`~idempotency_django.policy.Policy`, or a dict of its fields."""
         return self.raw.get("POLICY", _NOTHING)
 
-    @property
+    @cached_property
     def replayed_header(self) -> str:
         """The response header that marks a replay."""
         return self._header("REPLAYED_HEADER", "Idempotent-Replayed")
 
-    @property
+    @cached_property
     def status_codes(self) -> Mapping[str, int]:
         """HTTP statuses by the slug of the error, if they differ from the error's own."""
         value = self.raw.get("STATUS_CODES", _NOTHING)
@@ -157,7 +160,7 @@ class Settings:
                 )
         return value
 
-    @property
+    @cached_property
     def status_view(self) -> str:
         """The name of the URL of the status view."""
         value = self.raw.get("STATUS_VIEW", "idempotency-status")
@@ -165,7 +168,7 @@ class Settings:
             return value
         return self._refuse("STATUS_VIEW", value, "the name of a URL")
 
-    @property
+    @cached_property
     def stores(self) -> Mapping[str, Mapping[str, Any]]:
         """The stores by alias, each ``{"BACKEND": path, "OPTIONS": {…}}``."""
         value = self.raw.get("STORES", DEFAULT_STORES)
@@ -195,6 +198,13 @@ class Settings:
 
 
 conf = Settings()
+
+
+def _forget(**_: Any) -> None:
+    vars(conf).clear()  # where cached_property keeps what it has read
+
+
+setting_changed.connect(_forget, dispatch_uid="idempotency_django.conf")
 
 
 def default_store() -> str:

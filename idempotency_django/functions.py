@@ -24,8 +24,7 @@ from .errors import (
 )
 from .planning import Plan, plan_call
 from .policy import PROJECT_POLICY, UNSET, Policy
-from .policy.canonical import canonical
-from .policy.seals import content_digest
+from .policy.canonical import canonical, content_digest
 from .records import Payload
 from .stores.atomic_blocks import is_open, opened_by_django, refuse_others
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import pytest
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -39,7 +41,7 @@ OTHERS = {
 
 def test_every_name_is_tested_and_has_a_property() -> None:
     """The names that IDEMPOTENCY may hold are the properties that read them."""
-    properties = {name.upper() for name, value in vars(Settings).items() if type(value) is property}
+    properties = {name.upper() for name, value in vars(Settings).items() if type(value) is cached_property}
     assert properties - {"RAW"} == NAMES == set(DEFAULTS) == set(OTHERS)
 
 

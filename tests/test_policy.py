@@ -30,7 +30,8 @@ from idempotency_django.policy import (
 )
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
-from idempotency_django.policy.seals import content_digest, sealed
+from idempotency_django.policy.canonical import content_digest
+from idempotency_django.policy.seals import sealed
 from idempotency_django.policy.validators import UNSAFE_METHODS
 from idempotency_django.records import Claim
 from tests.properties import ANY_TEXT, a_call
@@ -443,7 +444,7 @@ def test_operation() -> None:
     assert operation.scope == "user:42|POST /orders/"
     assert operation.name == "POST /orders/"
     assert operation.content == content_digest(whole_request(call))
-    assert operation.fingerprint == sealed(
+    assert [operation.fingerprint] == sealed(
         operation.content, "user:42|POST /orders/", "k", "user:42", ""
     )
     assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))

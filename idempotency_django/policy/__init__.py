@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 
 from ..conf import conf, default_store, did_you_mean
 from .fields import FIELDS, NEVER_STORED, UNSET, PolicyFields
@@ -22,6 +23,7 @@ __all__ = [
     "UNSET",
     "WEBHOOK",
     "Policy",
+    "resolve",
 ]
 
 
@@ -47,7 +49,7 @@ class Policy(PolicyFields):
 
     def resolved(self) -> Policy:
         """This policy, with unset fields taken from the project's policy and the defaults."""
-        return _resolved(self, _project.policy(), default_store())
+        return resolve(self)
 
     def requires_key(self, method: str) -> bool:
         """Whether a request with this method must bring a key."""
@@ -80,8 +82,10 @@ PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
 """For payments: the key is required, and lives as long as a settlement takes."""
 
 
-def _project_policy(setting: Any) -> Policy:
+@lru_cache(maxsize=1)
+def _project_policy() -> Policy:
     """The project's policy, from ``IDEMPOTENCY["POLICY"]``."""
+    setting = conf.policy
     if isinstance(setting, Policy):
         return setting
     if not isinstance(setting, Mapping):
@@ -99,22 +103,15 @@ def _project_policy(setting: Any) -> Policy:
     return Policy(**setting)
 
 
-class _Project:
-    """The project's policy, made again when the setting is another object than before."""
-
-    def __init__(self) -> None:
-        self._made: tuple[Any, Policy] | None = None
-
-    def policy(self) -> Policy:
-        setting = conf.policy
-        if self._made is None or self._made[0] is not setting:
-            self._made = (setting, _project_policy(setting))
-        return self._made[1]
-
-
-_project: Final = _Project()
-
-
 @lru_cache(maxsize=1024)
-def _resolved(policy: Policy, project: Policy, store: str) -> Policy:
-    return policy.over(project.over(DEFAULTS.replace(store=store)))
+def resolve(policy: Policy) -> Policy:
+    """:meth:`Policy.resolved`, once for each policy: every request of a view asks for it."""
+    return policy.over(_project_policy().over(DEFAULTS.replace(store=default_store())))
+
+
+def _forget(**_: Any) -> None:
+    _project_policy.cache_clear()
+    resolve.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="idempotency_django.policy")

@@ -9,13 +9,21 @@ from dataclasses import is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
+
+LENGTH: Final = 12
+"""Bytes of a content digest: 96 bits tell apart all requests that ever use one key."""
 
 
 def digest(*parts: bytes | str) -> str:
     """SHA-256 hex of the parts; no two lists of parts collide."""
     return hashlib.sha256(framed(*parts)).hexdigest()
+
+
+def content_digest(*parts: bytes | str) -> str:
+    """The digest of what a request asks for: 24 hexadecimal characters, without a secret."""
+    return hashlib.sha256(framed(*parts)).digest()[:LENGTH].hex()
 
 
 def framed(*parts: bytes | str) -> bytes:

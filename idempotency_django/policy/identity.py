@@ -11,8 +11,9 @@ from ..conf import conf
 from ..errors import KeyGuessable, KeyMalformed, KeyMissing
 from ..records import Operation
 from . import Policy, keys, scopes
+from .canonical import content_digest
 from .invocation import Invocation
-from .seals import content_digest, sealed, sealed_before
+from .seals import sealed
 
 # The key.
 
@@ -25,7 +26,9 @@ def client_key(policy: Policy, header: str | None) -> str | None:
     """
     if header is None or not policy.client_key:
         return None
-    return _in_format(policy, keys.parse_header(header))
+    usual = keys.USUAL.fullmatch(header)
+    key = usual[1] if usual else keys.parse_header(header)
+    return key if policy.key_format == "any" else _in_format(policy, key)
 
 
 def derived_key(policy: Policy, invocation: Invocation) -> str | None:
@@ -37,7 +40,9 @@ def derived_key(policy: Policy, invocation: Invocation) -> str | None:
     derived = policy.key(invocation) if policy.key else None
     if derived is None:
         return None
-    return _in_format(policy, keys.checked(_returned("key", derived, str)))
+    if not isinstance(derived, str):
+        raise _no_text("key", derived)
+    return _in_format(policy, keys.checked(derived))
 
 
 def refuse_missing(policy: Policy, method: str) -> None:
@@ -89,7 +94,9 @@ def identified(policy: Policy, invocation: Invocation) -> Invocation:
     principal = policy.principal(invocation)
     if principal is None:
         return invocation
-    return invocation.changed(principal=_returned("principal", principal, str))
+    if not isinstance(principal, str):
+        raise _no_text("principal", principal)
+    return invocation.changed(principal=principal)
 
 
 def operation(
@@ -111,10 +118,14 @@ def operation(
     """
     if policy.operation:
         invocation = invocation.changed(name=policy.operation)
-    asked_for = _returned("fingerprint", policy.fingerprint(invocation), str | bytes)
+    asked_for = policy.fingerprint(invocation)
+    if not isinstance(asked_for, str | bytes):
+        raise _no_text("fingerprint", asked_for)
     content = content_digest(asked_for)
     if scope is None:
-        scope = _returned("scope", policy.scope(invocation), str)
+        scope = policy.scope(invocation)
+    if not isinstance(scope, str):
+        raise _no_text("scope", scope)
     if not scope:
         raise ImproperlyConfigured(
             f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or "
@@ -122,8 +133,15 @@ def operation(
         )
     if policy.hosts == "separate":
         scope = scopes.join(invocation.host, scope)
-    bound = (scope, key, *_bound_to(policy, invocation))
-    aliases = _without_credentials(content, bound, invocation)
+    caller = (invocation.principal or invocation.credentials) if policy.bind_principal else ""
+    host = invocation.host if policy.hosts == "refuse" else ""
+    bound = (scope, key, caller, host)
+    aliases: tuple[str, ...] = ()
+    if caller and caller == invocation.credentials:
+        # The same request, sent without the credentials that it has now. What was answered without
+        # credentials was for anybody who knows the key. The answer itself may have brought the
+        # session cookie that is presented now.
+        aliases = tuple(sealed(content, scope, key, "", host))
     return recorded_as(policy, invocation, content, bound, lease, aliases)
 
 
@@ -146,13 +164,14 @@ def recorded_as(
         aliases: other fingerprints of the same request.
     """
     scope, key, *_ = bound
+    fingerprint, *before = sealed(content, *bound)
     return Operation(
         key=key,
-        scope=scopes.fit(scope),
+        scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
         name=invocation.name,
-        fingerprint=sealed(content, *bound),
+        fingerprint=fingerprint,
         content=content,
-        aliases=sealed_before(content, *bound) + aliases,
+        aliases=(*before, *aliases),
         ttl=policy.ttl,
         retention=policy.retention,
         lease=lease,
@@ -167,32 +186,8 @@ def recorded_as(
     )
 
 
-def _bound_to(policy: Policy, invocation: Invocation) -> tuple[str, ...]:
-    """What must be equal in a retry, besides the request itself."""
-    host = invocation.host if policy.hosts == "refuse" else ""
-    if not policy.bind_principal:
-        return ("", host)
-    return (invocation.principal or invocation.credentials, host)
-
-
-def _without_credentials(
-    content: str, bound: tuple[str, ...], invocation: Invocation
-) -> tuple[str, ...]:
-    """The fingerprints of the same request, sent without the credentials that it has now.
-
-    What was answered without credentials was for anybody who knows the key. The answer itself may
-    have brought the session cookie that is presented now.
-    """
-    if not invocation.credentials or invocation.credentials not in bound[2:]:
-        return ()
-    open_to_all = (*bound[:2], "", *bound[3:])
-    return (sealed(content, *open_to_all), *sealed_before(content, *open_to_all))
-
-
-def _returned(name: str, value: Any, kind: Any) -> Any:
-    """What a callable of the project returned, if it has the right type."""
-    if isinstance(value, kind):
-        return value
-    raise ImproperlyConfigured(
+def _no_text(name: str, value: Any) -> ImproperlyConfigured:
+    """The error of a callable of the project that returned something else."""
+    return ImproperlyConfigured(
         f"The {name} of an idempotency policy returned a {type(value).__name__}, not a text."
     )

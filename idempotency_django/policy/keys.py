@@ -29,7 +29,8 @@ FIELD_OF_FORM: Final = "form_field"
 
 KeyFunction = Callable[[Invocation], str | None]
 
-_USUAL = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')  # quoted, no comma, nothing to unescape
+USUAL: Final = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')
+"""The value of a key header as most clients send it: quoted, no comma, nothing to unescape."""
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # what fit() makes
 _FORMATS: Final = {
@@ -50,7 +51,7 @@ def parse_header(value: str) -> str:
             comma.
     """
     value = value.strip(" \t")
-    usual = _USUAL.fullmatch(value)
+    usual = USUAL.fullmatch(value)
     if usual:
         return usual[1]
     key = _parsed(value) if value.startswith('"') else _bare(value)

@@ -6,6 +6,7 @@ scope.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote
@@ -20,6 +21,8 @@ ScopeFunction = Callable[[Invocation], str]
 
 # Not "#": it marks what was cut, so that no short scope equals the remains of a long one.
 _KEPT: Final = " !\"$&'()*+,/:;<=>?@[]^`{|}"
+FITS: Final = re.compile(r"[\w.~ !\"$&'()*+,/:;<=>?@\[\]^`{|}-]{1,255}(?<! )", re.ASCII)
+"""A scope that :func:`fit` leaves as it is, as most are."""
 
 
 def per_user(invocation: Invocation) -> str:

@@ -16,42 +16,35 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 from functools import lru_cache
-from hashlib import sha256
 from typing import Final
 
 from django.conf import settings
 from django.utils.crypto import salted_hmac
-from django.utils.encoding import force_bytes
 
 from ..records import derived_key
-from .canonical import framed
-
-LENGTH: Final = 12
-"""Bytes of a content digest: 96 bits tell apart all requests that ever use one key."""
+from .canonical import LENGTH, framed
 
 _SALT: Final = "idempotency_django.fingerprint"
 _TAG: Final = 16
 _CHECK: Final = bytes(4)  # says after decryption whether the secret was the right one
 
 
-def content_digest(*parts: bytes | str) -> str:
-    """The digest of what a request asks for: 24 hexadecimal characters, without a secret."""
-    return sha256(framed(*parts)).digest()[:LENGTH].hex()
-
-
-def sealed(content: str, *bound: str) -> str:
-    """The fingerprint of a content digest, bound to whom it is for: 64 hexadecimal characters.
+def sealed(content: str, *bound: str) -> list[str]:
+    """The fingerprints of a content digest, bound to whom it is for: 64 hexadecimal characters.
 
     Args:
-        content: from :func:`content_digest`.
+        content: from :func:`~idempotency_django.policy.canonical.content_digest`.
         bound: what else must be equal in a retry: the principal, the host.
+
+    Returns:
+        The fingerprint, and after it the same under each of ``SECRET_KEY_FALLBACKS``.
     """
-    return _sealed(_secret(), content, bound)
-
-
-def sealed_before(content: str, *bound: str) -> tuple[str, ...]:
-    """The same fingerprint under each of ``SECRET_KEY_FALLBACKS``."""
-    return tuple(_sealed(secret, content, bound) for secret in _fallbacks())
+    named, opened = framed(content, *bound), bytes.fromhex(content) + _CHECK
+    fingerprints = []
+    for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
+        tag = hmac.digest(_keys(secret)[0], named, "sha256")[:_TAG]
+        fingerprints.append((tag + _masked(opened, secret, tag)).hex())
+    return fingerprints
 
 
 def content_of(fingerprint: str) -> str | None:
@@ -61,8 +54,8 @@ def content_of(fingerprint: str) -> str | None:
     except ValueError:
         return None
     tag, encrypted = stored[:_TAG], stored[_TAG:]
-    for secret in (_secret(), *_fallbacks()):
-        opened = _xor(encrypted, _stream(secret, tag))
+    for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
+        opened = _masked(encrypted, secret, tag)
         if len(opened) == LENGTH + len(_CHECK) and opened.endswith(_CHECK):
             return opened[:LENGTH].hex()
     return None
@@ -90,28 +83,18 @@ def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]
     return {name: derived_key(scope=scope, key=key, content=content, name=name) for name in names}
 
 
-def _sealed(secret: bytes, content: str, bound: tuple[str, ...]) -> str:
-    tag = hmac.digest(_key(secret, "tag"), framed(content, *bound), "sha256")[:_TAG]
-    return (tag + _xor(bytes.fromhex(content) + _CHECK, _stream(secret, tag))).hex()
+def _masked(data: bytes, secret: str | bytes, tag: bytes) -> bytes:
+    """The data under the key stream of a tag, or freed from it."""
+    stream = hmac.digest(_keys(secret)[1], tag, "sha256")
+    masked = int.from_bytes(data) ^ int.from_bytes(stream[: len(data)])
+    return masked.to_bytes(len(data))
 
 
-def _stream(secret: bytes, tag: bytes) -> bytes:
-    return hmac.digest(_key(secret, "stream"), tag, "sha256")
-
-
-def _xor(data: bytes, stream: bytes) -> bytes:
-    made = int.from_bytes(data) ^ int.from_bytes(stream[: len(data)])
-    return made.to_bytes(len(data))
-
-
-@lru_cache(maxsize=32)
-def _key(secret: bytes, purpose: str) -> bytes:
-    return salted_hmac(_SALT, purpose, secret=secret, algorithm="sha256").digest()
-
-
-def _secret() -> bytes:
-    return force_bytes(settings.SECRET_KEY)
-
-
-def _fallbacks() -> list[bytes]:
-    return [force_bytes(secret) for secret in settings.SECRET_KEY_FALLBACKS]
+@lru_cache(maxsize=16)
+def _keys(secret: str | bytes) -> tuple[bytes, bytes]:
+    """The keys of tags and of key streams."""
+    tag, stream = (
+        salted_hmac(_SALT, purpose, secret=secret, algorithm="sha256").digest()
+        for purpose in ("tag", "stream")
+    )
+    return tag, stream
