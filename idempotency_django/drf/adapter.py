@@ -22,8 +22,6 @@ from ..http.bodies import (
     body_that_django_ignores,
     form_of,
     is_readable,
-    raw_body_of,
-    rewind_body,
 )
 from ..http.messages import (
     invocation_of,
@@ -31,6 +29,7 @@ from ..http.messages import (
     response_of,
 )
 from ..http.objects import check_object, has_object
+from ..http.streams import raw_body_of, rewind
 from ..policy import Policy
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
 from ..records import Payload, Record
@@ -121,37 +120,41 @@ class DRFAdapter(Adapter):
 
     def _body(self) -> Body:
         """What was sent, as the view's parser has it; the view can read it again."""
-        unseen = body_that_django_ignores(self.http_request)
-        if unseen is not None:
-            return unseen
+        http: Any = self.http_request
+        if "HTTP_TRANSFER_ENCODING" in http.META:
+            unseen = body_that_django_ignores(http)
+            if unseen is not None:
+                return unseen
         request: Any = self.request  # some of whose attributes its types say may be missing
-        if not is_readable(self.http_request):  # an authentication has looked into a form
+        if not is_readable(http):  # an authentication has looked into a form
             return self._parsed(None)
         parser: Any = request.negotiator.select_parser(request, request.parsers)
         if type(parser) in (MultiPartParser, FormParser):
-            return body_of(self.http_request)
-        raw = raw_body_of(self.http_request)
+            return body_of(http)
+        raw = raw_body_of(http)
         if parser is None:  # the view reads the stream itself, or refuses
             return raw
         if isinstance(parser, FileUploadParser):
             name = parser.get_filename(request.stream, request.content_type, request.parser_context)
             return Form({}, (as_file(raw, name or "", request.content_type or ""),))
         try:
-            return self._parsed(raw)
+            # The same as _parsed(), for what is neither a form nor has files.
+            data = request.data
+            return Parsed(data, raw) if type(data) is dict and not request.FILES else self._parsed(raw)
         except _UNPARSED:
             # The view meets it itself, if it looks: REST framework would show it an empty body now.
             request._data = request._files = request._full_data = Empty
             return raw
         finally:
-            rewind_body(self.http_request)
+            rewind(http, http._stream)
 
     def _parsed(self, raw: bytes | Hashed | None) -> Body:
         data, files = self.request.data, self.request.FILES
+        if not (files or isinstance(data, QueryDict)):
+            return Parsed(data, raw)
         if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
             files = MultiValueDict({name: [file] for name, file in files.items()})
-        if isinstance(data, QueryDict):
-            return form_of(data, files)
-        return form_of(MultiValueDict(), files) if files else Parsed(data, raw)
+        return form_of(data if isinstance(data, QueryDict) else MultiValueDict(), files)
 
 
 _UNPARSED: Final = (ParseError, RecursionError, LookupError)

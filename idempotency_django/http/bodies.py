@@ -12,7 +12,6 @@ import os
 from io import BytesIO
 from typing import Any, Final
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.core.files.uploadhandler import FileUploadHandler
@@ -20,15 +19,14 @@ from django.http import HttpRequest, QueryDict
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils.datastructures import MultiValueDict
 
+from ..policy.fingerprints import is_json
 from ..policy.invocation import Body, Form, Hashed, UploadedFile
 from .streams import (
-    announced,
     hashed,
     is_seekable,
+    raw_body_of,
     refuse_half,
     rewind,
-    rewindable,
-    size_of,
     spooled,
     stream_of,
 )
@@ -45,50 +43,21 @@ def body_of(request: HttpRequest) -> Body:
         RequestDataTooBig: it is JSON that no view may have in memory, or longer than ``LONGEST``.
         UnreadablePostError: its end is missing.
     """
-    unseen = body_that_django_ignores(request)
-    if unseen is not None:
-        return unseen
+    if "HTTP_TRANSFER_ENCODING" in request.META:
+        unseen = body_that_django_ignores(request)
+        if unseen is not None:
+            return unseen
     if not is_readable(request):
         return _parsed_before(request)
     if request.content_type == MULTIPART:
         return _multipart(request)
-    if _is_json(request.content_type or "") and _is_refused_in_memory(request):
-        return request.body  # refused by Django before it reads anything, as in the view
-    raw = raw_body_of(request)
+    raw = raw_body_of(request, in_memory=is_json(request.content_type or ""))
     if request.content_type == URLENCODED and isinstance(raw, bytes):
         try:
             return form_of(QueryDict(raw, encoding=request.encoding), MultiValueDict())
         except (SuspiciousOperation, LookupError):
             return raw  # too many fields, or no such charset: the view's to refuse, if it looks
     return raw
-
-
-def raw_body_of(request: HttpRequest) -> bytes | Hashed:
-    """The bytes of a readable body, or their digest where they are too many to hold in memory."""
-    has_length = announced(request) is not None  # without, Django's own body is an error
-    if hasattr(request, "_body") or (has_length and not _is_too_large(size_of(request))):
-        body = request.body
-        refuse_half(request, len(body))
-        rewind(request, request._stream)
-        return body
-    digest = hashed(rewindable(request))
-    refuse_half(request, digest.size)
-    return digest
-
-
-def _is_refused_in_memory(request: HttpRequest) -> bool:
-    """Whether a body announces more than Django lets a view have in memory."""
-    return not hasattr(request, "_body") and _is_too_large(announced(request) or 0)
-
-
-def _is_too_large(size: int) -> bool:
-    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    return limit is not None and size > limit
-
-
-def _is_json(media_type: str) -> bool:
-    """Whether a media type in lower case is JSON's."""
-    return media_type == "application/json" or media_type.endswith("+json")
 
 
 def as_file(raw: bytes | Hashed, name: str, media_type: str) -> UploadedFile:
@@ -116,15 +85,6 @@ def body_that_django_ignores(request: HttpRequest) -> Hashed | None:
 def is_readable(request: Any) -> bool:
     """Whether the body is still there, as bytes or in a stream that nobody has read."""
     return hasattr(request, "_body") or not request._read_started
-
-
-def rewind_body(request: Any) -> None:
-    """Let a body be read once more; it was kept by :func:`raw_body_of`."""
-    rewind(request, request._stream)
-
-
-# Django has no public way to give a stream back: these three names of its request are those that
-# REST framework relies on too.
 
 
 # Digests.

@@ -71,7 +71,7 @@ def invocation_of(
         path=request.path,
         query=request.META.get("QUERY_STRING", ""),
         media_type=(request.content_type or "").lower(),
-        body=body or partial(body_of, request),  # type: ignore[arg-type]  # read when asked for
+        read=body or partial(body_of, request),
         request=own,
     )
 

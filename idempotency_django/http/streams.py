@@ -23,6 +23,7 @@ LONGEST: Final = 1024**3
 
 def rewind(request: Any, stream: Any) -> None:
     """Give the stream back to the request, at its beginning."""
+    # Django has no public way to do so: these names are those that REST framework relies on, too.
     stream.seek(0)
     request._stream = stream
     request._read_started = False
@@ -59,13 +60,37 @@ def _too_long() -> RequestDataTooBig:
     )
 
 
-def size_of(request: Any) -> int:
-    """The number of bytes in the request's stream, or that it has announced."""
-    if is_seekable(request._stream):
-        size: int = request._stream.seek(0, os.SEEK_END)
-        request._stream.seek(0)
-        return size
-    return announced(request) or 0
+def raw_body_of(request: Any, *, in_memory: bool = False) -> bytes | Hashed:
+    """The bytes of a readable body, or their digest where they are too many to hold in memory.
+
+    Args:
+        request: the request.
+        in_memory: whether no view could have more of it in memory than Django allows.
+
+    Raises:
+        RequestDataTooBig: it announces more than that, and is ``in_memory``.
+        UnreadablePostError: its end is missing.
+    """
+    length = announced(request)  # without, Django's own body is an error
+    fits = hasattr(request, "_body")
+    if not fits:
+        stream, limit = request._stream, settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        if in_memory and limit is not None and (length or 0) > limit:
+            return request.body  # type: ignore[no-any-return]  # which refuses it, as in the view
+        size = length or 0
+        if is_seekable(stream):
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+        fits = length is not None and (limit is None or size <= limit)
+    if not fits:
+        digest = hashed(rewindable(request))
+        refuse_half(request, digest.size)
+        return digest
+    body: bytes = request.body
+    if len(body) < (length or 0):
+        refuse_half(request, len(body))
+    rewind(request, request._stream)
+    return body
 
 
 def announced(request: HttpRequest) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -86,29 +86,28 @@ class Invocation:
         return replace(self, **changes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LazyInvocation(Invocation):
-    """A call whose body is read at its first use, by the function given as ``body``.
+    """A call whose body is read at its first use.
 
     A fingerprint or a key that does not use the body does not read it.
+
+    Attributes:
+        read: reads the body.
     """
 
-    __slots__ = ()
+    body: Body = field(init=False)  # so that the slot stays empty until it is asked for
+    read: Callable[[], Body]
 
-    @property
-    def body(self) -> Body:
-        """What was sent."""
-        body = _BODY.__get__(self)
-        if callable(body):
-            body = body()
-            _BODY.__set__(self, body)
-        return body  # type: ignore[no-any-return]
-
-    @body.setter
-    def body(self, body: Body | Callable[[], Body]) -> None:
-        _BODY.__set__(self, body)
+    def __getattr__(self, name: str) -> Body:  # called only for what is not there
+        if name != "body":
+            raise AttributeError(name)
+        body = self.read()
+        object.__setattr__(self, "body", body)
+        return body
 
     def changed(self, **changes: Any) -> Invocation:
-        return replace(self, **{"body": lambda: self.body, **changes})
-
-
-_BODY: Any = vars(Invocation)["body"]  # the slot, below the property
+        if "body" in changes:
+            body = changes.pop("body")
+            return replace(self, read=lambda: body, **changes)
+        return replace(self, **{"read": lambda: self.body, **changes})
