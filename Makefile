@@ -8,6 +8,11 @@ PY := $(VENV)/bin/python
 GATE := $(if $(TEST_MARIADB_URL)$(shell PATH="$$PATH:/usr/sbin" command -v mariadbd),99,97)
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 
+# Tests and demo start hundreds of processes. None should compile Django again, also where Python is
+# told to leave no files beside the sources.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo serve quick quick-stores quick-adapters test test-inside test-outside lint types imports docs bench ci clean

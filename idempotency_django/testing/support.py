@@ -55,10 +55,11 @@ def in_threads(functions: Iterable[Callable[[], T]]) -> list[T]:
 
 def eventually(condition: Callable[[], object]) -> None:
     """Wait until the condition holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline, pause = time.monotonic() + PATIENCE, 0.001
     while not condition():
         assert time.monotonic() < deadline, "It did not happen."
-        time.sleep(0.001)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.02)  # to ask often would slow down what is waited for
 
 
 def in_words(found: Claim | Record) -> str:
