@@ -77,13 +77,15 @@ class Api:
 
     def send_at_once(self, path: str, order: Order, times: int) -> list[Answer]:
         """The answers to as many duplicates, released together, in the order they came in."""
-        return asyncio.run(_send_at_once(self.url, _request(path, order), times))
+        return asyncio.run(
+            _send_at_once(self.url, _request(urlsplit(self.url).netloc, path, order), times)
+        )
 
     def begin(self, path: str, order: Order) -> socket.socket:
         """Send the order, and return the connection that its answer would come on."""
         at = urlsplit(self.url)
         connection = socket.create_connection((at.hostname, at.port))
-        connection.sendall(_request(path, order))
+        connection.sendall(_request(at.netloc, path, order))
         return connection
 
     def killed(self, path: str, order: Order, moment: str) -> None:
@@ -152,8 +154,8 @@ def executed_of(answers: list[Answer]) -> Answer:
     return executed
 
 
-def _request(path: str, order: Order) -> bytes:
-    own = [("Host", "e2e"), ("Connection", "close"), ("Content-Length", str(len(order.body)))]
+def _request(host: str, path: str, order: Order) -> bytes:
+    own = [("Host", host), ("Connection", "close"), ("Content-Length", str(len(order.body)))]
     lines = [f"{name}: {value}\r\n" for name, value in [*own, *order.headers]]
     return f"POST {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + order.body
 
