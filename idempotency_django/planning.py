@@ -6,7 +6,7 @@ that is, which store keeps its record, and which of the two guarantees it gets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Protocol
 
@@ -92,6 +92,7 @@ def plan_call(
     content: str,
     method: str,
     asynchronous: bool = False,
+    max_attempts: int | None = None,
 ) -> Plan:
     """The plan for a call that names its operation itself, and has no caller to tell apart.
 
@@ -103,6 +104,8 @@ def plan_call(
         content: the digest of what is asked for.
         method: what stands for the HTTP method in the audit.
         asynchronous: whether the handler is async, so that no transaction can span it.
+        max_attempts: how many attempts may fail or be interrupted before an operator must settle
+            it; ``None``: any number.
 
     Raises:
         KeyMalformed: the key is not 1-255 visible ASCII characters.
@@ -112,7 +115,10 @@ def plan_call(
     lease = lease_of(policy, store, asynchronous=asynchronous)
     invocation = Invocation(name=name, principal="", method=method, path="")
     bound = (scope, keys.checked(key))
-    return Plan(policy, store, identity.recorded_as(policy, invocation, content, bound, lease))
+    operation = identity.recorded_as(policy, invocation, content, bound, lease)
+    if max_attempts is not None:
+        operation = replace(operation, max_attempts=max_attempts)
+    return Plan(policy, store, operation)
 
 
 def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> timedelta | None:

@@ -37,6 +37,8 @@ class Operation:
         lease: how long a claim on it lives without renewal; ``None``: the claim lives as long as
             the transaction that made it.
         hold: do not resume an attempt whose lease expired until an operator settles it.
+        max_attempts: how many attempts may fail or be interrupted before an operator must settle
+            it; ``None``: any number.
         wait: how long to wait for somebody else's execution; ``None``: not at all.
         execute_without_store: execute it without protection if its store cannot be reached.
         count_replays: record its replays in the audit trail.
@@ -56,6 +58,7 @@ class Operation:
     retention: timedelta = timedelta(0)
     lease: timedelta | None = None
     hold: bool = False
+    max_attempts: int | None = None
     wait: timedelta | None = None
     execute_without_store: bool = False
     count_replays: bool = False
@@ -75,6 +78,7 @@ class Claim:
         token: the owner's secret; a store writes for a claim only if the token is the record's.
         record_id: the store's own number of the record; 0 where it has none.
         asked: a value of ``time.monotonic()`` from before the claim was made.
+        interrupted: whether the attempt before it was interrupted, and not ended.
     """
 
     operation: Operation
@@ -82,6 +86,7 @@ class Claim:
     token: str
     record_id: int = 0
     asked: float = field(default_factory=time.monotonic, compare=False, repr=False)
+    interrupted: bool = False
 
     @property
     def key(self) -> str:
@@ -149,7 +154,8 @@ class Record:
         expired: whether its time to live is over, by the store's clock.
         interrupted: whether it is in progress and its owner's lease is over, by the store's clock:
             the owner is dead, or late.
-        held: whether it is interrupted and waits for an operator to settle it.
+        held: whether it waits for an operator to settle it: it was interrupted, or its last attempt
+            has failed. It is ``interrupted`` in both cases.
         lease_left: seconds until its owner's lease ends, by the store's clock, 0 if it is over;
             ``None``: it has none, or nobody can say. It takes no part in comparisons.
         counted: whether this look at it has been counted as a replay already.

@@ -863,9 +863,9 @@ class Flaky(MemoryStore):
         self._wait("completed")
         return completed
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         self._wait("fail")
-        failed = super().fail(claim, error, pinned=pinned)
+        failed = super().fail(claim, error, pinned=pinned, held=held)
         self._wait("failed")
         return failed
 

@@ -116,9 +116,11 @@ class Watched(Store):
             "complete", claim.key, lambda: super(Watched, self).complete(claim, payload)
         )
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         return self._ask(
-            "fail", claim.key, lambda: super(Watched, self).fail(claim, error, pinned=pinned)
+            "fail",
+            claim.key,
+            lambda: super(Watched, self).fail(claim, error, pinned=pinned, held=held),
         )
 
     def get(self, key: str, scope: str) -> Record | None:

@@ -19,6 +19,7 @@ from .outcomes import (
     UNCERTAIN_ERRORS,
     Admit,
     Executed,
+    Held,
     InProgress,
     Outcome,
     Recover,
@@ -28,7 +29,7 @@ from .outcomes import (
     decide,
     failure,
 )
-from .settling import Attempt
+from .settling import Attempt, hold_exhausted
 from .unprotected import Unprotected
 from .waiting import ConflictWait
 
@@ -95,6 +96,8 @@ class Run:
             unavailable = error
         else:
             if isinstance(found, Claim):
+                if found.interrupted and await self._exhausted(found):
+                    return Held()
                 # Of a late owner it may be the answer of its successor.
                 return await self._admitted(await self._attempted(found, asked))
             outcome = await self._admitted(decide(found, self.operation))
@@ -109,6 +112,9 @@ class Run:
             if known is not None:
                 return known
         return await self.driver.call(self.store.acquire, self.operation)
+
+    async def _exhausted(self, claim: Claim) -> bool:
+        return await self.driver.call(hold_exhausted, self.store, claim)
 
     async def _admitted(self, outcome: Outcome) -> Outcome:
         """The outcome, unless it is a replay that is refused."""

@@ -21,6 +21,9 @@ from .outcomes import Result, announce, end_signal, failure, made_payload
 
 logger = logging.getLogger("idempotency_django")
 
+INTERRUPTED_ERROR: Final = "The attempts before it were interrupted."
+"""Why a key is held although its last attempt was not executed."""
+
 PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 """Seconds between attempts to store the answer of what is already done."""
 
@@ -96,7 +99,7 @@ class Attempt:
             result = result if unmade is None else failure(unmade)
         signal = end_signal(result)
         try:
-            recorded = await self._recorded(payload, result.error)
+            recorded = await self._recorded(payload, result)
             if not recorded:
                 record = await self.record()
                 if self.is_stored(self.driver.payload, record):
@@ -121,19 +124,19 @@ class Attempt:
         if unmade is not None:
             raise unmade
 
-    async def _recorded(self, payload: Payload | None, error: str) -> bool:
+    async def _recorded(self, payload: Payload | None, result: Result) -> bool:
         store, claim = self.lease.store, self.claim
         if payload is not None:
             return await self.driver.call(store.complete, claim, payload)
         try:
-            return await self._failed(error)
+            return await self._failed(result)
         except (StoreUnavailable, OperationInProgress):
             # The connection may have been lost while the handler ran; the store has a new one now.
-            return await self._failed(error)
+            return await self._failed(result)
 
-    async def _failed(self, error: str) -> bool:
+    async def _failed(self, result: Result) -> bool:
         pinned = self.execution.pinned
-        return await self.driver.call(self.lease.store.fail, self.claim, error, pinned=pinned)
+        return await self.driver.call(fail, self.lease.store, self.claim, result, pinned=pinned)
 
     def is_stored(self, payload: Payload | None, record: Record | None) -> bool:
         """Whether a record holds this answer of the attempt; a store may have left out its body."""
@@ -142,12 +145,49 @@ class Attempt:
         return record.payload in {payload, replace(payload, body=None)}
 
     def _has_failed(self, record: Record | None) -> bool:
-        return record is not None and record.status is Status.FAILED and self._is_of(record)
+        if record is None or not self._is_of(record):
+            return False
+        return record.status is Status.FAILED or record.held
 
     def _is_of(self, record: Record) -> bool:
         """Whether a record is the one that was claimed, and nobody has claimed it again."""
         mine = (self.claim.attempt, self.claim.record_id)
         return (record.attempt, record.record_id) == mine
+
+
+def fail(store: Store, claim: Claim, result: Result, *, pinned: bool) -> bool:
+    """Record that an attempt failed; its key is held if that was the last one that is allowed."""
+    limit = claim.operation.max_attempts
+    held = result.failed and limit is not None and claim.attempt >= limit
+    recorded = store.fail(claim, result.error, pinned=pinned, held=held)
+    if recorded and held:
+        log_held(claim, result.error)
+    return recorded
+
+
+def hold_exhausted(store: Store, claim: Claim) -> bool:
+    """Hold a claim whose attempts are used up by interruptions; ``False``: it may be executed.
+
+    After a failure there is one attempt more: an operator has released it.
+    """
+    limit = claim.operation.max_attempts
+    if limit is None or claim.attempt <= limit or not claim.interrupted:
+        return False
+    if store.fail(claim, INTERRUPTED_ERROR, held=True):
+        log_held(claim, INTERRUPTED_ERROR)
+    return True
+
+
+def log_held(claim: Claim, error: str) -> None:
+    """Tell the operator, who must settle it."""
+    logger.error(
+        "%s is held after attempt %d of %d, until an operator settles it: %s (key %s)",
+        claim.operation.name,
+        claim.attempt,
+        claim.operation.max_attempts,
+        error,
+        claim.key,
+    )
 
 
 def settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: bool) -> None:
@@ -177,7 +217,7 @@ def settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: bo
                 store.on_commit(partial(announce, signals.completed, mine, payload=payload))
                 return
             if mine and payload is None:
-                store.fail(mine, result.error, pinned=pinned)
+                fail(store, mine, result, pinned=pinned)
     except (IdempotencyError, DatabaseFault):
         # The key is free and the client gets its answer; only the audit misses an attempt.
         logger.warning(

@@ -21,6 +21,7 @@ from .outcomes import (
     UNCERTAIN_ERRORS,
     Admit,
     Executed,
+    Held,
     InProgress,
     Outcome,
     Recover,
@@ -31,7 +32,7 @@ from .outcomes import (
     decide,
     failure,
 )
-from .settling import settle_rolled_back
+from .settling import hold_exhausted, settle_rolled_back
 from .waiting import ConflictWait
 
 Execute = Callable[[ExecutionContext], Result]
@@ -113,6 +114,8 @@ class Run:
             with self.store.transaction(after=self.after):
                 found = self.store.acquire(self.operation)
                 if isinstance(found, Claim):
+                    if found.interrupted and hold_exhausted(self.store, found):
+                        return Held()
                     return Executed(self._executed(found))
                 outcome = decide(found, self.operation)
                 if isinstance(outcome, Replayed):

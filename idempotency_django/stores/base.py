@@ -59,7 +59,7 @@ class Store(WithoutTransactions, ABC):
         - a FAILED record; if it is pinned or has recovery points, only for the same fingerprint;
         - a record in progress whose lease is over, or that is still visible a minute after it was
           claimed without a lease, for the same fingerprint, unless it was claimed with ``hold``.
-          Its owner is late from then on.
+          Its owner is late from then on, and the claim is ``interrupted``.
 
         Otherwise the record is returned: COMPLETED with its payload, or IN_PROGRESS, or FAILED for
         another fingerprint. (The engine never replays a FAILED record: for the same fingerprint it
@@ -84,7 +84,7 @@ class Store(WithoutTransactions, ABC):
         """
 
     @abstractmethod
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         """Record why the attempt ended and free the key. ``False``: as for :meth:`complete`.
 
         Args:
@@ -93,6 +93,9 @@ class Store(WithoutTransactions, ABC):
             pinned: free it for the same fingerprint only: the attempt may have had effects
                 elsewhere, under keys that were derived from this one. A pin that the claim has
                 from an earlier attempt stays in any case.
+            held: do not free it: nobody gets the key, and no purge takes the record, until an
+                operator settles it. The record is in progress, ``interrupted`` and ``held`` then,
+                and has no owner.
         """
 
     @abstractmethod

@@ -31,6 +31,7 @@ class _Entry:
     started: float = field(default_factory=time.monotonic)
     lease_ends: float | None = None
     pinned: bool = False
+    hold: bool = False
 
     def lived_beyond(self, *durations: timedelta | None) -> bool:
         seconds = [duration.total_seconds() for duration in durations if duration is not None]
@@ -53,7 +54,7 @@ class _Entry:
 
     def purgeable(self, older_than: timedelta) -> bool:
         operation = self.operation
-        ended = self.interrupted and not operation.hold
+        ended = self.interrupted and not self.hold
         return (self.status is not Status.IN_PROGRESS or ended) and self.lived_beyond(
             operation.ttl, operation.retention, older_than
         )
@@ -62,7 +63,7 @@ class _Entry:
         same = self.operation.fingerprint == operation.fingerprint
         if self.status is Status.FAILED:
             return self.expired or same or not (self.pinned or self.steps)
-        return self.expired or (self.interrupted and same and not self.operation.hold)
+        return self.expired or (self.interrupted and same and not self.hold)
 
 
 class MemoryStore(Store):
@@ -88,18 +89,29 @@ class MemoryStore(Store):
                 return self._record(entry)
             attempt = entry.attempt + 1 if entry else 1
             steps = entry.steps if entry and not entry.expired else []
-            pinned = bool(entry and not entry.expired and (entry.pinned or entry.interrupted))
+            late = bool(entry and entry.interrupted)
+            pinned = bool(entry and not entry.expired and (entry.pinned or late))
             token = secrets.token_hex(16)
-            self._entries[name] = _Entry(operation, token, attempt, steps, pinned=pinned)
+            self._entries[name] = _Entry(
+                operation, token, attempt, steps, pinned=pinned, hold=operation.hold
+            )
             if operation.lease is not None:
                 self._let_lease_end(self._entries[name], operation.lease.total_seconds())
-        return Claim(operation, attempt, token)
+        return Claim(operation, attempt, token, interrupted=late)
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         return self._end(claim, Status.COMPLETED, payload=payload)
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
-        return self._end(claim, Status.FAILED, error=error, pinned=pinned)
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        if not held:
+            return self._end(claim, Status.FAILED, error=error, pinned=pinned)
+        with self._lock:
+            entry = self._owned(claim)
+            if entry:
+                entry.error, entry.token, entry.hold = error, "", True
+                entry.pinned |= pinned
+                self._let_lease_end(entry, 0)
+            return entry is not None
 
     def extend(self, claim: Claim, seconds: float) -> bool:
         with self._lock:
@@ -201,6 +213,6 @@ class MemoryStore(Store):
             payload=entry.payload,
             expired=entry.expired,
             interrupted=entry.interrupted,
-            held=entry.interrupted and entry.operation.hold,
+            held=entry.interrupted and entry.hold,
             lease_left=entry.lease_left,
         )

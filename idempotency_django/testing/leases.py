@@ -187,6 +187,30 @@ class LeasesContract(ContractSetting):
         assert self.store.purge(timedelta(0), 10) == 0
         assert self.store.complete(late, ANSWER)
 
+    def test_last_attempt_is_held(self) -> None:
+        """What fails with ``held`` has no owner, and no request gets its key, however late."""
+        claim = self.leased(ttl=MOMENT)
+        assert self.store.fail(claim, "ValueError: no", held=True)
+        assert not self.store.complete(claim, ANSWER)
+        assert not self.store.fail(claim, "late")
+        assert not self.store.extend(claim, 99)
+        record = self.record(claim.operation)
+        assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
+        assert (record.interrupted, record.held) == (True, True)
+        assert isinstance(self.again(claim), Record)
+        assert isinstance(self.again(claim, fingerprint="0" * 64), Record)
+        assert self.store.purge(timedelta(0), 10) == 0
+        assert self.record(claim.operation).held
+
+    def test_attempt_after_an_interruption(self) -> None:
+        """A claim says whether the attempt before it was interrupted, and not ended."""
+        first = self.leased()
+        assert not first.interrupted
+        assert self.store.fail(first, "no")
+        assert not self.taken_over(first).interrupted
+        late = self.interrupted()
+        assert self.taken_over(late).interrupted
+
     def test_one_of_many_takes_over_a_lease(self) -> None:
         """Of many contenders for an interrupted claim, one gets it, the others get its record."""
         late = self.interrupted()

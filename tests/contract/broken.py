@@ -42,8 +42,8 @@ class LateOwnersComplete(_Broken):
 class LateOwnersFail(_Broken):
     """A late owner releases its successor's claim."""
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
-        return super().fail(self.as_owner(claim), error, pinned=pinned)
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        return super().fail(self.as_owner(claim), error, pinned=pinned, held=held)
 
 
 class LateOwnersExtend(_Broken):
@@ -91,8 +91,7 @@ class ResumesHeld(_Broken):
     def acquire(self, operation: Operation) -> Claim | Record:
         entry = self.entry(operation)
         if entry and entry.interrupted:
-            released = replace(entry.operation, hold=False)
-            return self.acquire_as_if(operation, operation=released)
+            return self.acquire_as_if(operation, hold=False)
         return super().acquire(operation)
 
 
@@ -121,8 +120,8 @@ class StepsForAnother(_Broken):
 class ForgetsPins(_Broken):
     """A pinned key is free for any request."""
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
-        return super().fail(claim, error)
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        return super().fail(claim, error, held=held)
 
 
 class Wedged(_Broken):
@@ -145,8 +144,8 @@ class CountsAnew(_Broken):
 class ForgetsSteps(_Broken):
     """A failed attempt takes its recovery points with it."""
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
-        failed = super().fail(claim, error, pinned=pinned)
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        failed = super().fail(claim, error, pinned=pinned, held=held)
         entry = self.entry(claim)
         if failed and entry:
             entry.steps = []

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from django.core.checks import CheckMessage
 from django.db import Error as DatabaseFault
@@ -23,6 +23,14 @@ from .rows import in_progress, lifetime, record_of, took_long
 from .takeover import take_over
 from .transactional import TransactionalStore
 from .transactions import forbid_atomic_block, restore_autocommit
+
+_FREE: Final = {
+    "status": Status.FAILED,
+    "completed_at": DatabaseNow(),
+    "lease_expires_at": None,
+}
+# In progress under a lease that is over, with a token that nobody has.
+_HELD: Final = {"hold": True, "lease_expires_at": DatabaseNow(), "owner_token": ""}
 
 
 class DatabaseStore(TransactionalStore):
@@ -101,15 +109,13 @@ class DatabaseStore(TransactionalStore):
             self._raise_on_its_own(error)
         return completed
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         with self._on_its_own():
             self._restore_autocommit(claim, commit=False)
             mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
             failed = mine.filter(status=Status.IN_PROGRESS).update(
-                status=Status.FAILED,
                 error=plain(error, 4096),
-                completed_at=DatabaseNow(),
-                lease_expires_at=None,
+                **(_HELD if held else _FREE),
                 **({"pinned": True} if pinned else {}),
             )
         return bool(failed)

@@ -47,7 +47,8 @@ def take_over(dialect: Dialect, operation: Operation, found: Record, token: str)
     elif not same and (pinned or steps.exists()):
         seen = found.status is Status.FAILED and found.fingerprint != operation.fingerprint
         return found if seen else in_progress(operation)  # since we looked, likewise
-    claim = Claim(operation, attempt + 1, token, found.record_id)
+    late = status == Status.IN_PROGRESS
+    claim = Claim(operation, attempt + 1, token, found.record_id, interrupted=late)
     mine.update(**_fresh(claim), pinned=pinned)
     return claim
 

@@ -92,7 +92,7 @@ class RedisStore(Store):
         )
         if reply[0] != b"claimed":
             return self._record(operation.key, operation.scope, reply)
-        claim = Claim(operation, int(reply[1]), token)
+        claim = Claim(operation, int(reply[1]), token, interrupted=reply[2] == b"1")
         if acknowledged < self._wait_replicas:
             self._refuse(claim, acknowledged)
         return claim
@@ -120,18 +120,10 @@ class RedisStore(Store):
             )
         return bool(reply)
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False) -> bool:
-        return bool(
-            self._run(
-                "fail",
-                claim.key,
-                claim.scope,
-                claim.token,
-                secrets.token_hex(8),
-                text(error[:4096]),
-                flag(pinned),
-            )
-        )
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        note = (text(error[:4096]), flag(pinned), flag(held))
+        call = secrets.token_hex(8)
+        return bool(self._run("fail", claim.key, claim.scope, claim.token, call, *note))
 
     def extend(self, claim: Claim, seconds: float) -> bool:
         lease = milliseconds(timedelta(seconds=seconds))

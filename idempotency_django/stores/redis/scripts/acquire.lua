@@ -21,7 +21,7 @@ local function is_pinned()
   return record.pinned == '1' or (record.status == 'in_progress' and record.token ~= token)
 end
 
-local attempt = 1
+local attempt, interrupted = 1, false
 if is_owned(record, token) then
   -- The client sent this very claim again, because its connection broke before the answer came. It
   -- is written again as well: WAIT counts from the last write of the connection it is sent on.
@@ -34,6 +34,7 @@ elseif record then
     return describe(record, clock, counted)
   end
   attempt = tonumber(record.attempt) + 1
+  interrupted = record.status == 'in_progress'
 end
 
 local lease_ends = lease == '' and '' or ms(clock + tonumber(lease))
@@ -48,4 +49,4 @@ redis.call(
   'operation', ARGV[10], 'principal', ARGV[11], 'method', ARGV[12], 'path', ARGV[13]
 )
 keep(lease_ends, hold, expires, clock)
-return {'claimed', ms(attempt)}
+return {'claimed', ms(attempt), flag(interrupted)}
