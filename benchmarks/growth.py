@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import Final
 
@@ -21,6 +22,8 @@ from benchmarks.report import Section, Table, Target
 from benchmarks.subjects import view
 from benchmarks.timing import Block, Sample, interleave
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.purging import BATCH_SIZE
 
 SMALL: Final = 10_000
 TABLE: Final = IdempotencyKey._meta.db_table
@@ -30,7 +33,7 @@ First requests and replays of random records, with few and with many records in 
 {rounds} interleaved rounds of {requests} requests; the ratio compares the two tables."""
 
 PURGE: Final = """\
-`IdempotencyKey.objects.purge()` deleted {expired:,} expired rows in {batches} batches of its
+`DatabaseStore.purge()` deleted {expired:,} expired rows in {batches} batches of its
 default size: **{rate:,.0f} rows/s**."""
 
 SIZE: Final = """\
@@ -142,7 +145,8 @@ def _purge(rows: int) -> tuple[float, int]:
     _use("expired")
     deleted = batches = 0
     started = time.perf_counter()
-    while count := IdempotencyKey.objects.purge():
+    store = DatabaseStore("default")
+    while count := store.purge(timedelta(0), BATCH_SIZE):
         deleted += count
         batches += 1
     seconds = time.perf_counter() - started

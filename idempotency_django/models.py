@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
-from django.db import connections, models, router, transaction
+from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -24,20 +23,6 @@ Nobody sees such a row unless its transaction was ended in the middle of the ope
 still be running. A lease of its own would say so, too, but has an index: PostgreSQL could no longer
 update the row in place when it is completed.
 """
-
-_DELETE_BATCH: Final = {
-    # From the batch to its rows by their index. IN, where few rows are left, would read the whole
-    # table and wait for each row that somebody holds: two purges would deadlock.
-    "mysql": (
-        "DELETE target FROM JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$')) batch "
-        "STRAIGHT_JOIN {table} target FORCE INDEX FOR JOIN ({index}) ON target.{column} = batch.id"
-    ),
-    "sqlite": "DELETE FROM {table} WHERE {column} IN (SELECT value FROM JSON_EACH(%s))",
-}
-# The batch is chosen once. IN would make it a join, which may read the whole table. The steps go in
-# a statement of their own: what a late owner has added until its record was locked is seen by then.
-_PURGE_RECORDS: Final = "DELETE FROM {table} WHERE id = ANY (ARRAY({batch})) RETURNING id"
-_PURGE_STEPS: Final = "DELETE FROM {steps} WHERE record_id = ANY (%s)"
 
 
 class DatabaseNow(Now):
@@ -106,45 +91,6 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
             ~Q(status=Status.IN_PROGRESS) | abandoned, purge_at__lte=DatabaseNow() - older_than
         )
 
-    def purge(self, older_than: timedelta = timedelta(0), batch_size: int = BATCH_SIZE) -> int:
-        """Delete one batch of purgeable records, the oldest first, and return their number.
-
-        A record that another transaction holds is left for later (``SKIP LOCKED``), so that a
-        purge waits neither for traffic nor for a second purge. Call it until it returns 0. Each
-        call is one short transaction; a retry with a key that is being deleted may have to wait for
-        it. No signals are sent.
-
-        Args:
-            older_than: only what became purgeable longer ago than this.
-            batch_size: the most records to delete in this call.
-        """
-        using: str = self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
-        connection = connections[using]
-        batch = (
-            self.using(using)
-            .purgeable(older_than)
-            .order_by("purge_at")
-            .select_for_update(skip_locked=connection.features.has_select_for_update_skip_locked)
-            .values("id")[:batch_size]
-        )
-        names = {
-            "table": connection.ops.quote_name(self.model._meta.db_table),
-            "steps": connection.ops.quote_name(IdempotencyStep._meta.db_table),
-        }
-        with transaction.atomic(using=using), connection.cursor() as cursor:
-            if connection.vendor == "postgresql":
-                chosen, parameters = batch.query.get_compiler(using).as_sql()
-                cursor.execute(_PURGE_RECORDS.format(batch=chosen, **names), parameters)
-                gone = [row[0] for row in cursor.fetchall()]
-                cursor.execute(_PURGE_STEPS.format(**names), [gone])
-                return len(gone)
-            ids = json.dumps([row["id"] for row in batch])
-            delete = _DELETE_BATCH[connection.vendor]
-            steps = {"table": names["steps"], "column": "record_id", "index": STEPS_INDEX}
-            cursor.execute(delete.format(**steps), [ids])
-            cursor.execute(delete.format(table=names["table"], column="id", index="PRIMARY"), [ids])
-            return int(cursor.rowcount)
-
 
 class IdempotencyKey(models.Model):
     """The record of one operation: the row of ``(key, scope)``.
@@ -191,6 +137,10 @@ class IdempotencyKey(models.Model):
     principal = models.CharField(_("principal"), max_length=255, default="", blank=True)
     method = models.CharField(_("method"), max_length=16, default="", blank=True)
     path = models.TextField(_("path"), default="", blank=True)
+    # The reference of the record whose handler asked for this operation; see records.reference().
+    caused_by = ExactCharField(
+        _("caused by"), max_length=511, default="", db_default="", blank=True
+    )
 
     objects: ClassVar[models.Manager[IdempotencyKey]] = models.Manager.from_queryset(
         IdempotencyKeyQuerySet
@@ -202,8 +152,8 @@ class IdempotencyKey(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["key", "scope"], name="idempotency_key_scope_uniq")
         ]
-        # A partial index on lease_expires_at is made by the first migration; declared here, it
-        # would make `migrate` warn on MySQL and MariaDB, which have no partial indexes.
+        # Partial indexes on lease_expires_at and caused_by are made by migrations; declared here,
+        # they would make `migrate` warn on MySQL and MariaDB, which have no partial indexes.
         indexes = [
             models.Index(fields=["purge_at"], name="idempotency_purge_at_idx"),
             # For the auditor: the admin lists the newest first, and finds what one caller did.

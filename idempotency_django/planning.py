@@ -12,6 +12,7 @@ from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .engine.context import CURRENT
 from .policy import Policy, identity, keys
 from .policy.invocation import Invocation
 from .records import Operation
@@ -80,6 +81,9 @@ def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | 
     store = stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.operation(policy, invocation, key=key, scope=asked.scope(), lease=lease)
+    parent = CURRENT.get()
+    if parent is not None:
+        operation = replace(operation, caused_by=parent.reference)
     return Plan(policy, store, operation, derived)
 
 
@@ -93,6 +97,7 @@ def plan_call(
     method: str,
     asynchronous: bool = False,
     max_attempts: int | None = None,
+    caused_by: str = "",
 ) -> Plan:
     """The plan for a call that names its operation itself, and has no caller to tell apart.
 
@@ -106,6 +111,8 @@ def plan_call(
         asynchronous: whether the handler is async, so that no transaction can span it.
         max_attempts: how many attempts may fail or be interrupted before an operator must settle
             it; ``None``: any number.
+        caused_by: the reference of the record of the operation that asked for this one; empty: that
+            of the execution that the call is made in, if there is one.
 
     Raises:
         KeyMalformed: the key is not 1-255 visible ASCII characters.
@@ -116,8 +123,11 @@ def plan_call(
     invocation = Invocation(name=name, principal="", method=method, path="")
     bound = (scope, keys.checked(key))
     operation = identity.recorded_as(policy, invocation, content, bound, lease)
-    if max_attempts is not None:
-        operation = replace(operation, max_attempts=max_attempts)
+    parent = CURRENT.get()
+    if parent is not None and not caused_by:
+        caused_by = parent.reference
+    if caused_by or max_attempts is not None:
+        operation = replace(operation, caused_by=caused_by, max_attempts=max_attempts)
     return Plan(policy, store, operation)
 
 

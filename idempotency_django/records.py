@@ -46,6 +46,8 @@ class Operation:
         principal: who is calling, for the audit (``"user:42"``).
         method: the HTTP method, or what stands for it elsewhere; for the audit.
         path: the HTTP path, or what stands for it elsewhere; for the audit.
+        caused_by: the :func:`reference` of the record whose handler asked for this operation; for
+            the audit. Empty: there is none.
     """
 
     key: str
@@ -66,6 +68,18 @@ class Operation:
     principal: str = ""
     method: str = ""
     path: str = ""
+    caused_by: str = ""
+
+
+def reference(key: str, scope: str) -> str:
+    """One text that names a record. A key holds no space, so :func:`referred` can take it apart."""
+    return f"{key} {scope}"
+
+
+def referred(reference: str) -> tuple[str, str]:
+    """The key and the scope of the record that a :func:`reference` names."""
+    key, _, scope = reference.partition(" ")
+    return key, scope
 
 
 @dataclass(frozen=True, slots=True)

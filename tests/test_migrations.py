@@ -83,10 +83,15 @@ def test_indexes(alias: str) -> None:
     assert found["idempotency_purge_at_idx"] == ["purge_at"]
     assert found["idempotency_created_at_idx"] == ["created_at"]
     assert found["idempotency_leases_idx"] == ["lease_expires_at"]
+    assert found["idempotency_caused_by_idx"] == ["caused_by"]
 
 
-def test_index_of_leases_is_partial(alias: str) -> None:
-    """Where a database has partial indexes, completed records are not in the one of leases."""
+@pytest.mark.parametrize(
+    ("index", "condition"),
+    [("idempotency_leases_idx", "IS NOT NULL"), ("idempotency_caused_by_idx", "caused_by")],
+)
+def test_partial_indexes(alias: str, index: str, condition: str) -> None:
+    """Where a database has partial indexes, those of leases and causes hold what has one."""
     connection = connections[alias]
     if not connection.features.supports_partial_indexes:
         pytest.skip(f"{connection.display_name} has no partial indexes")
@@ -95,9 +100,23 @@ def test_index_of_leases_is_partial(alias: str) -> None:
         "sqlite": "SELECT sql FROM sqlite_master WHERE name = %s",
     }[connection.vendor]
     with connection.cursor() as cursor:
-        cursor.execute(question, ["idempotency_leases_idx"])
+        cursor.execute(question, [index])
         (definition,) = cursor.fetchone()
-    assert "IS NOT NULL" in definition.partition(" WHERE ")[2]
+    assert condition in definition.partition(" WHERE ")[2]
+
+
+def test_older_code_still_inserts(alias: str) -> None:
+    """While a deployment rolls out, processes that know no causes write to the migrated table."""
+    columns = ["key", "scope", "status", "created_at", "operation", "fingerprint", "attempt"]
+    columns += ["owner_token", "response_headers", "error", "replay_count", "principal", "method"]
+    columns += ["path"]
+    values = ["k", "s", "completed", "2030-01-01 00:00:00", "", "", 1, "", "[]", "", 0, "", "", ""]
+    connection = connections[alias]
+    names = ", ".join(map(connection.ops.quote_name, columns))
+    places = ", ".join(["%s"] * len(values))
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {TABLE} ({names}) VALUES ({places})", values)
+    assert IdempotencyKey.objects.using(alias).get().caused_by == ""
 
 
 @pytest.mark.parametrize("name", ["key", "scope"])

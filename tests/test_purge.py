@@ -1,4 +1,4 @@
-"""``IdempotencyKey.objects.purge()``, on every database, alone and under traffic."""
+"""The purge of a database store, on every database, alone and under traffic."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def rows(alias: str) -> IdempotencyKeyQuerySet:
     return IdempotencyKeyQuerySet(IdempotencyKey, using=alias)
 
 
+def purged(alias: str, *, older_than: timedelta = timedelta(0), batch_size: int = 5000) -> int:
+    """How many records one batch takes."""
+    return DatabaseStore("default", using=alias).purge(older_than, batch_size)
+
+
 def left(alias: str) -> set[str]:
     """The keys that have a record."""
     return set(rows(alias).values_list("key", flat=True))
@@ -48,10 +53,10 @@ class TestWhatGoes:
         """A batch takes the records that became purgeable first."""
         for days in (3, 1, 2):
             record(alias, purgeable=True, key=f"{days} days", expires_at=ago(days=days))
-        assert rows(alias).purge(batch_size=2) == 2
+        assert purged(alias, batch_size=2) == 2
         assert left(alias) == {"1 days"}
-        assert rows(alias).purge(batch_size=2) == 1
-        assert rows(alias).purge(batch_size=2) == 0
+        assert purged(alias, batch_size=2) == 1
+        assert purged(alias, batch_size=2) == 0
 
     @pytest.mark.parametrize("trait", ["in_progress", "failed", "tombstone"])
     def test_every_state(self, alias: str, trait: str) -> None:
@@ -59,28 +64,21 @@ class TestWhatGoes:
         record(alias, purgeable=True, **{trait: True})
         spared = trait == "in_progress"
         assert rows(alias).purgeable().count() == (not spared)
-        assert rows(alias).purge() == (not spared)
+        assert purged(alias) == (not spared)
         assert rows(alias).count() == spared
 
     @pytest.mark.parametrize("traits", [{}, {"expired": True}, {"permanent": True}])
     def test_what_is_kept(self, alias: str, traits: dict[str, bool]) -> None:
         """What is replayed, kept for the audit, or permanent, stays."""
         record(alias, **traits)
-        assert rows(alias).purge() == 0
+        assert purged(alias) == 0
         assert rows(alias).count() == 1
 
     def test_older_than(self, alias: str) -> None:
         """A record is spared until it has been purgeable for as long as asked for."""
         record(alias, purgeable=True, expires_at=ago(hours=2))
-        assert rows(alias).purge(timedelta(hours=3)) == 0
-        assert rows(alias).purge(timedelta(hours=1)) == 1
-
-    def test_a_part_of_the_records(self, alias: str) -> None:
-        """A purge of filtered records deletes no others."""
-        record(alias, purgeable=True, scope="a", key="a")
-        record(alias, purgeable=True, scope="b", key="b")
-        assert rows(alias).filter(scope="a").purge() == 1
-        assert left(alias) == {"b"}
+        assert purged(alias, older_than=timedelta(hours=3)) == 0
+        assert purged(alias, older_than=timedelta(hours=1)) == 1
 
     def test_one_statement(self, alias: str) -> None:
         """A batch is few statements, whoever listens to deletions: no record is loaded."""
@@ -93,7 +91,7 @@ class TestWhatGoes:
         post_delete.connect(hear)
         try:
             with CaptureQueriesContext(connections[alias]) as queries:
-                assert rows(alias).purge() == 3
+                assert purged(alias) == 3
         finally:
             post_delete.disconnect(hear)
         assert heard == []
@@ -127,7 +125,7 @@ def test_steps_go_with_their_record(alias: str) -> None:
     with_steps(records(3, alias, purgeable=True), alias)
     alive = records(2, alias)
     with_steps(alive, alias)
-    assert rows(alias).purge() == 3
+    assert purged(alias) == 3
     left_over = IdempotencyStep.objects.using(alias).values_list("record_id", flat=True)
     assert sorted(left_over) == sorted(one.pk for one in alive for _ in range(2))
 
@@ -139,7 +137,7 @@ def test_interrupted_attempts_go(alias: str) -> None:
     record(alias, key="abandoned", lease_expires_at=ago(days=1), **gone)
     record(alias, key="held", lease_expires_at=ago(days=1), hold=True, **gone)
     record(alias, key="running", lease_expires_at=ago(days=-1), **gone)
-    assert rows(alias).purge() == 1
+    assert purged(alias) == 1
     assert left(alias) == {"held", "running"}
 
 
@@ -155,12 +153,12 @@ class Replica:
 
 @pytest.mark.skipif(len(ALIASES) < 2, reason="a replica takes two databases")
 def test_goes_where_is_written() -> None:
-    """Without ``using`` it is the database of the writes that is purged, never a replica."""
+    """The store's own database is purged, whatever a router says of reads."""
     record(ALIASES[0], purgeable=True)
     record(ALIASES[-1], purgeable=True)
     with override_settings(DATABASE_ROUTERS=[Replica()]):
         assert router.db_for_read(IdempotencyKey) == ALIASES[-1]
-        assert IdempotencyKey.objects.purge() == 1
+        assert purged(ALIASES[0]) == 1
     assert rows(ALIASES[0]).count() == 0
     assert rows(ALIASES[-1]).count() == 1
 
@@ -198,9 +196,9 @@ def test_held_record_is_left(alias: str) -> None:
     record(alias, purgeable=True, key="free", expires_at=ago(days=1))
     with held(alias, "held"):
         # Were it waited for, the transaction that holds it could never end.
-        assert rows(alias).purge() == 1
+        assert purged(alias) == 1
         assert left(alias) == {"held"}
-    assert rows(alias).purge() == 1
+    assert purged(alias) == 1
 
 
 def drain(alias: str, batch_size: int) -> int:
@@ -263,7 +261,7 @@ def test_purge_under_traffic(alias: str) -> None:
     def purger() -> int:
         count = 0
         while not stop.is_set():
-            count += rows(alias).purge(batch_size=7)
+            count += purged(alias, batch_size=7)
         return count + drain(alias, 7)
 
     first, second, _ = in_threads([client, client, purger])
@@ -293,7 +291,7 @@ def test_plan(analyzed: bool) -> None:
             cursor.execute(f"VACUUM ANALYZE {table}")
             cursor.execute(f"VACUUM ANALYZE {IdempotencyStep._meta.db_table}")
         with transaction.atomic(using=alias), CaptureQueriesContext(connection) as queries:
-            rows(alias).purge(batch_size=batch)
+            purged(alias, batch_size=batch)
             transaction.set_rollback(True, using=alias)
     statements = [q["sql"] for q in queries if q["sql"].startswith("DELETE")]
     steps = [node for statement in statements for node in nodes(alias, statement)]

@@ -5,11 +5,10 @@ Nothing here knows HTTP: views, tasks and plain functions get the same object.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -17,10 +16,22 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from ..records import Claim, Operation, Step, derived_key
+from ..records import Claim, Operation, Step, derived_key, reference
 from ..stores import Store
 from .leases import Lease
 from .steps import Steps, refuse_nested, refuse_unfit, running
+from .threads import handlers_thread, refuse_another
+
+CURRENT: ContextVar[ExecutionContext | None] = ContextVar("idempotency_execution", default=None)
+"""The execution whose handler runs; the engine sets it."""
+
+
+def current_execution() -> ExecutionContext | None:
+    """The execution whose handler this code runs in; ``None``: it runs in none.
+
+    Threads that the handler starts by itself are not in it.
+    """
+    return CURRENT.get()
 
 
 class ExecutionContext:
@@ -38,7 +49,7 @@ class ExecutionContext:
         self._lease = lease
         self._steps = Steps(store, claim)
         self._has_derived = False
-        self._thread = None if lease is None else _thread()
+        self._thread = None if lease is None else handlers_thread()
 
     def __repr__(self) -> str:
         return f"<ExecutionContext {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
@@ -62,6 +73,11 @@ class ExecutionContext:
     def attempt(self) -> int:
         """1 for the first execution of this key, and one more for each later one."""
         return self._claim.attempt
+
+    @property
+    def reference(self) -> str:
+        """What names its record in the ``caused_by`` of other operations."""
+        return reference(self.key, self.scope)
 
     @property
     def pinned(self) -> bool:
@@ -139,13 +155,7 @@ class ExecutionContext:
                 the handler's calls it, so that the order of steps could change.
         """
         lease = self._leased(name)
-        if self._thread not in (None, threading.get_ident()):
-            raise ImproperlyConfigured(
-                f"The step {name!r} was begun in another thread than its handler's. Threads may "
-                "run in another order in the next attempt, which would then find its steps in "
-                "another order. Begin steps in the handler's own thread, and use threads within "
-                "a step."
-            )
+        refuse_another(self._thread, name)
         self._steps.load()
         position, stored = self._steps.reach(name)
         if stored is not None:
@@ -235,12 +245,3 @@ class ExecutionContext:
             )
         refuse_nested(name)
         return self._lease
-
-
-def _thread() -> int | None:
-    """The thread that runs the handler; ``None``: an event loop runs it, which orders its steps."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return threading.get_ident()
-    return None

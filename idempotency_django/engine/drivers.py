@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from asgiref.sync import sync_to_async
 
 from ..records import Payload
-from .context import ExecutionContext
+from .context import CURRENT, ExecutionContext
 from .outcomes import Result
 
 P = ParamSpec("P")
@@ -76,7 +76,11 @@ class Blocking(Driver):
 
     async def execute(self, execution: ExecutionContext) -> Result:
         self.begun = True
-        self.result = self._handler(execution)
+        token = CURRENT.set(execution)
+        try:
+            self.result = self._handler(execution)
+        finally:
+            CURRENT.reset(token)
         return self.result
 
     async def pause(self, seconds: float, *, to_the_end: bool = False) -> None:
@@ -116,7 +120,11 @@ class Awaiting(Driver):
     async def execute(self, execution: ExecutionContext) -> Result:
         self._end_if_cancelled()
         self.begun = True
-        self.result = await self._handler(execution)
+        token = CURRENT.set(execution)
+        try:
+            self.result = await self._handler(execution)
+        finally:
+            CURRENT.reset(token)
         return self.result
 
     async def pause(self, seconds: float, *, to_the_end: bool = False) -> None:

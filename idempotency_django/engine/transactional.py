@@ -15,7 +15,7 @@ from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnav
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .atomic import Atomic
-from .context import ExecutionContext
+from .context import CURRENT, ExecutionContext
 from .explaining import explained
 from .outcomes import (
     UNCERTAIN_ERRORS,
@@ -164,6 +164,7 @@ class Run:
         store.on_commit(self._announce)
         self.claim, self.execution = claim, ExecutionContext(store, claim, None)
         self._claimed = True
+        token = CURRENT.set(self.execution)
         try:
             with store.unbroken(claim.operation.name):
                 result = self.execute(self.execution)
@@ -181,6 +182,8 @@ class Run:
             self._marked = self._is_marked()
             self._error = explained(error, claim.operation.name, store.using)
             raise RolledBack(failure(self._error)) from None
+        finally:
+            CURRENT.reset(token)
         if self._payload is None:
             raise RolledBack(result)
         if self.after is not None:

@@ -125,9 +125,11 @@ class Store(WithoutTransactions, ABC):
     def purge(self, older_than: timedelta, limit: int) -> int:
         """Delete up to ``limit`` records whose lifetime and retention ended ``older_than`` ago.
 
-        The oldest are deleted first. A record in progress is never deleted before its lease is
-        over, and never if it is held. Returns how many were deleted: 0 if there is nothing left, or
-        if the store deletes expired records by itself.
+        The oldest are deleted first, in one short transaction. A record that somebody holds is left
+        for later, so that a purge waits neither for traffic nor for a second purge. A record in
+        progress is never deleted before its lease is over, and never if it is held. Returns how
+        many were deleted: 0 if there is nothing left, or if the store deletes expired records by
+        itself.
         """
 
     # What a store that renews one lease at a time can leave as it is.

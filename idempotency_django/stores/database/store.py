@@ -159,7 +159,11 @@ class DatabaseStore(TransactionalStore):
             record_replay(self._rows.filter(pk=record.record_id), record.key, operation)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
-        return self._rows.purge(older_than, limit)
+        skip = connections[self.using].features.has_select_for_update_skip_locked
+        oldest = self._rows.purgeable(older_than).order_by("purge_at")
+        batch = oldest.select_for_update(skip_locked=skip).values("id")[:limit]
+        with transaction.atomic(using=self.using):
+            return self._dialect.purge(batch)
 
     def purgeable(self, older_than: timedelta) -> int:
         return self._rows.purgeable(older_than).count()

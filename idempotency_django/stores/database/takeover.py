@@ -99,5 +99,6 @@ def _fresh(claim: Claim) -> dict[str, Any]:
         "principal": plain(operation.principal, 255),
         "method": plain(operation.method, 16),
         "path": plain(operation.path, 2048),
+        "caused_by": operation.caused_by,
         **lifetime(operation),
     }

@@ -89,6 +89,7 @@ class RedisStore(Store):
             flag(operation.count_replays),
             flag(operation.extend_on_replay),
             *map(text, (operation.name, operation.principal, operation.method, operation.path)),
+            operation.caused_by,
         )
         if reply[0] != b"claimed":
             return self._record(operation.key, operation.scope, reply)

@@ -22,7 +22,7 @@ from ....records import Claim, Operation, Status, Step
 from ...codec import StoredPayload, StoredStep
 from .messages import Messages
 
-_GIVEN = "key scope operation fingerprint owner_token principal method path hold".split()
+_GIVEN = "key scope operation fingerprint owner_token principal method path caused_by hold".split()
 _CONSTANT = {
     "status": f"'{Status.IN_PROGRESS}'",
     "attempt": "1",
@@ -30,7 +30,7 @@ _CONSTANT = {
     "error": "''",
     "replay_count": "0",
 }
-_SELECTED = ("id status attempt fingerprint response_status response_headers response_body").split()
+_SELECTED = "id status attempt fingerprint response_status response_headers response_body".split()
 # Space and comments before a statement. Possessive, so that nothing of it is looked at twice.
 _BEFORE = r"(?:\s|;|--[^\n]*|#[^\n]*|/\*(?s:.*?)\*/)*+"
 _STEP = "record position name attempt result failure completed_at".split()
@@ -66,10 +66,10 @@ class Dialect(ABC):
         self.using = using
         self.combine = combine
         """Whether several statements may be sent in one message."""
-        quote = connections[using].ops.quote_name
-        meta = IdempotencyKey._meta
+        quote, meta = connections[using].ops.quote_name, IdempotencyKey._meta
         names = {
             "table": quote(meta.db_table),
+            "steps": quote(IdempotencyStep._meta.db_table),
             **{field.name: quote(str(field.column)) for field in meta.concrete_fields},
         }
         names["selected"] = ", ".join(names[name] for name in _SELECTED)
@@ -151,6 +151,10 @@ class Dialect(ABC):
         """The records of those claims that are their owners', locked or not."""
 
     @abstractmethod
+    def purge(self, batch: QuerySet[IdempotencyKey, Any]) -> int:
+        """Delete the rows whose ids a query locks and gives, and their steps; how many?"""
+
+    @abstractmethod
     def claim(self, operation: Operation, token: str) -> int | None:
         """Insert the operation's row and lock its key; ``None`` where either cannot be had now."""
 
@@ -161,7 +165,7 @@ class Dialect(ABC):
         return rows
 
     def messages(self) -> AbstractContextManager[Messages]:
-        """For the length of a transaction, which begins within it: how its statements are sent."""
+        """For a transaction that begins within it: how its statements are sent."""
         return nullcontext(Messages())
 
     def claimed(self, claim: Claim) -> None:

@@ -51,6 +51,20 @@ class PostgreSQL(Dialect):
         self.uncount_sql = self._uncount_sql(self.names)
         self._local = threading.local()
 
+    # The batch is chosen once. IN would make it a join, which may read the whole table. The steps
+    # go in a statement of their own: what a late owner has added until its record was locked is
+    # seen by then.
+    purge_records = "DELETE FROM {table} WHERE id = ANY (ARRAY({batch})) RETURNING id"
+    purge_steps = "DELETE FROM {steps} WHERE record_id = ANY (%s)"
+
+    def purge(self, batch: QuerySet[IdempotencyKey, Any]) -> int:
+        chosen, parameters = batch.query.get_compiler(self.using).as_sql()
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(self.purge_records.format(batch=chosen, **self.names), parameters)
+            gone = [row[0] for row in cursor.fetchall()]
+            cursor.execute(self.purge_steps.format(**self.names), [gone])
+        return len(gone)
+
     @contextmanager
     def messages(self) -> Iterator[Messages]:
         connection = connections[self.using]

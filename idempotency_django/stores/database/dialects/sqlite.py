@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from django.db import connections
+from django.db.models import QuerySet
 
+from ....models import IdempotencyKey
 from ....records import Claim, Operation
 from .base import Dialect
 from .values import ids_of, tokens_of, values_of
@@ -30,6 +33,17 @@ class SQLite(Dialect):
             "SQLITE_LOCKED_SHAREDCACHE",  # in memory, as a test database may be
         }
     )
+
+    delete_batch = "DELETE FROM {target} WHERE {column} IN (SELECT value FROM JSON_EACH(%s))"
+
+    def purge(self, batch: QuerySet[IdempotencyKey, Any]) -> int:
+        ids = json.dumps([row["id"] for row in batch])
+        steps = self.delete_batch.format(target=self.names["steps"], column="record_id")
+        records = self.delete_batch.format(target=self.names["table"], column="id")
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(steps, [ids])
+            cursor.execute(records, [ids])
+            return int(cursor.rowcount)
 
     def claim(self, operation: Operation, token: str) -> int | None:
         with connections[self.using].cursor() as cursor:

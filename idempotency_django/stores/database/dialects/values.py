@@ -43,6 +43,7 @@ def values_of(operation: Operation, token: str) -> list[Any]:
         plain(operation.principal, 255),
         plain(operation.method, 16),
         plain(operation.path, 2048),
+        operation.caused_by,
         operation.hold,
         ttl,
         kept,

@@ -46,7 +46,8 @@ redis.call(
   'lease', lease_ends, 'hold', hold, 'pinned', flag(is_pinned()), 'expires', expires, 'settled', '',
   'code', '', 'headers', '', 'size', '', 'body', '', 'error', '',
   'created', ms(clock), 'completed', '', 'replays', '0', 'last_replayed', '',
-  'operation', ARGV[10], 'principal', ARGV[11], 'method', ARGV[12], 'path', ARGV[13]
+  'operation', ARGV[10], 'principal', ARGV[11], 'method', ARGV[12], 'path', ARGV[13],
+  'caused_by', ARGV[14]
 )
 keep(lease_ends, hold, expires, clock)
 return {'claimed', ms(attempt), flag(interrupted)}
