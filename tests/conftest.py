@@ -8,8 +8,10 @@ from itertools import compress
 from typing import Any
 
 import pytest
-from django.core.management.commands import flush
+from django.core.management.color import no_style
+from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import TransactionTestCase
 
 from idempotency_django import signals
 from tests.rabbit import rabbitmq
@@ -22,49 +24,82 @@ KEPT = frozenset({"auth_permission", "django_content_type"})
 """Tables of what Django itself makes of the apps, which no test changes."""
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _flush_what_is_there() -> Iterator[None]:
-    """Empty only the tables that have rows, and leave permissions and content types, after a test.
+class Broom:
+    """Empties a database after a test, over a connection of its own, which stays open.
 
-    Django truncates each table of each database, after each test that needs transactions of its
-    own, and deletes permissions and content types to make them again: most of the time of all
-    tests went into that. Most tests fill one or two tables of one database.
+    Django closes the connections of a test with it, and would have to open one to each database to
+    truncate each table of it, and to make permissions and content types again: most of the time of
+    all tests went into that. Most tests fill one or two tables of one database.
     """
 
-    def sql_flush(
-        style: Any,
-        connection: BaseDatabaseWrapper,
-        reset_sequences: bool = True,
-        allow_cascade: bool = False,
-    ) -> list[str]:
-        existing = connection.introspection.django_table_names(only_existing=True)
-        filled = _filled(connection, [table for table in existing if table not in KEPT])
-        if connection.vendor != "postgresql":
-            return connection.ops.sql_flush(style, filled, reset_sequences=False)
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection.copy()
+        self._tables: list[str] = []
+
+    def sweep(self) -> None:
+        """Delete all rows, but those that are there from the beginning."""
+        try:
+            filled = self._filled(self._tables or self._existing())
+        except DatabaseError:  # a test dropped a table, or ended all sessions
+            self.put_away()
+            filled = self._filled(self._existing())
+        if not filled:
+            return
+        for statement in ("BEGIN", *self._deletions(filled), "COMMIT"):
+            self._execute(statement)
+
+    def put_away(self) -> None:
+        """Leave the database."""
+        self._connection.close()
+
+    def _existing(self) -> list[str]:
+        tables = self._connection.introspection.django_table_names(only_existing=True)
+        self._tables = [table for table in tables if table not in KEPT]
+        return self._tables
+
+    def _filled(self, tables: list[str], more_than: int = 0) -> list[str]:
+        """Those of the tables that have more rows than that."""
+        if not tables:
+            return []
+        row = f"(SELECT 1 FROM %s LIMIT 1 OFFSET {more_than})"
+        quoted = self._connection.ops.quote_name
+        found = self._execute(
+            "SELECT " + ", ".join(f"EXISTS {row % quoted(table)}" for table in tables)
+        )
+        return list(compress(tables, found))
+
+    def _deletions(self, tables: list[str]) -> list[str]:
+        if self._connection.vendor != "postgresql":
+            return self._connection.ops.sql_flush(no_style(), tables, reset_sequences=False)
         # There a truncated table gets new files, with each of its indexes: slow, but for many rows.
-        many = _filled(connection, filled, more_than=1000)
-        few = [table for table in filled if table not in many]
-        quoted = connection.ops.quote_name
+        many = self._filled(tables, more_than=1000)
+        quoted = self._connection.ops.quote_name
         return [
             *(f"TRUNCATE {quoted(table)} CASCADE" for table in many),
-            *(f"DELETE FROM {quoted(table)}" for table in few),
+            *(f"DELETE FROM {quoted(table)}" for table in tables if table not in many),
         ]
 
+    def _execute(self, statement: str) -> tuple[Any, ...]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone() if statement.startswith("SELECT") else ()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """The databases, and what empties them after each test that needs transactions of its own."""
+    brooms = {alias: Broom(connections[alias]) for alias in connections}
+
+    def sweep(test: TransactionTestCase) -> None:
+        connections.close_all()  # whatever the test left open is rolled back
+        for alias in test._databases_names(include_mirrors=False):
+            brooms[alias].sweep()
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(flush, "sql_flush", sql_flush)
-        patched.setattr(flush, "emit_post_migrate_signal", lambda *args, **options: None)
+        patched.setattr(TransactionTestCase, "_fixture_teardown", sweep)
         yield
-
-
-def _filled(connection: BaseDatabaseWrapper, tables: list[str], more_than: int = 0) -> list[str]:
-    """Those of the tables that have more rows than that."""
-    if not tables:
-        return []
-    row = f"(SELECT 1 FROM %s LIMIT 1 OFFSET {more_than})"
-    rows = ", ".join(f"EXISTS {row % connection.ops.quote_name(table)}" for table in tables)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {rows}")
-        return list(compress(tables, cursor.fetchone()))
+    for broom in brooms.values():
+        broom.put_away()
 
 
 @pytest.fixture(scope="session")
