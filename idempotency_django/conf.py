@@ -70,7 +70,8 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known nam
 class Settings:
     """Reads ``settings.IDEMPOTENCY`` at the first access to each of its names.
 
-    A request asks for several of them, so what is read is kept until a setting changes. Each property raises :exc:`~django.core.exceptions.ImproperlyConfigured` if its value is wrong.
+    A request asks for several of them, so what was read is kept until a setting changes. Each
+    property raises :exc:`~django.core.exceptions.ImproperlyConfigured` if its value is wrong.
     """
 
     @cached_property

@@ -41,7 +41,9 @@ OTHERS = {
 
 def test_every_name_is_tested_and_has_a_property() -> None:
     """The names that IDEMPOTENCY may hold are the properties that read them."""
-    properties = {name.upper() for name, value in vars(Settings).items() if type(value) is cached_property}
+    properties = {
+        name.upper() for name, value in vars(Settings).items() if type(value) is cached_property
+    }
     assert properties - {"RAW"} == NAMES == set(DEFAULTS) == set(OTHERS)
 
 

@@ -28,9 +28,9 @@ from idempotency_django.policy import (
     keys,
     scopes,
 )
+from idempotency_django.policy.canonical import content_digest
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
-from idempotency_django.policy.canonical import content_digest
 from idempotency_django.policy.seals import sealed
 from idempotency_django.policy.validators import UNSAFE_METHODS
 from idempotency_django.records import Claim

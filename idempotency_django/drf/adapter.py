@@ -115,6 +115,7 @@ class DRFAdapter(Adapter):
             return given if given is finished else finalize(request, given, *args, **kwargs)
 
         finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
+        self.shows_page = is_page(finished)
         self.view.finalize_response = once
         return finished  # type: ignore[no-any-return]
 
@@ -138,9 +139,9 @@ class DRFAdapter(Adapter):
             name = parser.get_filename(request.stream, request.content_type, request.parser_context)
             return Form({}, (as_file(raw, name or "", request.content_type or ""),))
         try:
-            # The same as _parsed(), for what is neither a form nor has files.
-            data = request.data
-            return Parsed(data, raw) if type(data) is dict and not request.FILES else self._parsed(raw)
+            if isinstance(request.data, QueryDict) or request.FILES:
+                return self._parsed(raw)
+            return Parsed(request.data, raw)
         except _UNPARSED:
             # The view meets it itself, if it looks: REST framework would show it an empty body now.
             request._data = request._files = request._full_data = Empty

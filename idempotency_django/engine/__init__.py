@@ -63,7 +63,7 @@ def run(
     execute: Execute,
     recover: Recover,
     *,
-    atomic: Atomic = _NONE,
+    atomic: Atomic | None = None,
     undo: Callable[[], object] = nullcontext,
     admit: Admit | None = None,
 ) -> Outcome:
@@ -81,7 +81,7 @@ def run(
         execute: executes it.
         recover: called after the rollback with what ``execute`` raised; returns the answer, or
             raises the error again. A payload in its answer is stored.
-        atomic: the transactions that the caller wants around ``execute``.
+        atomic: the transactions that the caller wants around ``execute``; ``None``: none.
         undo: without a lease, called when what ``execute`` did was rolled back: before ``recover``,
             or when the transactions of ``atomic`` have ended. It takes back what no database knows
             of. It is not called when nobody knows whether the transaction was committed.
@@ -95,6 +95,7 @@ def run(
         ClaimLost: the claim is gone and has no successor.
     """
 
+    atomic = _NONE if atomic is None else atomic
     wanted: Operation | None = operation
     while wanted is not None:
         if wanted.lease is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -15,6 +16,8 @@ from ..records import Payload, Record
 from .messages import invocation_of, key_header, response_of
 from .negotiation import GivenTokens, refuse_unacceptable
 
+_NOTHING: Final = nullcontext()
+
 
 class Adapter(ABC):
     """One request and its answer, as an adapter's framework handles them.
@@ -23,13 +26,22 @@ class Adapter(ABC):
         http_request: Django's request.
         request: the request as the framework's own views know it.
         method: the request's method.
+        shows_page: whether the answer is a page about it, with the visitor's name and tokens.
+        tokens: tells the CSRF tokens that the view gives out from those that were given out before
+            it; ``None``: there were none.
     """
+
+    shows_page: bool = False
+    tokens: GivenTokens | None = None
 
     def __init__(self, http_request: HttpRequest, request: Any = None) -> None:
         self.http_request = http_request
         self.request: Any = http_request if request is None else request
         self.method = http_request.method or ""
-        self.tokens = GivenTokens(http_request)
+
+    def noticing(self) -> AbstractContextManager[None]:
+        """The block, which belongs to the view, may give out CSRF tokens."""
+        return self.tokens.noticed() if self.tokens else _NOTHING
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
@@ -81,7 +93,8 @@ class Adapter(ABC):
 
     def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
         """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
-        return None if self.tokens.are_in(response) else response
+        tokens = self.tokens or GivenTokens(self.http_request)
+        return None if tokens.are_in(response) else response
 
     def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
         """The stored answer."""

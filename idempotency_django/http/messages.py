@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
-from http.client import responses as reasons
-from typing import Any, Final
+from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
-from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
@@ -23,17 +21,6 @@ from ..policy.invocation import Body, Invocation, LazyInvocation
 from ..records import REASON, Payload
 from .bodies import body_of
 from .routes import name_of_route
-
-NEVER_KEPT: Final = frozenset(
-    # Of one message or connection (RFC 9110, section 7.6.1) …
-    "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
-    "transfer-encoding upgrade content-length date server age via "
-    # … or of one request and its session.
-    "set-cookie x-request-id request-id x-correlation-id traceparent tracestate server-timing "
-    "x-runtime".split()
-)
-"""Response headers, in lower case, that are never stored; a replay gets its own."""
-
 
 # From a request to a call.
 
@@ -157,36 +144,6 @@ def _primary_key(user: Any) -> Any:
 
 
 # From an answer to a payload and back.
-
-
-def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
-    """What is kept of an answer; a tombstone if it was streamed or is too large."""
-    unwanted: frozenset[str] = NEVER_KEPT
-    if policy.exclude_headers:
-        unwanted = unwanted.union(name.lower() for name in policy.exclude_headers)
-    headers = tuple([pair for pair in response.items() if pair[0].lower() not in unwanted])
-    if response.reason_phrase != reasons.get(response.status_code, response.reason_phrase):
-        headers += ((REASON, response.reason_phrase),)
-    body = None
-    if isinstance(response, HttpResponse) and policy.store_body:
-        body = response.content if len(response.content) <= policy.max_response_bytes else None
-    return Payload(response.status_code, headers, body)
-
-
-def shows_refused_form(response: HttpResponseBase) -> bool:
-    """Whether it is a page whose context contains a form, or a formset, with errors."""
-    context = getattr(response, "context_data", None)
-    return isinstance(context, Mapping) and any(map(_is_refused_form, context.values()))
-
-
-def _is_refused_form(value: Any) -> bool:
-    # The admin wraps its forms, and has a list of its formsets.
-    if isinstance(value, list):
-        return any(map(_is_refused_form, value))
-    for form in (value, getattr(value, "form", None), getattr(value, "formset", None)):
-        if isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid():
-            return True
-    return False
 
 
 def rendered(response: HttpResponseBase) -> HttpResponseBase:

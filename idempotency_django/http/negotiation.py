@@ -18,7 +18,7 @@ from ..records import Payload
 _ANY_FORM: Final = (":accept", "*/*")
 """A note among the stored headers of an answer whose form did not depend on ``Accept``."""
 
-_GIVEN_OUT: Final = "CSRF_COOKIE_NEEDS_UPDATE"
+GIVEN_OUT: Final = "CSRF_COOKIE_NEEDS_UPDATE"
 """Where Django notes in ``request.META`` that a CSRF token was given out or changed.
 
 It is there from then on: true until the token's cookie is set, then false.
@@ -47,13 +47,13 @@ class GivenTokens:
     @contextmanager
     def noticed(self) -> Iterator[None]:
         """Notice those of the block, and none before it, as by a decorator around the view."""
-        before = self._request.META.pop(_GIVEN_OUT, False)
+        before = self._request.META.pop(GIVEN_OUT, False)
         try:
             yield
         finally:
-            self._given = self._given or _GIVEN_OUT in self._request.META
+            self._given = self._given or GIVEN_OUT in self._request.META
             if before:
-                self._request.META[_GIVEN_OUT] = True
+                self._request.META[GIVEN_OUT] = True
 
     def are_in(self, response: HttpResponseBase) -> bool:
         """Whether an answer that was made in such blocks holds this visitor's token.
@@ -61,7 +61,7 @@ class GivenTokens:
         A page is taken to hold what was given out, however it is encoded. In anything else the
         token is looked for: ``login()`` changes it, and most answers do not show it.
         """
-        if not (self._given or _GIVEN_OUT in self._request.META):
+        if not (self._given or GIVEN_OUT in self._request.META):
             return False
         if not isinstance(response, HttpResponse):
             return True  # it is streamed, and not kept anyway

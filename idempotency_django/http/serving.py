@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import assert_never, cast
+from typing import Any, assert_never, cast
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -19,7 +17,6 @@ from django.http.response import HttpResponseBase
 from .. import engine
 from ..conf import conf
 from ..engine import (
-    Atomic,
     Executed,
     Held,
     InProgress,
@@ -39,10 +36,10 @@ from ..planning import Plan
 from ..planning import plan as planned
 from ..policy import Policy, keys
 from ..records import Operation, Record
-from ..stores import Store
 from ..stores.atomic_blocks import opened_by_django, refuse_others
 from .adapter import Adapter, has_body
 from .atomic_requests import RequestTransactions
+from .negotiation import GIVEN_OUT, GivenTokens
 from .results import result_of, result_of_error
 from .sessions import Before, save_session
 from .status import accepted
@@ -72,31 +69,47 @@ def serve(
     Raises:
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
+    request = adapter.http_request
     plan = planned(policy, adapter) if _takes_part(adapter, policy) else None
     if plan is None:
         return adapter.respond()
 
-    request, before = adapter.http_request, Before(adapter.http_request)
+    store, before = plan.store, Before(request)
 
     def execute(execution: ExecutionContext) -> Result:
-        with _running(request, execution), adapter.tokens.noticed():
-            if plan.operation.lease is not None:
-                return result_of(adapter, adapter.respond(), policy)
-            return _with_session(adapter, policy, plan.store, before)
+        request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
+        try:
+            if GIVEN_OUT in request.META:
+                adapter.tokens = GivenTokens(request)
+            with adapter.noticing():
+                if execution.operation.lease is not None:
+                    return result_of(adapter, adapter.respond(), policy)
+                if before.is_cached:
+                    before.forget_cached_at_commit(request, store.using)
+                result = result_of(adapter, adapter.respond(), policy)
+                session: Any = getattr(request, "session", None)
+                if result.payload is not None and getattr(session, "modified", False):
+                    save_session(request, store.using)
+                return result
+        finally:
+            request.idempotency = None  # type: ignore[attr-defined]  # a second run needs a claim
 
-    with _explained(plan.operation, policy):
-        atomic = _atomic(plan, transactions)
-        recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
+    if transactions is None:  # then those that are open were opened by Django
+        refuse_others(f"The answer of {plan.operation.name}", store.using, opened_by_django())
+    try:
         outcome = engine.run(
-            plan.store,
+            store,
             plan.operation,
             execute,
-            recover,
-            atomic=atomic,
+            partial(_recover, adapter, policy),
+            atomic=transactions,
             undo=before.restore,
-            admit=admit,
+            admit=partial(_admit, adapter, policy),
         )
-        return _marked(plan, _response(adapter, policy, plan, outcome))
+        return _response(adapter, policy, plan, outcome)
+    except IdempotencyError as error:
+        _explain(error, plan.operation, policy)
+        raise
 
 
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
@@ -107,73 +120,45 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
     if plan is None:
         return await adapter.arespond()
+    request = adapter.http_request
 
     async def execute(execution: ExecutionContext) -> Result:
-        request = adapter.http_request
-        with _running(request, execution), adapter.tokens.noticed():
-            response = await adapter.arespond()
-            if policy.stores is None and not hasattr(response, "context_data"):
-                return result_of(adapter, response, policy)
-            # It may ask the database.
-            return await sync_to_async(result_of)(adapter, response, policy)
+        request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
+        try:
+            if GIVEN_OUT in request.META:
+                adapter.tokens = GivenTokens(request)
+            with adapter.noticing():
+                response = await adapter.arespond()
+                if policy.stores is None and not hasattr(response, "context_data"):
+                    return result_of(adapter, response, policy)
+                # It may ask the database.
+                return await sync_to_async(result_of)(adapter, response, policy)
+        finally:
+            request.idempotency = None  # type: ignore[attr-defined]
 
-    with _explained(plan.operation, policy):
-        recover, admit = _recover(adapter, policy), partial(_admit, adapter, policy)
+    try:
+        recover, admit = partial(_recover, adapter, policy), partial(_admit, adapter, policy)
         outcome = await engine.arun(plan.store, plan.operation, execute, recover, admit=admit)
         if isinstance(outcome, Replayed) and has_body(outcome.record):
-            return _marked(plan, _response(adapter, policy, plan, outcome))
-        respond = sync_to_async(_response)  # what rebuilds an answer may ask the database
-        return _marked(plan, await respond(adapter, policy, plan, outcome))
-
-
-@contextmanager
-def _running(request: HttpRequest, execution: ExecutionContext) -> Iterator[None]:
-    """Show the view its execution, which ends with this run: a second one needs its own claim."""
-    request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
-    try:
-        yield
-    finally:
-        request.idempotency = None  # type: ignore[attr-defined]
-
-
-def _marked(plan: Plan, response: HttpResponseBase) -> HttpResponseBase:
-    """The response, with a header that tells the client its derived key."""
-    if plan.derived:
-        response[conf.header] = keys.quoted(plan.operation.key)
-    return response
+            return _response(adapter, policy, plan, outcome)
+        # What rebuilds an answer may ask the database.
+        return await sync_to_async(_response)(adapter, policy, plan, outcome)
+    except IdempotencyError as error:
+        _explain(error, plan.operation, policy)
+        raise
 
 
 def _takes_part(adapter: Adapter, policy: Policy) -> bool:
     return unclaimed(adapter.http_request) and adapter.method in policy.methods
 
 
-def _atomic(plan: Plan, transactions: RequestTransactions | None) -> Atomic:
-    """The transactions that are to surround the handler."""
-    if transactions is None:  # then those that are open were opened by Django
-        what = f"The answer of {plan.operation.name}"
-        refuse_others(what, plan.store.using, opened_by_django())
-        return Atomic()
-    return transactions
-
-
-def _with_session(adapter: Adapter, policy: Policy, store: Store, before: Before) -> Result:
-    """Run the view in the claim's transaction, and save in it what it wrote to the session."""
-    before.forget_cached_at_commit(adapter.http_request, store.using)
-    answer = result_of(adapter, adapter.respond(), policy)
-    if answer.payload is not None:
-        save_session(adapter.http_request, store.using)
-    return answer
-
-
-def _recover(adapter: Adapter, policy: Policy) -> Callable[[Exception], Result]:
-    def recover(error: Exception) -> Result:
-        if isinstance(error, IdempotencyError) and not error.foreign:
-            raise error  # ours, not the view's
-        with adapter.tokens.noticed():
-            response = adapter.recover(error, policy)
-        return result_of_error(adapter, response, error, policy)
-
-    return recover
+def _recover(adapter: Adapter, policy: Policy, error: Exception) -> Result:
+    """The result of what the view raised, or its error again."""
+    if isinstance(error, IdempotencyError) and not error.foreign:
+        raise error  # ours, not the view's
+    with adapter.noticing():
+        response = adapter.recover(error, policy)
+    return result_of_error(adapter, response, error, policy)
 
 
 def _admit(adapter: Adapter, policy: Policy, record: Record) -> None:
@@ -183,25 +168,31 @@ def _admit(adapter: Adapter, policy: Policy, record: Record) -> None:
         adapter.refuse_unacceptable(record.payload)
 
 
-@contextmanager
-def _explained(operation: Operation, policy: Policy) -> Iterator[None]:
+def _explain(error: IdempotencyError, operation: Operation, policy: Policy) -> None:
     """Log a fault of the server, and tell the client when to retry."""
-    try:
-        yield
-    except IdempotencyError as error:
-        if error.foreign:
-            raise
-        if error.status >= 500:
-            logger.exception("%s could not be made safe to retry.", operation.name)
-        if isinstance(error, OperationInProgress | StoreUnavailable):
-            error.retry_after = _retry_after(policy)
-        raise
+    if error.foreign:
+        return
+    if error.status >= 500:
+        logger.error("%s could not be made safe to retry.", operation.name, exc_info=error)
+    if isinstance(error, OperationInProgress | StoreUnavailable):
+        error.retry_after = _retry_after(policy)
 
 
 def _response(adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome) -> HttpResponseBase:
+    """The response that the client gets; a header tells it the key that was derived."""
+    if isinstance(outcome, Executed):
+        response = cast("HttpResponseBase", outcome.response)
+    else:
+        response = _unexecuted(adapter, policy, plan, outcome)
+    if plan.derived:
+        response[conf.header] = keys.quoted(plan.operation.key)
+    return response
+
+
+def _unexecuted(
+    adapter: Adapter, policy: Policy, plan: Plan, outcome: Replayed | InProgress | Held | Mismatched
+) -> HttpResponseBase:
     match outcome:
-        case Executed(response):
-            return cast("HttpResponseBase", response)
         case Replayed(record):
             return _replay(adapter, policy, record)
         case InProgress():

@@ -58,20 +58,29 @@ def _forget_cached(session: cached_db.SessionStore, former: str | None) -> None:
 
 
 class Before:
-    """What the session and the messages of a request are before its view runs."""
+    """What the session and the messages of a request are before its view runs.
+
+    Attributes:
+        is_cached: whether other requests may read the session from a cache.
+    """
 
     def __init__(self, request: HttpRequest) -> None:
         session = getattr(request, "session", None)
         self._session = session if isinstance(session, SessionBase) else None
+        self._state: dict[str, Any] = {}
+        self.is_cached = isinstance(session, cached_db.SessionStore)
         known = vars(self._session) if self._session is not None else {}
-        self._state = {name: known[name] for name in _STATE if name in known}
+        for name in _STATE:
+            if name in known:
+                self._state[name] = known[name]
         # What is not to be saved is read again instead: a session may be large.
         content = self._state.pop(_CONTENT, None)
         if content is not None and self._state.get("modified"):
             self._state[_CONTENT] = copy.deepcopy(content)
         self._messages = getattr(request, "_messages", None)
-        self._queued = len(getattr(self._messages, "_queued_messages", ()))
-        self._added = getattr(self._messages, "added_new", False)
+        if self._messages is not None:
+            self._queued = len(getattr(self._messages, "_queued_messages", ()))
+            self._added = getattr(self._messages, "added_new", False)
 
     def forget_cached_at_commit(self, request: HttpRequest, using: str | None) -> None:
         """Drop a changed session from the cache when the running transaction has committed.
