@@ -65,20 +65,23 @@ def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | 
         IdempotencyError: the key is missing, malformed or guessable.
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
-    key = identity.client_key(policy, asked.header())
+    header = asked.header()
+    key = None if header is None else identity.client_key(policy, header)
     if key is None and policy.key is None:
         identity.refuse_missing(policy, asked.method)
         return None
-    invocation = identity.identified(policy, asked.invocation(policy))
+    invocation = asked.invocation(policy)
+    if policy.principal is not None:
+        invocation = identity.identified(policy, invocation)
     derived = key is None
     if key is None:
         key = identity.derived_key(policy, invocation)
     if key is None:
         identity.refuse_missing(policy, asked.method)
         return None
-    if not derived:
+    if not (derived or invocation.principal):
         identity.refuse_guessable(invocation, key)
-    store = stores[policy.store]
+    store = stores.made.get(policy.store) or stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.operation(policy, invocation, key=key, scope=asked.scope(), lease=lease)
     parent = CURRENT.get()

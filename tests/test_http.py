@@ -467,6 +467,10 @@ def test_status_codes_and_docs_are_settings() -> None:
 class OnlyOnce(Adapter):
     """A view that answers 201."""
 
+    def __init__(self, request: HttpRequest) -> None:
+        self.http_request = self.request = request
+        self.method = request.method or ""
+
     def respond(self) -> HttpResponseBase:
         return HttpResponse(b"done", status=201)
 

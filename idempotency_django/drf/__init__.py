@@ -15,31 +15,33 @@ transaction that stores it. A caller without permission for the object in the UR
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
+from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from ..conf import conf
 from ..engine.context import ExecutionContext
 from ..errors import ResponseNotStored
 from ..http.adapter import Adapter, refuse_result
 from ..http.atomic_requests import OwnedTransactions, RequestTransactions, request_transactions
 from ..http.dispatching import add_framework
 from ..http.handlers import ensure_reached, place
-from ..http.messages import key_header, principal_of
+from ..http.messages import meta_name, principal_of
 from ..http.objects import check_object
-from ..http.serving import unclaimed
 from ..http.status import described, record_of
 from ..policy import Policy
 from ..policy.validators import UNSAFE_METHODS
 from ..records import Record
-from .adapter import DRFAdapter
+from .adapter import DRFAdapter, answer
 from .forms import key_in_form, with_keys
-from .problems import IdempotencyAPIException, answer
+from .problems import IdempotencyAPIException
 
 __all__ = [
     "IdempotencyAPIException",
@@ -84,6 +86,7 @@ class IdempotentViewMixin:  # see below
     # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
     idempotency_left_out: OwnedTransactions | None = None
     _idempotency_transactions: RequestTransactions | None = None
+    _idempotency_reached = False
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
@@ -94,36 +97,33 @@ class IdempotentViewMixin:  # see below
         return view
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        if self.idempotency_left_out is None:  # not through as_view(): Django's affair
-            return self._dispatch(request, *args, **kwargs)
-        with request_transactions(self.idempotency_left_out) as transactions:
-            self._idempotency_transactions = transactions
-            return self._dispatch(request, *args, **kwargs)
-
-    def _dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        response: HttpResponseBase = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
-        ensure_reached(self, request, response)
+        left_out = self.idempotency_left_out  # None: not through as_view(), it is Django's affair
+        transactions = None if left_out is None else request_transactions(left_out)
+        self._idempotency_transactions = transactions
+        response: HttpResponseBase
+        with transactions if transactions and transactions.aliases else nullcontext():
+            response = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        if not self._idempotency_reached:
+            ensure_reached(self, request, response)
         return response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
-        unclaimed(request._request)
+        http_request: Any = request._request
+        http_request.idempotency = getattr(http_request, "idempotency", None)
         policy = self.get_idempotency_policy() if request.method in UNSAFE_METHODS else None
         if policy is None:
             self._idempotency_reached = True  # it is not protected
             return
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
-        place(self, request, partial(self._serve_once, policy))
+        place(self, request, partial(answer, _MixinAdapter, self, policy))
 
-    def _serve_once(
-        self, policy: Policy, request: Request, run: Callable[[], HttpResponseBase]
-    ) -> HttpResponseBase:
-        adapter = _MixinAdapter(self, request, run)
-        return answer(adapter, policy, self._idempotency_transactions)
-
-    def get_renderers(self) -> list[Any]:
-        return [with_keys(renderer) for renderer in super().get_renderers()]  # type: ignore[misc]
+    def perform_content_negotiation(self, *args: Any, **kwargs: Any) -> Any:
+        renderer, media_type = super().perform_content_negotiation(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(renderer, BrowsableAPIRenderer):
+            renderer = with_keys(renderer)
+        return renderer, media_type
 
     # For subclasses to override.
 
@@ -139,7 +139,7 @@ class IdempotentViewMixin:  # see below
         The default reads the key header, or the hidden field in the forms of the browsable API.
         """
         view: Any = self
-        header = key_header(view.request._request)
+        header = view.request._request.META.get(meta_name(conf.header))
         return key_in_form(view.request) if header is None else header
 
     def get_idempotency_scope(self) -> str | None:
@@ -213,9 +213,8 @@ class _MixinAdapter(DRFAdapter):
 def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -> HttpResponseBase:
     """Serve a request whose DRF view already runs: for ``@idempotent`` on its handlers."""
     view: APIView = request.parser_context["view"]
-    transactions = getattr(view, "_idempotency_transactions", None)
-    adapter = _MixinAdapter if isinstance(view, IdempotentViewMixin) else DRFAdapter
-    return answer(adapter(view, request, handler), policy, transactions)
+    adapter_class = _MixinAdapter if isinstance(view, IdempotentViewMixin) else DRFAdapter
+    return answer(adapter_class, view, policy, request, handler)
 
 
 def has_hook(view_class: type) -> bool:

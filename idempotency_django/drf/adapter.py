@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Final
 
 from django.http import HttpResponse, QueryDict
@@ -14,6 +15,7 @@ from rest_framework.parsers import FileUploadParser, FormParser, MultiPartParser
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
+from ..errors import IdempotencyError
 from ..http.adapter import Adapter
 from ..http.atomic_requests import RequestTransactions
 from ..http.bodies import (
@@ -23,17 +25,15 @@ from ..http.bodies import (
     form_of,
     is_readable,
 )
-from ..http.messages import (
-    invocation_of,
-    rendered,
-    response_of,
-)
+from ..http.messages import invocation_of, response_of
 from ..http.objects import check_object, has_object
+from ..http.serving import serve
 from ..http.streams import raw_body_of, rewind
-from ..policy import Policy
+from ..policy import Policy, resolve
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
 from ..records import Payload, Record
-from .objects import refuse_checks_of_objects
+from .objects import check_checked
+from .problems import problem
 from .responses import (
     StoredResponse,
     is_json,
@@ -46,11 +46,15 @@ from .responses import (
 class DRFAdapter(Adapter):
     """One request within a DRF view."""
 
+    policy: Policy
+
     def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
-        super().__init__(request._request, request)
-        self.policy: Policy
-        self.transactions: RequestTransactions | None = None
+        self.http_request = request._request
+        self.request = request
+        self.method = request.method or ""
         self.view = view
+        self.transactions: RequestTransactions | None
+        self.transactions = getattr(view, "_idempotency_transactions", None)
         self._handler = handler
 
     def invocation(self, policy: Policy) -> Invocation:
@@ -58,14 +62,16 @@ class DRFAdapter(Adapter):
         return invocation_of(self.http_request, policy, own=own, auth=own.auth, body=self._body)
 
     def respond(self) -> HttpResponseBase:
-        claimed = getattr(self.http_request, "idempotency", None) is not None
-        if claimed and not self.checks_replays():
-            refuse_checks_of_objects(self.view)
-        return rendered(self._finalized(self._handler()))
+        view = self.view
+        if getattr(self.http_request, "idempotency", None) is not None:
+            check = view.check_object_permissions
+            view.check_object_permissions = partial(check_checked, self.checks_replays, check, view)
+        response = self._finalized(self._handler())
+        return response.render() if hasattr(response, "render") else response
 
     def checks_replays(self) -> bool:
         """Whether a replay is refused to callers who lost their permission for an object."""
-        return has_object(self.view) or self.policy.check_replay is not None
+        return self.policy.check_replay is not None or has_object(self.view)
 
     def authorize(self, record: Record, policy: Policy) -> None:
         super().authorize(record, policy)
@@ -156,6 +162,33 @@ class DRFAdapter(Adapter):
         if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
             files = MultiValueDict({name: [file] for name, file in files.items()})
         return form_of(data if isinstance(data, QueryDict) else MultiValueDict(), files)
+
+
+def answer(
+    adapter_class: type[DRFAdapter],
+    view: Any,
+    policy: Policy,
+    request: Request,
+    run: Callable[[], Any],
+) -> HttpResponseBase:
+    """Serve the request; a refusal is a problem, as the project's exception handler renders it.
+
+    Args:
+        adapter_class: the adapter for the view.
+        view: the view.
+        policy: the view's.
+        request: the request.
+        run: runs the view's handler.
+    """
+    adapter = adapter_class(view, request, run)
+    adapter.policy = resolve(policy)
+    try:
+        return serve(adapter, adapter.policy, adapter.transactions)
+    except IdempotencyError as error:
+        if error.foreign:
+            raise
+        with adapter.apart():
+            return problem(view, error)
 
 
 _UNPARSED: Final = (ParseError, RecursionError, LookupError)

@@ -49,11 +49,10 @@ class BrowsableAPIRenderer(KeysInForms, renderers.BrowsableAPIRenderer):
     """
 
 
-def with_keys(renderer: renderers.BaseRenderer) -> renderers.BaseRenderer:
-    """The renderer, made to send keys if it renders a browsable API."""
-    if isinstance(renderer, renderers.BrowsableAPIRenderer):
-        renderer_class: Any = type(renderer)
-        renderer.__class__ = _with_keys(renderer_class)
+def with_keys(renderer: renderers.BrowsableAPIRenderer) -> renderers.BrowsableAPIRenderer:
+    """The renderer, made to send keys."""
+    renderer_class: Any = type(renderer)
+    renderer.__class__ = _with_keys(renderer_class)
     return renderer
 
 

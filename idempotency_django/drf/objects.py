@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -9,22 +10,31 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 
-def refuse_checks_of_objects(view: Any) -> None:
-    """Refuse a handler that checks permissions on an object that no replay would check."""
-    check = view.check_object_permissions
+def check_checked(
+    checks_replays: Callable[[], bool],
+    check: Callable[[Request, Any], None],
+    view: Any,
+    request: Request,
+    obj: Any,
+) -> None:
+    """Check permissions on an object, but refuse to do so if no replay would check them.
 
-    def checked(request: Request, obj: Any) -> None:
-        if any(map(checks_objects, view.get_permissions())):
-            name = f"{type(view).__module__}.{type(view).__qualname__}"
-            raise ImproperlyConfigured(
-                f"{name} checks the caller's permission on an object ({type(obj).__qualname__}) "
-                "that a replay cannot look up: get_object() does not find it by the URL. "
-                "Override check_idempotent_replay(self, request, record) in the view, or give "
-                "its policy check_replay=, and check the permission there."
-            )
-        check(request, obj)
-
-    view.check_object_permissions = checked
+    Args:
+        checks_replays: says whether a replay is refused to callers who lost their permission.
+        check: the view's own ``check_object_permissions``.
+        view: the view.
+        request: the request.
+        obj: the object.
+    """
+    if not checks_replays() and any(map(checks_objects, view.get_permissions())):
+        name = f"{type(view).__module__}.{type(view).__qualname__}"
+        raise ImproperlyConfigured(
+            f"{name} checks the caller's permission on an object ({type(obj).__qualname__}) "
+            "that a replay cannot look up: get_object() does not find it by the URL. "
+            "Override check_idempotent_replay(self, request, record) in the view, or give "
+            "its policy check_replay=, and check the permission there."
+        )
+    check(request, obj)
 
 
 def checks_objects(permission: Any) -> bool:

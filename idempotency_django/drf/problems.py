@@ -8,11 +8,7 @@ from django.http.response import HttpResponseBase
 from rest_framework.exceptions import APIException
 
 from ..errors import IdempotencyError
-from ..http.atomic_requests import RequestTransactions
 from ..http.messages import problem_of, status_of
-from ..http.serving import serve
-from ..policy import Policy
-from .adapter import DRFAdapter
 from .responses import ProblemRenderer, rendered_by
 
 
@@ -29,20 +25,6 @@ class IdempotencyAPIException(APIException):
         self.status_code = status_of(error)
         self.detail: Any = problem_of(error)
         self.wait = error.retry_after
-
-
-def answer(
-    adapter: DRFAdapter, policy: Policy, transactions: RequestTransactions | None
-) -> HttpResponseBase:
-    adapter.transactions = transactions
-    adapter.policy = policy.resolved()
-    try:
-        return serve(adapter, adapter.policy, transactions)
-    except IdempotencyError as error:
-        if error.foreign:
-            raise
-        with adapter.apart():
-            return problem(adapter.view, error)
 
 
 def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:

@@ -9,11 +9,12 @@ from typing import Any, Final
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from ..conf import conf
 from ..errors import ResponseNotStored
 from ..policy import Policy
 from ..policy.invocation import Invocation
 from ..records import Payload, Record
-from .messages import invocation_of, key_header, response_of
+from .messages import invocation_of, meta_name, response_of
 from .negotiation import GivenTokens, refuse_unacceptable
 
 _NOTHING: Final = nullcontext()
@@ -31,13 +32,11 @@ class Adapter(ABC):
             it; ``None``: there were none.
     """
 
+    http_request: HttpRequest
+    request: Any
+    method: str
     shows_page: bool = False
     tokens: GivenTokens | None = None
-
-    def __init__(self, http_request: HttpRequest, request: Any = None) -> None:
-        self.http_request = http_request
-        self.request: Any = http_request if request is None else request
-        self.method = http_request.method or ""
 
     def noticing(self) -> AbstractContextManager[None]:
         """The block, which belongs to the view, may give out CSRF tokens."""
@@ -45,7 +44,8 @@ class Adapter(ABC):
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
-        return key_header(self.http_request)
+        header: str | None = self.http_request.META.get(meta_name(conf.header))
+        return header
 
     def invocation(self, policy: Policy) -> Invocation:
         """What the policy needs to know of the request."""

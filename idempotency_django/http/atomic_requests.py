@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 from django.db import DatabaseError, connections, transaction
 
@@ -39,10 +39,15 @@ def own(view: Callable[..., Any]) -> OwnedTransactions:
 
 
 class RequestTransactions(Atomic):
-    """The transactions that are open around a request, and what waits for their end."""
+    """The transactions that are open around a request, and what waits for their end.
+
+    Attributes:
+        aliases: the databases that they are on. Most projects have none: then it is one object for
+            all requests, which need not be entered.
+    """
 
     def __init__(self, aliases: list[str]) -> None:
-        self._aliases = aliases
+        self.aliases = aliases
         self._after = ExitStack()
         self._open: dict[str, AbstractContextManager[None]] = {}
         self._last: str | None = None
@@ -52,18 +57,17 @@ class RequestTransactions(Atomic):
         self._surrounding: list[str] = []
 
     def __enter__(self) -> RequestTransactions:
-        if self._aliases:  # most projects have none, and every request comes by here
-            self._surrounding = [alias for alias in self._aliases if is_open(alias)]
-            with ExitStack() as begun:
-                for alias in self._aliases:
-                    atomic = transaction.atomic(using=alias)
-                    begun.enter_context(atomic)
-                    self._open[alias] = atomic
-                begun.pop_all()
+        self._surrounding = [alias for alias in self.aliases if is_open(alias)]
+        with ExitStack() as begun:
+            for alias in self.aliases:
+                atomic = transaction.atomic(using=alias)
+                begun.enter_context(atomic)
+                self._open[alias] = atomic
+            begun.pop_all()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        if not self._aliases:
+        if not self.aliases:
             return
         error: BaseException | None = raised[1]
         told = self._rollback() if error is None else _certain(error)
@@ -88,7 +92,7 @@ class RequestTransactions(Atomic):
             StoreUnavailable: it cannot be reached.
             ImproperlyConfigured: Django's own transactions surround these.
         """
-        if store.using is None or not self._aliases:
+        if store.using is None or not self.aliases:
             return None
         refuse_others("The answer of this request", store.using, self._surrounding)
         self._last, self._store = store.using, store
@@ -119,7 +123,7 @@ class RequestTransactions(Atomic):
 
         The one on the store's database is committed last.
         """
-        if not self._aliases:
+        if not self.aliases:
             return super().around_handler(store)
         refuse_others("The answer of this request", store.using, self._surrounding)
         self._end(None, None, None)
@@ -128,8 +132,8 @@ class RequestTransactions(Atomic):
 
     @contextmanager
     def _begun(self, store: Store) -> Iterator[bool]:
-        others = [alias for alias in self._aliases if alias != store.using]
-        is_shared = store.using in self._aliases
+        others = [alias for alias in self.aliases if alias != store.using]
+        is_shared = store.using in self.aliases
         with store.transaction() if is_shared else nullcontext(), _atomic(others):
             yield is_shared
 
@@ -138,7 +142,7 @@ class RequestTransactions(Atomic):
 
         Where they have ended it would spoil a test's, in which they were: it gets its own there.
         """
-        open_ones = [alias for alias in self._aliases if connections[alias].in_atomic_block]
+        open_ones = [alias for alias in self.aliases if connections[alias].in_atomic_block]
         return _atomic(open_ones) if self._ended else nullcontext()
 
     def _rollback(self) -> Exception | None:
@@ -183,18 +187,17 @@ def _atomic(aliases: list[str]) -> Iterator[None]:
 
 def request_transactions(excluded: set[str]) -> RequestTransactions:
     """What ``ATOMIC_REQUESTS`` asks for, except for the databases in ``excluded``, to be opened."""
-    return RequestTransactions(_asked_for(excluded))
+    aliases = []
+    for alias, settings in connections.settings.items():
+        # An OwnedTransactions is asked for its members: it says yes to any `in`.
+        if settings["ATOMIC_REQUESTS"] and alias not in set(iter(excluded)):
+            aliases.append(alias)
+    return RequestTransactions(aliases) if aliases else _NONE
 
 
 def asks_for_transaction(view: Callable[..., Any]) -> bool:
     """Whether ``ATOMIC_REQUESTS`` asks for a transaction around the view."""
-    return bool(_asked_for(getattr(view, "_non_atomic_requests", set())))
+    return bool(request_transactions(getattr(view, "_non_atomic_requests", set())).aliases)
 
 
-def _asked_for(excluded: set[str]) -> list[str]:
-    left_out = set(iter(excluded))  # asks an OwnedTransactions for its members, not for `in`
-    return [
-        alias
-        for alias, settings in connections.settings.items()
-        if settings["ATOMIC_REQUESTS"] and alias not in left_out
-    ]
+_NONE: Final = RequestTransactions([])

@@ -20,7 +20,7 @@ from .handlers import ensure_reached, place
 from .inspection import module_of
 from .opening import innermost
 from .serving import unclaimed
-from .views import ViewAdapter, aanswer, answer
+from .views import aanswer, answer
 
 NON_ATOMIC: Final = "_non_atomic_requests"
 
@@ -89,12 +89,12 @@ def dispatched(
     """What ``dispatch()`` returns, of a view whose handler runs once."""
     unclaimed(request)
     if is_async(type(view)):
-        place(view, request, functools.partial(aserve_once, policy, view))
+        place(view, request, functools.partial(aanswer, policy, view))
         return _achecked(view, request, run)
-    transactions = nullcontext() if left_out is None else request_transactions(left_out)
-    with transactions as opened_ones:
-        view._idempotency_transactions = opened_ones
-        place(view, request, functools.partial(serve_once, policy, opened_ones, view))
+    transactions = None if left_out is None else request_transactions(left_out)
+    view._idempotency_transactions = transactions
+    place(view, request, functools.partial(serve_once, policy, transactions, view))
+    with transactions if transactions and transactions.aliases else nullcontext():
         response = run()
     ensure_reached(view, request, response)
     return response
@@ -118,13 +118,7 @@ def serve_once(
     for request_class, serve in servers:
         if isinstance(request, request_class):
             return serve(request, policy, run)
-    return answer(ViewAdapter(request, run, instance), policy, transactions)
-
-
-async def aserve_once(
-    policy: Policy, instance: View | None, request: Any, run: Callable[[], Any]
-) -> HttpResponseBase:
-    return await aanswer(ViewAdapter(request, run, instance), policy)
+    return answer(policy, transactions, instance, request, run)
 
 
 mixins.append((View, ProtectedView))

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial, wraps
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
@@ -23,6 +23,9 @@ from .opening import PROTECTED, opened
 Serve = Callable[[Any, Callable[[], Any]], Any]
 
 logger = logging.getLogger("idempotency_django")
+
+_ONCE: Final = "_idempotency_once"
+"""Where the function that stands in for a handler is kept with the handler's."""
 
 
 def place(view: Any, request: HttpRequest, serve: Serve) -> None:
@@ -39,13 +42,22 @@ def place(view: Any, request: HttpRequest, serve: Serve) -> None:
         ImproperlyConfigured: the handler has a decorator that is not known.
     """
     view._idempotency_serve = serve
-    name = (request.method or "").lower()
-    handler = _handler_of(view, name)
-    if request.method not in UNSAFE_METHODS or handler is None:
+    if request.method not in UNSAFE_METHODS:
+        return
+    name = request.method.lower()
+    handler = getattr(view, name, None)
+    before = getattr(view, "_idempotency_placed", None)
+    if before is not None and handler is before[0]:
+        handler = before[1]  # its own again: a loop around dispatch() runs the view anew
+    if handler is None:
         return
     function = getattr(handler, "__func__", None)
     if function is not None and handler.__self__ is view:
-        once = kept(function, "_idempotency_once", lambda: opened(function, _once))
+        known = function.__dict__.get(_ONCE)
+        if known is not None and known[0] is function:  # as kept() keeps it
+            once = known[1]
+        else:
+            once = kept(function, _ONCE, partial(opened, function, _once))
         stand_in: Any = MethodType(once, view)
     else:
         stand_in = once = opened(handler, partial(_once, view=view))
@@ -55,42 +67,34 @@ def place(view: Any, request: HttpRequest, serve: Serve) -> None:
     view._idempotency_reached = hasattr(once, PROTECTED)
 
 
-def _handler_of(view: Any, name: str) -> Any:
-    """The view's handler; its own again, where a loop around ``dispatch()`` runs the view anew."""
-    handler = getattr(view, name, None)
-    stand_in, own = getattr(view, "_idempotency_placed", (None, None))
-    return own if handler is not None and handler is stand_in else handler
-
-
 def _once(function: Any, view: Any = None) -> Any:
     """What stands in for a handler's innermost function."""
-
-    def serve(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        instance, request = (view, args[0]) if view else _view_and_request(args)
-        instance._idempotency_reached = True
-        return instance._idempotency_serve(request, partial(function, *args, **kwargs))
-
     if iscoroutinefunction(function):
 
         @wraps(function)
         async def aonce(*args: Any, **kwargs: Any) -> Any:
-            return await serve(args, kwargs)
+            instance, request = _reached(view, args)
+            return await instance._idempotency_serve(request, partial(function, *args, **kwargs))
 
         return aonce
 
     @wraps(function)
     def once(*args: Any, **kwargs: Any) -> Any:
-        return serve(args, kwargs)
+        instance, request = _reached(view, args)
+        return instance._idempotency_serve(request, partial(function, *args, **kwargs))
 
     return once
 
 
-def _view_and_request(args: tuple[Any, ...]) -> tuple[Any, Any]:
+def _reached(view: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
     """The view and its request: a method's arguments, or those of an ``@api_view`` function."""
-    first = args[0]
-    if hasattr(first, "_idempotency_serve"):
-        return first, args[1]
-    return first.parser_context["view"], first
+    instance, request = (view or args[0]), args[0]
+    if hasattr(instance, "_idempotency_serve"):
+        request = request if view else args[1]
+    else:
+        instance = request.parser_context["view"]
+    instance._idempotency_reached = True
+    return instance, request
 
 
 def ensure_reached(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:

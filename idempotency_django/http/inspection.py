@@ -95,7 +95,7 @@ def kept(view: Any, where: str, make: Callable[[], Any]) -> Any:
         make: makes it.
     """
     attributes = vars_of(view)
-    found = attributes.get(where)
-    if found is None or found[0] is not view:
-        found = attributes[where] = (view, make())
-    return found[1]
+    known = attributes.get(where)
+    if known is None or known[0] is not view:
+        known = attributes[where] = (view, make())
+    return known[1]

@@ -68,7 +68,7 @@ def credentials_of(request: HttpRequest) -> str:
 
     Nobody has checked them: the view may refuse them, or may ignore them.
     """
-    headers = [request.META.get(_wsgi_name(name), "") for name in conf.credential_headers]
+    headers = [request.META.get(meta_name(name), "") for name in conf.credential_headers]
     cookies = [request.COOKIES.get(name, "") for name in conf.credential_cookies]
     if not (any(headers) or any(cookies)):
         return ""
@@ -89,12 +89,11 @@ def host_of(request: HttpRequest) -> str:
 
 def key_header(request: HttpRequest) -> str | None:
     """The value of the key header, as it was sent."""
-    # Not request.headers, which makes a dict of all of them first.
-    value: str | None = request.META.get(_wsgi_name(conf.header))
+    value: str | None = request.META.get(meta_name(conf.header))
     return value
 
 
-_wsgi_name = lru_cache(HttpHeaders.to_wsgi_name)
+meta_name = lru_cache(HttpHeaders.to_wsgi_name)
 
 
 def operation_name(request: HttpRequest) -> str:
@@ -117,30 +116,34 @@ def principal_of(user: Any, auth: Any = None) -> str:
         ImproperlyConfigured: the user has no primary key.
     """
     if user is not None and getattr(user, "is_authenticated", False):
-        return f"{_kind(user)}:{_primary_key(user)}"
+        pk = getattr(user, "pk", None)
+        if pk is None:
+            raise _no_primary_key(user)
+        # Of its class: a lazy user passes for one, but is none.
+        return f"{_kind(user.__class__, settings.AUTH_USER_MODEL)}:{pk}"
     if isinstance(auth, str | bytes):
         return f"auth:{digest(auth)}"
     key = getattr(auth, "pk", None)
-    return "" if key is None else f"auth:{_kind(auth)}:{digest(str(key))}"
+    if key is None:
+        return ""
+    return f"auth:{_kind(auth.__class__, settings.AUTH_USER_MODEL)}:{digest(str(key))}"
 
 
-def _kind(caller: Any) -> str:
+@lru_cache(maxsize=64)
+def _kind(caller: type, user_model: str) -> str:
     """The kind of a caller, because kinds may share primary keys: ``"user"`` is the user model."""
     model = getattr(getattr(caller, "_meta", None), "concrete_model", None)
     if model is None:
-        return f"object {type(caller).__module__}.{type(caller).__qualname__}"
+        return f"object {caller.__module__}.{caller.__qualname__}"
     label: str = model._meta.label_lower
-    return "user" if label == settings.AUTH_USER_MODEL.lower() else label
+    return "user" if label == user_model.lower() else label
 
 
-def _primary_key(user: Any) -> Any:
-    key = getattr(user, "pk", None)
-    if key is None:
-        raise ImproperlyConfigured(
-            f"The user of this request, {type(user).__name__}, has no primary key that tells it "
-            "from other callers. Give the idempotency policy a principal= that names it."
-        )
-    return key
+def _no_primary_key(user: Any) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"The user of this request, {type(user).__name__}, has no primary key that tells it "
+        "from other callers. Give the idempotency policy a principal= that names it."
+    )
 
 
 # From an answer to a payload and back.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, assert_never, cast
+from typing import Any, Final, assert_never, cast
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -46,6 +47,8 @@ from .status import accepted
 
 logger = logging.getLogger("idempotency_django")
 
+_NOTHING: Final = nullcontext()
+
 
 def unclaimed(request: HttpRequest) -> bool:
     """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
@@ -70,37 +73,21 @@ def serve(
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
     request = adapter.http_request
-    plan = planned(policy, adapter) if _takes_part(adapter, policy) else None
+    running = getattr(request, "idempotency", None)
+    request.idempotency = running  # type: ignore[attr-defined]  # ours, for the view
+    takes_part = running is None and adapter.method in policy.methods
+    plan = planned(policy, adapter) if takes_part else None
     if plan is None:
         return adapter.respond()
 
     store, before = plan.store, Before(request)
-
-    def execute(execution: ExecutionContext) -> Result:
-        request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
-        try:
-            if GIVEN_OUT in request.META:
-                adapter.tokens = GivenTokens(request)
-            with adapter.noticing():
-                if execution.operation.lease is not None:
-                    return result_of(adapter, adapter.respond(), policy)
-                if before.is_cached:
-                    before.forget_cached_at_commit(request, store.using)
-                result = result_of(adapter, adapter.respond(), policy)
-                session: Any = getattr(request, "session", None)
-                if result.payload is not None and getattr(session, "modified", False):
-                    save_session(request, store.using)
-                return result
-        finally:
-            request.idempotency = None  # type: ignore[attr-defined]  # a second run needs a claim
-
     if transactions is None:  # then those that are open were opened by Django
         refuse_others(f"The answer of {plan.operation.name}", store.using, opened_by_django())
     try:
         outcome = engine.run(
             store,
             plan.operation,
-            execute,
+            partial(_execute, adapter, policy, plan, before),
             partial(_recover, adapter, policy),
             atomic=transactions,
             undo=before.restore,
@@ -112,9 +99,34 @@ def serve(
         raise
 
 
+def _execute(
+    adapter: Adapter, policy: Policy, plan: Plan, before: Before, execution: ExecutionContext
+) -> Result:
+    """Run the view. In the claim's transaction, what it wrote to the session is saved, too."""
+    request: Any = adapter.http_request
+    request.idempotency = execution
+    noticing: AbstractContextManager[None] = _NOTHING
+    try:
+        if GIVEN_OUT in request.META:
+            adapter.tokens = GivenTokens(request)
+            noticing = adapter.noticing()
+        with noticing:
+            if plan.operation.lease is not None:
+                return result_of(adapter, adapter.respond(), policy)
+            if before.is_cached:
+                before.forget_cached_at_commit(request, plan.store.using)
+            result = result_of(adapter, adapter.respond(), policy)
+            session = getattr(request, "session", None)
+            if result.payload is not None and getattr(session, "modified", False):
+                save_session(request, plan.store.using)
+            return result
+    finally:
+        request.idempotency = None  # a second run needs a claim of its own
+
+
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     """:func:`serve` for an async view."""
-    if not _takes_part(adapter, policy):
+    if not (unclaimed(adapter.http_request) and adapter.method in policy.methods):
         return await adapter.arespond()
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
@@ -146,10 +158,6 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     except IdempotencyError as error:
         _explain(error, plan.operation, policy)
         raise
-
-
-def _takes_part(adapter: Adapter, policy: Policy) -> bool:
-    return unclaimed(adapter.http_request) and adapter.method in policy.methods
 
 
 def _recover(adapter: Adapter, policy: Policy, error: Exception) -> Result:

@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..errors import IdempotencyError
-from ..policy import Policy
+from ..policy import Policy, resolve
 from ..records import Record
 from .adapter import Adapter
 from .atomic_requests import RequestTransactions
@@ -33,7 +33,8 @@ class ViewAdapter(Adapter):
     """
 
     def __init__(self, request: HttpRequest, view: Callable[[], Any], instance: Any = None) -> None:
-        super().__init__(request)
+        self.http_request = self.request = request
+        self.method = request.method or ""
         self._view = view
         self._instance = instance
 
@@ -43,19 +44,22 @@ class ViewAdapter(Adapter):
             check_object(self._instance, record)
 
     def respond(self) -> HttpResponseBase:
+        response = self._view()
+        if not isinstance(response, HttpResponseBase):
+            raise self._no_response(response)
         # A template is rendered here, inside the transaction, because what it says is stored.
-        return rendered(self._checked(self._view()))
+        return response.render() if hasattr(response, "render") else response
 
     async def arespond(self) -> HttpResponseBase:
-        response = self._checked(await self._view())
+        response = await self._view()
+        if not isinstance(response, HttpResponseBase):
+            raise self._no_response(response)
         if not hasattr(response, "render"):
             return response
         return await sync_to_async(rendered)(response)
 
-    def _checked(self, response: Any) -> HttpResponseBase:
-        if isinstance(response, HttpResponseBase):
-            return response
-        raise TypeError(
+    def _no_response(self, response: object) -> TypeError:
+        return TypeError(
             f"The view of {self.http_request.path} returned {type(response).__name__}, "
             "not an HttpResponse."
         )
@@ -67,21 +71,35 @@ class ViewAdapter(Adapter):
 
 
 def answer(
-    adapter: Adapter, policy: Policy, transactions: RequestTransactions | None
+    policy: Policy,
+    transactions: RequestTransactions | None,
+    instance: Any,
+    request: HttpRequest,
+    run: Callable[[], Any],
 ) -> HttpResponseBase:
-    """Serve the request; a refusal is a problem."""
+    """Serve the request; a refusal is a problem.
+
+    Args:
+        policy: the view's.
+        transactions: what the adapter opened around the request.
+        instance: the class-based view whose handler it is; ``None``: it is a function.
+        request: the request.
+        run: runs the view.
+    """
     try:
-        return serve(adapter, policy.resolved(), transactions)
+        return serve(ViewAdapter(request, run, instance), resolve(policy), transactions)
     except IdempotencyError as error:
         if error.foreign:
             raise
         return problem_response(error)
 
 
-async def aanswer(adapter: Adapter, policy: Policy) -> HttpResponseBase:
+async def aanswer(
+    policy: Policy, instance: Any, request: HttpRequest, run: Callable[[], Any]
+) -> HttpResponseBase:
     """:func:`answer` for an async view."""
     try:
-        return await aserve(adapter, policy.resolved())
+        return await aserve(ViewAdapter(request, run, instance), resolve(policy))
     except IdempotencyError as error:
         if error.foreign:
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from contextlib import nullcontext
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -24,10 +25,11 @@ from .atomic_requests import (
     request_transactions,
 )
 from .declared import ViewFunction, is_async, is_marked, view_class_of
-from .dispatching import NON_ATOMIC, answers_itself, aserve_once, dispatched, mixins, serve_once
+from .dispatching import NON_ATOMIC, answers_itself, dispatched, mixins, serve_once
 from .frameworks import refuse_framework
 from .inspection import is_as_view, name_of, with_variable
 from .opening import POLICIES, POLICY, PROTECTED, opened
+from .views import aanswer, answer
 
 BY_DECORATOR: Final = "decorator"
 
@@ -131,11 +133,14 @@ def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
 def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
     @functools.wraps(view)
     def protected(*args: Any, **kwargs: Any) -> Any:
-        request, run = _request_among(args), functools.partial(view, *args, **kwargs)
+        request, run, instance = args[0], functools.partial(view, *args, **kwargs), None
         if not isinstance(request, HttpRequest):
-            return serve_once(policy, None, None, request, run)
-        with request_transactions(owned) as transactions:
-            return serve_once(policy, transactions, _instance_of(args), request, run)
+            request, instance = _request_among(args), _instance_of(args)
+            if not isinstance(request, HttpRequest):
+                return serve_once(policy, None, None, request, run)
+        transactions = request_transactions(owned)
+        with transactions if transactions.aliases else nullcontext():
+            return answer(policy, transactions, instance, request, run)
 
     owned = own(protected)
     return protected
@@ -146,7 +151,7 @@ def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
     @functools.wraps(view)
     async def protected(*args: Any, **kwargs: Any) -> Any:
         run = functools.partial(view, *args, **kwargs)
-        return await aserve_once(policy, _instance_of(args), _request_among(args), run)
+        return await aanswer(policy, _instance_of(args), _request_among(args), run)
 
     return protected
 

@@ -22,18 +22,21 @@ class Stores:
     """Makes each store once, at its first use, from ``IDEMPOTENCY["STORES"]``.
 
     All threads share a store.
+
+    Attributes:
+        made: the stores that were used so far, by alias.
     """
 
     def __init__(self) -> None:
-        self._made: dict[str, Store] = {}
+        self.made: dict[str, Store] = {}
         self._lock = threading.Lock()
 
     def __getitem__(self, alias: str) -> Store:
-        store = self._made.get(alias)
+        store = self.made.get(alias)
         if store is None:
             with self._lock:
-                store = self._made.get(alias) or self._make(alias)
-                self._made[alias] = store
+                store = self.made.get(alias) or self._make(alias)
+                self.made[alias] = store
         return store
 
     def __iter__(self) -> Iterator[str]:
@@ -45,7 +48,7 @@ class Stores:
 
     def forget(self) -> None:
         """Make the stores again at their next use."""
-        self._made.clear()
+        self.made.clear()
 
     def _make(self, alias: str) -> Store:
         configured = conf.stores
