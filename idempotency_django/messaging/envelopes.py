@@ -1,0 +1,240 @@
+"""CloudEvents 1.0 on the wire: the JSON format, and the two modes of the HTTP binding.
+
+Attributes and data go in and out as plain mappings; :class:`~.events.Event` is what people use.
+Sources: CloudEvents 1.0.2, its JSON event format, and its HTTP protocol binding.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+VERSION: Final = "1.0"
+STRUCTURED: Final = "application/cloudevents+json"
+"""The media type of an event whose attributes and data are one JSON object."""
+
+_ENVELOPE: Final = "application/cloudevents"
+_PREFIX: Final = "ce-"
+_SENT_AS_THEY_ARE: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+_TEXTUAL: Final = re.compile(r"text/.+|application/xml|.+\+xml")
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):(\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII
+)
+
+
+def read_json(text: str | bytes) -> dict[str, Any]:
+    """The attributes and the data of an event in the JSON format.
+
+    Raises:
+        ValueError: it is no such event; the text says why.
+    """
+    members = _loaded(text, "The event")
+    if not isinstance(members, dict):
+        raise ValueError(  # noqa: TRY004  # of a message, not of an argument
+            f"The event is a JSON {_kind(members)}, not an object with the attributes of a "
+            "CloudEvent. A batch is an array of events: read them one by one."
+        )
+    encoded = members.pop("data_base64", None)
+    if encoded is not None:
+        if members.get("data") is not None:
+            raise ValueError("The event has both data and data_base64. Send one of them.")
+        members["data"] = _unbased(encoded)
+    return _known({name: value for name, value in members.items() if value is not None})
+
+
+def write_json(attributes: Mapping[str, Any], data: Any) -> str:
+    """An event in the JSON format, in ASCII.
+
+    Raises:
+        ValueError: the data cannot be said in JSON.
+    """
+    members = {"specversion": VERSION, **attributes}
+    if isinstance(data, bytes):
+        members["data_base64"] = base64.b64encode(data).decode("ascii")
+    elif data is not None:
+        members["data"] = data
+    return _dumped(members)
+
+
+def read_http(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """The attributes and the data of an event in an HTTP message, in either mode.
+
+    Raises:
+        ValueError: it is no such event; the text says why.
+    """
+    lowered = {name.lower(): value for name, value in headers.items()}
+    content_type = lowered.get("content-type", "")
+    media_type = _media_type(content_type)
+    if media_type == STRUCTURED:
+        return read_json(body)
+    if media_type.startswith(_ENVELOPE):
+        raise ValueError(
+            f"The event is sent as {media_type}, which is not supported. Send {STRUCTURED}, one "
+            "event in each message, or the attributes as headers that begin with 'ce-'."
+        )
+    attributes = {
+        name.removeprefix(_PREFIX): _decoded(name, value)
+        for name, value in lowered.items()
+        if name.startswith(_PREFIX)
+    }
+    if not attributes and media_type == "application/json":
+        return read_json(body)  # an event by its content, from a sender that cannot set the type
+    if content_type:
+        attributes["datacontenttype"] = content_type
+    return _known(attributes) | {"data": _parsed(body, media_type)}
+
+
+def write_http(attributes: Mapping[str, Any], data: Any) -> tuple[dict[str, str], bytes]:
+    """An event in the binary mode: headers that carry its attributes, and a body that is its data.
+
+    Raises:
+        ValueError: the data cannot be said in JSON.
+    """
+    headers = {
+        f"{_PREFIX}{name}": quote(_text(value), safe=_SENT_AS_THEY_ARE)
+        for name, value in {"specversion": VERSION, **attributes}.items()
+        if name != "datacontenttype"
+    }
+    content_type = attributes.get("datacontenttype") or _usual_type(data)
+    if content_type:
+        headers["content-type"] = content_type
+    if data is None:
+        return headers, b""
+    if isinstance(data, bytes):
+        return headers, data
+    is_text = isinstance(data, str) and not _is_json(_media_type(content_type))
+    return headers, (data if is_text else _dumped(data)).encode()
+
+
+def read_time(text: Any) -> datetime:
+    """A timestamp of RFC 3339; what is finer than a microsecond is cut off.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    try:
+        if match is None:
+            raise ValueError
+        day, minute, second, fraction, zone = match.groups(default="")
+        second = min(second, "59")  # Python's days have no leap seconds
+        return datetime.fromisoformat(f"{day}T{minute}:{second}{fraction}{zone.upper()}")
+    except ValueError:
+        raise ValueError(
+            f"The event's time is {text!r}. Send a timestamp of RFC 3339, such as "
+            "'2031-05-07T09:30:00Z'."
+        ) from None
+
+
+def write_time(time: datetime) -> str:
+    """A timestamp of RFC 3339."""
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _known(members: dict[str, Any]) -> dict[str, Any]:
+    """The members of an event of a version that is known, without that version."""
+    version = members.pop("specversion", None)
+    if version != VERSION:
+        found = "no specversion" if version is None else f"specversion {version!r}"
+        raise ValueError(f"The event has {found}. Send a CloudEvent of specversion '{VERSION}'.")
+    if "time" in members:
+        members["time"] = read_time(members["time"])
+    return members
+
+
+def _loaded(text: str | bytes, what: str) -> Any:
+    try:
+        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        return _loads(decoded)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not JSON in UTF-8: {error}.") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a name appears twice, and parsers differ in which of the two they take")
+    return members
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+_loads = partial(json.loads, object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def _dumped(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"The event's data is not JSON: {error}. Make it of texts, numbers, lists and dicts, "
+            "or give it as bytes."
+        ) from None
+
+
+def _unbased(encoded: Any) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise ValueError("The event's data_base64 is not Base64 (RFC 4648).") from None
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _is_json(media_type: str) -> bool:
+    return media_type.endswith(("/json", "+json"))
+
+
+def _usual_type(data: Any) -> str:
+    return "" if data is None or isinstance(data, bytes) else "application/json"
+
+
+def _parsed(body: bytes, media_type: str) -> Any:
+    """The data of a body: the same that the JSON format would carry."""
+    if not body:
+        return None
+    if _is_json(media_type):
+        return _loaded(body, "The event's data")
+    if _TEXTUAL.fullmatch(media_type):
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            pass  # in another charset: its own business
+    return body
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _decoded(name: str, value: str) -> str:
+    """A header's value as text; some senders quote it, which earlier versions of the spec allowed.
+
+    Bytes that are not UTF-8 are refused, not replaced: two ids would become one.
+    """
+    value = value.strip(" \t")
+    if len(value) > 1 and value.startswith('"') and value.endswith('"'):
+        value = re.sub(r"\\(.)", r"\1", value[1:-1])
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"The header {name} is not percent-encoded UTF-8. Encode its value as the HTTP binding "
+            "of CloudEvents says (section 3.1.3.2)."
+        ) from None
