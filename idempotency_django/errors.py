@@ -9,6 +9,8 @@
     │   └── KeyGuessable           400  an anonymous caller's key that could be guessed
     ├── OperationInProgress        409  somebody else is executing this operation now
     ├── OperationHeld              409  an attempt was interrupted; an operator must settle it
+    ├── MessageParked              409  a message failed too often; an operator must settle it
+    ├── UnknownEventType           422  the consumer has no handler for an event of this type
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its answer was not kept
     ├── AnswerNotAcceptable        406  executed before, but its answer is in another form
@@ -123,6 +125,36 @@ class OperationHeld(IdempotencyError):
     default_detail = (
         "An earlier attempt at this operation was interrupted, and how much of it was done is "
         "unknown. It is not repeated until an operator settles it."
+    )
+
+
+class MessageParked(IdempotencyError):
+    """A message failed as often as its consumer allows, and is held until an operator settles it.
+
+    Its ``__cause__`` is the handler's error, if the handler ran in this call. Keep the message: a
+    transport moves it to a dead-letter queue. Once an operator has released it in the admin, the
+    next delivery runs the handler again.
+    """
+
+    status = 409
+    slug = "message-parked"
+    title = "The message failed too often and is parked"
+    default_detail = (
+        "The handler of this message failed as often as its consumer allows, so the message is "
+        "parked. It is not handled again until an operator releases it. Keep the message, for "
+        "example in a dead-letter queue, and deliver it again after that."
+    )
+
+
+class UnknownEventType(IdempotencyError):
+    """The consumer has no handler for an event of this type; nothing was claimed or executed."""
+
+    status = 422
+    slug = "unknown-event-type"
+    title = "The consumer has no handler for events of this type"
+    default_detail = (
+        "The consumer has no handler for an event of this type. Nothing was executed, and nothing "
+        "is recorded: register a handler, and deliver the event again."
     )
 
 

@@ -4,7 +4,7 @@ from django.urls import path
 
 from idempotency_django.drf import IdempotencyStatusView
 
-from . import views
+from . import events, views
 
 urlpatterns = [
     path("api/charges/", views.ChargeViewSet.as_view({"post": "create"})),
@@ -13,6 +13,7 @@ urlpatterns = [
     path("api/unprotected/", views.UnprotectedView.as_view()),
     path("api/transfers/", views.TransferView.as_view()),
     path("api/payouts/", views.PayoutView.as_view()),
+    path("api/events/", events.receive),
     path("plain/orders/", views.plain_order),
     path("decorated/orders/", views.decorated_order),
     path("async/orders/", views.async_order),

@@ -1,0 +1,193 @@
+"""How one event becomes an operation, and what its handler returned becomes its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, assert_never
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+
+from .. import engine
+from ..engine.atomic import Atomic
+from ..engine.batch import Item, run_many
+from ..engine.context import ExecutionContext
+from ..engine.steps import as_json
+from ..errors import IdempotencyError, MessageParked
+from ..planning import Plan
+from ..records import Payload
+from ..stores import Store
+from ..stores.atomic_blocks import is_open
+from .events import Event
+from .outcomes import Duplicate, Failed, Handled, Outcome
+
+Handler = Callable[[Event, ExecutionContext], Any]
+
+_JSON: Final = (("Content-Type", "application/json"),)
+
+
+class VisiblyClaimed(Atomic):
+    """For a claim that is committed first: the handler and its answer are one transaction still.
+
+    In the transactional mode, an attempt that ends with its process leaves nothing that could be
+    counted. This one leaves its claim.
+    """
+
+    def around_handler(self, store: Store) -> AbstractContextManager[bool]:
+        return _shared_transaction(store)
+
+
+@contextmanager
+def _shared_transaction(store: Store) -> Iterator[bool]:
+    with store.transaction():
+        yield True
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """One event that a consumer is to handle.
+
+    Attributes:
+        plan: the operation, and where its record lives.
+        event: what the handler gets.
+        handler: the consumer's function for events of this type.
+    """
+
+    plan: Plan
+    event: Event
+    handler: Handler
+
+    def run(self, *, visibly: bool = False) -> Handled | Duplicate:
+        """Handle it now.
+
+        Args:
+            visibly: commit the claim first, even in the transactional mode.
+
+        Raises:
+            Exception: it is not handled, and was not before.
+        """
+        plan, operation, atomic = self.plan, self.plan.operation, Atomic()
+        if visibly and operation.lease is None:
+            operation, atomic = replace(operation, lease=plan.policy.lease), VisiblyClaimed()
+        try:
+            return self._told(
+                engine.run(plan.store, operation, self._execute, _raise, atomic=atomic)
+            )
+        except Exception as error:
+            parked = self._parked(error)
+            if parked is None:
+                raise
+            raise parked from error
+
+    async def arun(self) -> Handled | Duplicate:
+        """:meth:`run` for an async handler."""
+        plan = self.plan
+        try:
+            return self._told(await engine.arun(plan.store, plan.operation, self._aexecute, _raise))
+        except Exception as error:
+            parked = await sync_to_async(self._parked)(error)
+            if parked is None:
+                raise
+            raise parked from error
+
+    def refuse_transaction(self, consumer: str) -> None:
+        """Raise ``ImproperlyConfigured`` if nothing would be committed when the call returns."""
+        using = self.plan.store.using
+        if using is not None and is_open(using):
+            raise ImproperlyConfigured(
+                f"The consumer {consumer!r} was called within a transaction on the database "
+                f"{using!r}. When it returns, the message is acknowledged, so what it did must be "
+                "committed by then. Call it outside of transaction.atomic(), and mark a view that "
+                "calls it with transaction.non_atomic_requests and @idempotency_exempt."
+            )
+
+    @property
+    def item(self) -> Item:
+        """What a batch needs to know of it."""
+        return Item(self.plan.operation, self._execute)
+
+    def outcome(self, ended: engine.Outcome | Exception) -> Outcome:
+        """What became of it in a batch."""
+        if isinstance(ended, Exception):
+            return Failed(self._parked(ended) or ended)
+        try:
+            return self._told(ended)
+        except IdempotencyError as error:
+            return Failed(error)
+
+    def _execute(self, execution: ExecutionContext) -> engine.Result:
+        return self._answered(self.handler(self.event, execution))
+
+    async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
+        return self._answered(await self.handler(self.event, execution))
+
+    def _answered(self, result: Any) -> engine.Result:
+        body = as_json(self.plan.operation.name, result).encode()
+        kept = self.plan.policy.store_body and len(body) <= self.plan.policy.max_response_bytes
+        return engine.Result(json.loads(body), Payload(200, _JSON, body if kept else None))
+
+    def _told(self, ended: engine.Outcome) -> Handled | Duplicate:
+        """What the consumer says of an outcome; raises if that is nothing to acknowledge."""
+        match ended:
+            case engine.Executed(result):
+                return Handled(result)
+            case engine.Replayed(record):
+                body = record.payload.body if record.payload else None
+                return Duplicate(None, kept=False) if body is None else Duplicate(json.loads(body))
+            case engine.Held():
+                raise MessageParked(self._parked_because("An earlier attempt at it"))
+            case engine.InProgress() | engine.Mismatched():
+                raise engine.refusal(ended)
+            case _:
+                assert_never(ended)
+
+    def _parked(self, error: Exception) -> MessageParked | None:
+        """What says that this failure was the last one, if the event is parked since."""
+        if isinstance(error, IdempotencyError):
+            error.foreign = True  # a request that made the call is another operation
+        store, operation = self.plan.store, self.plan.operation
+        if operation.max_attempts is None or isinstance(error, MessageParked):
+            return None
+        try:
+            record = store.get(operation.key, operation.scope)
+        except IdempotencyError:
+            return None  # nobody can say, and the next delivery finds out
+        if record is None or not record.held:
+            return None
+        parked = MessageParked(self._parked_because(f"Attempt {record.attempt} at it"))
+        parked.__cause__, parked.foreign = error, True
+        return parked
+
+    def _parked_because(self, what: str) -> str:
+        return (
+            f"The event {self.event.id!r} of {self.event.source!r} is parked by "
+            f"{self.plan.operation.name}. {what} was the last one that is made without an "
+            "operator. Look at its record in the admin, mend what is wrong, and release it there. "
+            "Keep the message until then, for example in a dead-letter queue, and deliver it again."
+        )
+
+
+def together(handlings: list[Handling]) -> list[Outcome]:
+    """Handle events in as few transactions as possible; their outcomes."""
+    if not handlings:
+        return []
+    ended = run_many(handlings[0].plan.store, [each.item for each in handlings])
+    return [handling.outcome(each) for handling, each in zip(handlings, ended, strict=True)]
+
+
+def alone(handlings: list[Handling]) -> list[Outcome]:
+    """Handle one event after the other, each claimed visibly; their outcomes."""
+    outcomes: list[Outcome] = []
+    for handling in handlings:
+        try:
+            outcomes.append(handling.run(visibly=True))
+        except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
+            outcomes.append(Failed(error))
+    return outcomes
+
+
+def _raise(error: Exception) -> engine.Result:
+    raise error
