@@ -1,0 +1,1 @@
+"""Consumers of a real broker, in processes that are killed."""
