@@ -24,7 +24,7 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /api/transfers/       three steps, of which one is a call to somebody else
   /api/payouts/         long work: a duplicate gets 202 and the address of the status
   /api/unprotected/     no protection at all
-  /api/events/          a consumer: send a CloudEvent instead, of the type order.paid, with that as its data
+  /api/events/          a consumer: POST a CloudEvent of the type order.paid instead
   /plain/orders/        a Django view, which the middleware protects
   /decorated/orders/    a Django view with the decorator
   /async/orders/        an async Django view with the decorator

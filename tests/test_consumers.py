@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.test import override_settings
 
 from idempotency_django.engine.context import ExecutionContext
@@ -25,8 +27,9 @@ from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.outcomes import Duplicate, Failed, Handled
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
+from idempotency_django.records import Claim
 from idempotency_django.stores import stores
-from idempotency_django.testing import PATIENCE, in_threads
+from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.admin_pages import detail, member, messages
 from tests.models import Effect
 from tests.support import effects
@@ -450,6 +453,18 @@ def _release(row: IdempotencyKey) -> None:
     assert told == ["The idempotency key was released: the next retry is executed."]
 
 
+def run(coroutine: Any) -> Any:
+    """The result of a coroutine, whose threads leave no connection behind."""
+
+    async def closing() -> Any:
+        try:
+            return await coroutine
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(closing())
+
+
 class TestAsync:
     def test_async_handler(self) -> None:
         """An async handler runs once, with a lease."""
@@ -461,11 +476,11 @@ class TestAsync:
             return execution.attempt
 
         billing = consumer("billing", asynchronous, max_attempts=1)
-        assert asyncio.run(billing.ahandle(paid())) == Handled(1)
-        assert asyncio.run(billing.ahandle(paid())) == Duplicate(1)
+        assert run(billing.ahandle(paid())) == Handled(1)
+        assert run(billing.ahandle(paid())) == Duplicate(1)
         assert effects() == 1
         with pytest.raises(MessageParked):
-            asyncio.run(billing.ahandle(paid("2", data={"poison": True})))
+            run(billing.ahandle(paid("2", data={"poison": True})))
         with pytest.raises(ImproperlyConfigured, match="ahandle"):
             billing.handle(paid("3"))
         with pytest.raises(ImproperlyConfigured, match="ahandle"):
@@ -474,7 +489,7 @@ class TestAsync:
     def test_plain_handler(self) -> None:
         """A plain handler runs in a thread, in its transaction."""
         billing = consumer()
-        assert asyncio.run(billing.ahandle(paid())) == Handled({"id": "1", "attempt": 1})
+        assert run(billing.ahandle(paid())) == Handled({"id": "1", "attempt": 1})
         assert billing.handle(paid()) == Duplicate({"id": "1", "attempt": 1})
 
 
@@ -636,6 +651,18 @@ class TestBatches:
         billing = consumer(max_attempts=1, **options)
         batch = [paid("1"), paid("2", data={"reference": "b", "poison": True}), paid("3")]
         outcomes = billing.handle_many(batch, redelivered=True)
+        assert [type(outcome) for outcome in outcomes] == [Handled, Failed, Handled]
+        assert isinstance(outcomes[1].error, MessageParked)
+        assert effects() == 2
+
+    def test_interrupted_too_often(self) -> None:
+        """An event whose attempts are used up by crashes is parked, in a batch as well."""
+        billing = consumer(max_attempts=1, policy=Policy(lease=timedelta(milliseconds=1)))
+        plan = billing._handling(paid("1"), "").plan
+        claim = plan.store.acquire(replace(plan.operation, lease=plan.policy.lease))
+        assert isinstance(claim, Claim)  # and its process dies
+        eventually(IdempotencyKey.objects.interrupted().exists)
+        outcomes = billing.handle_many([paid("0"), paid("1"), paid("2")])
         assert [type(outcome) for outcome in outcomes] == [Handled, Failed, Handled]
         assert isinstance(outcomes[1].error, MessageParked)
         assert effects() == 2

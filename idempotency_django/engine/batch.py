@@ -186,6 +186,8 @@ class _Attempt:
             if isinstance(outcome, Replayed) and not outcome.record.counted:
                 self.store.record_replay(outcome.record, item.operation)
             return outcome
+        if found.interrupted:
+            raise _AtFault(position)  # alone, it is held if its attempts are used up
         try:
             result = item.execute(ExecutionContext(self.store, found, None))
         except Exception:  # noqa: BLE001  # it is executed again, alone, and raises there
