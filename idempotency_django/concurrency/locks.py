@@ -1,0 +1,45 @@
+"""A row, locked and read again, and the object in memory that follows it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from django.db import connections, models, router
+from django.db.models import F
+
+from .rollbacks import on_rollback
+
+ModelT = TypeVar("ModelT", bound=models.Model)
+
+
+def written_to(obj: models.Model) -> str:
+    """The database that the object is written to."""
+    return router.db_for_write(type(obj), instance=obj)
+
+
+def locked(obj: ModelT, using: str) -> ModelT | None:
+    """The object as its row is now, locked until the transaction's end; ``None``: it is gone.
+
+    Where rows have no locks (SQLite), an UPDATE that changes nothing takes the database's.
+    """
+    rows = type(obj)._base_manager.using(using).filter(pk=obj.pk)
+    if not connections[using].features.has_select_for_update:
+        key = obj._meta.pk.attname
+        rows.update(**{key: F(key)})
+        return rows.first()
+    return rows.select_for_update().first()
+
+
+def follow(obj: ModelT, fresh: ModelT, using: str) -> None:
+    """Give the object the values of its row; after a rollback it is again what it was before."""
+    before = dict(obj.__dict__)
+
+    def go_back() -> None:
+        obj.__dict__.clear()
+        obj.__dict__.update(before)
+
+    on_rollback(using, go_back)
+    # Not by setattr(): a field may protect itself from being set.
+    values = {field.attname: fresh.__dict__[field.attname] for field in obj._meta.concrete_fields}
+    obj.__dict__.update(values)
+    obj._state = fresh._state  # with the related objects, which may be others now

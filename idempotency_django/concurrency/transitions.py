@@ -1,0 +1,169 @@
+"""State transitions: of many duplicates one moves the row and runs the effect.
+
+::
+
+    def ship(order): ...
+
+    match transition(order, "paid", "shipped", effect=ship):
+        case Moved(result=parcel): ...
+        case AlreadyThere(): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import models, transaction
+from django.db.models import F
+
+from ..errors import IllegalTransition
+from .locks import follow, locked, written_to
+from .versions import Versioned, advance, take_over, version_field
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The object was moved by this call.
+
+    Attributes:
+        obj: the object, in its new state.
+        state: the new state.
+        result: what the effect returned.
+    """
+
+    obj: models.Model
+    state: Any
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyThere:
+    """The object was moved before, by somebody else or by an earlier call; nothing was done.
+
+    Attributes:
+        obj: the object, in that state.
+        state: the state.
+    """
+
+    obj: models.Model
+    state: Any
+
+
+def transition(
+    obj: models.Model,
+    source: Any,
+    target: Any,
+    *,
+    effect: Callable[[Any], Any] | None = None,
+    field: str = "state",
+) -> Moved | AlreadyThere:
+    """Move an object from one state to another, and run an effect, once.
+
+    One UPDATE on condition of the state comes first and locks the row. The effect runs after it, in
+    the same transaction: both commit, or neither. A duplicate waits for the first one to end, and
+    then does nothing. The state that counts is the row's, not the object's in memory.
+
+    Args:
+        obj: a saved object. It gets the new state; its version, if it is versioned, is counted.
+        source: the state to start from, or a list, tuple or set of several.
+        target: the state to end in.
+        effect: called with the object once it has been moved. What it does outside of the
+            database is not rolled back: use
+            :meth:`~idempotency_django.engine.context.ExecutionContext.step` for that.
+        field: the name of the state's field.
+
+    Raises:
+        IllegalTransition: the row is in another state; nothing was done.
+        ObjectDoesNotExist: the row is gone.
+        ValueError: the target is among the sources, so that no duplicate could be told.
+        Exception: whatever the effect raises; the row and the object are as before.
+    """
+    sources = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
+    if target in sources:
+        raise ValueError(
+            f"A transition to {target!r} cannot start from there: a duplicate would run the effect "
+            "again. Remove it from the sources."
+        )
+    using = written_to(obj)
+    rows = type(obj)._base_manager.using(using).filter(pk=obj.pk)
+    changes: dict[str, Any] = {field: target}
+    versioned = isinstance(obj, Versioned)
+    if versioned:
+        version = version_field(type(obj)).attname
+        changes[version] = F(version) + 1
+    with transaction.atomic(using=using):
+        if rows.filter(**{f"{field}__in": sources}).update(**changes):
+            if versioned:
+                # If the object was stale, it stays so: its row has a higher version by now.
+                advance(obj, getattr(obj, version), using)
+            take_over(obj, using, {field: target})
+            return Moved(obj, target, effect(obj) if effect else None)
+        found = _current(obj, using, field)
+        if found != target:
+            raise illegal(obj, found, target)
+        take_over(obj, using, {field: target})
+        return AlreadyThere(obj, target)
+
+
+def _current(obj: models.Model, using: str, field: str) -> Any:
+    """The state of the row, locked: an unlocked look may be a snapshot's."""
+    fresh = locked(obj, using)
+    if fresh is None:
+        raise missing(obj)
+    return getattr(fresh, field)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One method of a state machine of another library, as its adapter describes it.
+
+    Attributes:
+        state: reads the state.
+        sources: the states that the method is declared for by name.
+        targets: the states that it leads to, as far as they are declared.
+        starts_from: whether the method is declared for a state.
+    """
+
+    state: Callable[[], Any]
+    sources: Iterable[Any]
+    targets: Iterable[Any]
+    starts_from: Callable[[Any], bool]
+
+
+def run_locked(
+    obj: models.Model, machine: Machine, method: Callable[[], Any]
+) -> Moved | AlreadyThere:
+    """Run a method of a state machine on the locked row, and save the object."""
+    using = written_to(obj)
+    with transaction.atomic(using=using):
+        fresh = locked(obj, using)
+        if fresh is None:
+            raise missing(obj)
+        follow(obj, fresh, using)
+        state = machine.state()
+        if state in machine.targets and state not in machine.sources:
+            return AlreadyThere(obj, state)
+        if not machine.starts_from(state):
+            raise illegal(obj, state, *machine.targets)
+        result = method()
+        obj.save()
+        return Moved(obj, machine.state(), result)
+
+
+def illegal(obj: models.Model, state: Any, *targets: Any) -> IllegalTransition:
+    """The error that names both states."""
+    wanted = " or ".join(repr(getattr(target, "value", target)) for target in targets)
+    return IllegalTransition(
+        f"The {obj._meta.verbose_name} {obj.pk} is in the state "
+        f"{getattr(state, 'value', state)!r}, from which it cannot become "
+        f"{wanted or 'anything else'}. Nothing was done."
+    )
+
+
+def missing(obj: models.Model) -> ObjectDoesNotExist:
+    """The model's own error for a row that is gone."""
+    error: type[ObjectDoesNotExist] = type(obj).DoesNotExist  # type: ignore[attr-defined]
+    return error(f"The {obj._meta.verbose_name} {obj.pk} does not exist.")

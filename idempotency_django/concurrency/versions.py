@@ -1,0 +1,258 @@
+"""Versions: a write that would overwrite somebody else's is refused, with no extra query.
+
+::
+
+    class Order(Versioned, models.Model):
+        version = VersionField()
+
+    order.save()                             # UPDATE … WHERE id = 17 AND version = 3
+    compare_and_swap(order, state="paid")    # one UPDATE of what is named, and nothing else
+
+Both raise :exc:`~idempotency_django.errors.ConcurrentModification` if the row has another version
+than the object in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, models, router, transaction
+from django.db.models import F
+from django.forms import Field as FormField
+from django.forms import HiddenInput
+
+from ..errors import ConcurrentModification
+from .rollbacks import on_rollback
+
+
+class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # as in Django
+    """The version of a row: 1 when it is created, one more with each change.
+
+    In forms it is a hidden field, so that what comes back is the version that the user saw.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options.setdefault("default", 1)
+        super().__init__(*args, **options)
+
+    def pre_save(self, instance: models.Model, add: bool) -> Any:
+        version = getattr(instance, self.attname)
+        return version if add else version + 1
+
+    def formfield(self, **options: Any) -> FormField | None:
+        # Whatever the admin has for integers: nobody is to edit it.
+        return super().formfield(**options | {"widget": HiddenInput})
+
+    def check(self, **options: Any) -> list[CheckMessage]:
+        errors = super().check(**options)
+        if not issubclass(self.model, Versioned):
+            hint = f"Write class {self.model.__name__}(Versioned, models.Model)."
+            errors.append(
+                Error(
+                    "A VersionField protects nothing in a model that is not Versioned.",
+                    hint=hint,
+                    obj=self,
+                    id="idempotency_django.E060",
+                )
+            )
+        return errors
+
+
+def version_field(model: type[models.Model]) -> VersionField:
+    """The version field of a model.
+
+    Raises:
+        ImproperlyConfigured: it has none, or several.
+    """
+    found = [field for field in model._meta.concrete_fields if isinstance(field, VersionField)]
+    if len(found) != 1:
+        raise ImproperlyConfigured(
+            f"{model._meta.label} has {len(found)} version fields; it needs one. Write "
+            "version = VersionField() in the model, once in a chain of inheritance."
+        )
+    return found[0]
+
+
+class _Save:
+    """One call of ``save()``: the version that the row must have; ``None``: there is no row yet."""
+
+    def __init__(self, expected: int | None) -> None:
+        self.expected = expected
+        self.stale = False
+
+
+class Versioned(models.Model):
+    """A model whose ``save()`` and ``delete()`` are refused if the row was changed meanwhile.
+
+    ``save()`` costs no statement more than without, ``delete()`` one. What does not call them does
+    not ask for the version: ``QuerySet.update()`` and ``delete()``, ``bulk_update()``, fixtures.
+    An object that was created and not loaded is inserted, and never overwrites a row.
+
+    Raises:
+        ConcurrentModification: raised by ``save()`` and ``delete()``; nothing was written. A
+            transaction around them stays usable.
+    """
+
+    class Meta:
+        abstract = True
+
+    def save(self, **options: Any) -> None:
+        field, fields = version_field(type(self)), options.get("update_fields")
+        if field.attname in self.get_deferred_fields():
+            raise _version_not_loaded(self)
+        if fields:
+            options["update_fields"] = {*fields, field.name}
+        new = self._state.adding and not (fields or options.get("force_update"))
+        using = options.get("using") or router.db_for_write(type(self), instance=self)
+        saving = self._versioned = _Save(None if new else getattr(self, field.attname))
+        was_adding = self._state.adding
+        try:
+            with _usable_after(saving, using, self):
+                super().save(**options)
+        finally:
+            del self._versioned
+        if was_adding:
+            on_rollback(using, partial(setattr, self._state, "adding", True))
+
+    # The one place where Django lets the WHERE of an UPDATE be changed. It is private, and takes
+    # other arguments in each version: all but the first are passed on as they are.
+    def _do_update(  # type: ignore[override]
+        self, base_qs: Any, using: str, *args: Any, **options: Any
+    ) -> Any:
+        saving: _Save | None = self.__dict__.get("_versioned")
+        field = version_field(type(self))
+        if saving is None or field.model is not base_qs.model:  # a fixture; another table
+            return super()._do_update(base_qs, using, *args, **options)
+        if saving.expected is None:
+            return False  # Django goes on with an INSERT
+        unchanged = base_qs.filter(**{field.attname: saving.expected})
+        updated = super()._do_update(unchanged, using, *args, **options)
+        if not updated:
+            saving.stale = True
+            raise stale(self, saving.expected)
+        advance(self, saving.expected, using)
+        return updated
+
+    def delete(self, using: str | None = None, keep_parents: bool = False) -> Any:
+        using = using or router.db_for_write(type(self), instance=self)
+        if self.pk is None:
+            return super().delete(using=using, keep_parents=keep_parents)  # raises Django's error
+        with in_transaction(using):
+            claim_version(self, using)  # first, so that nobody changes it while it is deleted
+            return super().delete(using=using, keep_parents=keep_parents)
+
+    @classmethod
+    def check(cls, **options: Any) -> list[CheckMessage]:
+        errors = super().check(**options)
+        try:
+            version_field(cls)
+        except ImproperlyConfigured as error:
+            errors.append(Error(str(error), obj=cls, id="idempotency_django.E061"))
+        return errors
+
+
+def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
+    """Change fields of an object if its row still has the version that the object has in memory.
+
+    It is one UPDATE: no ``save()``, no signals, no ``auto_now``. The object gets the new values.
+    One that is an expression, such as ``F("amount") + 1``, is loaded when it is read. In
+    multi-table inheritance, each table with a change takes an UPDATE.
+
+    Args:
+        obj: an object of a :class:`Versioned` model that was loaded or saved.
+        changes: the new values by the names of the fields.
+
+    Raises:
+        ConcurrentModification: the row was changed or deleted meanwhile; nothing was written.
+    """
+    version, using = version_field(type(obj)), router.db_for_write(type(obj), instance=obj)
+    if version.name in changes:
+        raise ValueError("compare_and_swap() counts the version itself. Do not pass it.")
+    tables: dict[type[models.Model], dict[str, Any]] = {version.model: {}}
+    for name, value in changes.items():
+        field = obj._meta.get_field(name)
+        tables.setdefault(field.model, {})[name] = value
+    with in_transaction(using) if len(tables) > 1 else nullcontext():
+        claim_version(obj, using, tables.pop(version.model))
+        for model, values in tables.items():
+            model._base_manager.using(using).filter(pk=obj.pk).update(**values)
+    advance(obj, getattr(obj, version.attname), using)
+    take_over(obj, using, changes)
+
+
+def claim_version(obj: models.Model, using: str, changes: Mapping[str, Any] | None = None) -> None:
+    """Change the row, and lock it until the transaction's end, if its version is the object's."""
+    field = version_field(type(obj))
+    if field.attname in obj.get_deferred_fields():
+        raise _version_not_loaded(obj)
+    expected = getattr(obj, field.attname)
+    rows = field.model._base_manager.using(using).filter(pk=obj.pk, **{field.attname: expected})
+    if not rows.update(**(changes or {}), **{field.attname: F(field.attname) + 1}):
+        raise stale(obj, expected)
+
+
+def advance(obj: models.Model, expected: int, using: str) -> None:
+    """The object's version after its row was changed; the old one again after a rollback."""
+    name = version_field(type(obj)).attname
+    setattr(obj, name, expected + 1)
+
+    def go_back() -> None:  # never forth: the hooks of several saves are not called in any order
+        setattr(obj, name, min(expected, getattr(obj, name)))
+
+    on_rollback(using, go_back)
+
+
+def take_over(obj: models.Model, using: str, changes: Mapping[str, Any]) -> None:
+    """Give the object the values that its row was given; its old ones again after a rollback."""
+    for name, value in changes.items():
+        attname = obj._meta.get_field(name).attname  # type: ignore[union-attr]
+        if attname in obj.__dict__:
+            on_rollback(using, partial(obj.__dict__.__setitem__, attname, obj.__dict__[attname]))
+        if hasattr(value, "resolve_expression"):
+            obj.__dict__.pop(attname, None)  # deferred: it is loaded when it is read
+        else:
+            setattr(obj, name, value)
+
+
+def in_transaction(using: str) -> AbstractContextManager[None]:
+    """The transaction that is open, or a new one."""
+    is_open = connections[using].in_atomic_block
+    return nullcontext() if is_open else transaction.atomic(using=using)
+
+
+@contextmanager
+def _usable_after(saving: _Save, using: str, obj: models.Model) -> Iterator[None]:
+    """Keep the transaction around a stale save usable: it has changed no row."""
+    connection = connections[using]
+    usable = connection.in_atomic_block and not connection.needs_rollback
+    # With several tables, an UPDATE of one may come before the other's is refused.
+    around = transaction.atomic(using=using) if obj._meta.parents else nullcontext()
+    try:
+        with around:
+            yield
+    except ConcurrentModification:
+        if saving.stale and usable:
+            transaction.set_rollback(False, using=using)  # Django has marked it for any error
+        raise
+
+
+def stale(obj: models.Model, expected: int) -> ConcurrentModification:
+    """The error that names the object."""
+    return ConcurrentModification(
+        f"The {obj._meta.verbose_name} {obj.pk} was changed or deleted by somebody else after its "
+        f"version {expected} was loaded, so nothing was written. Load it again and decide again."
+    )
+
+
+def _version_not_loaded(obj: models.Model) -> ValueError:
+    field = version_field(type(obj))
+    return ValueError(
+        f"The {obj._meta.verbose_name} {obj.pk} was loaded without its version, so nobody can tell "
+        f"whether it was changed meanwhile. Add {field.name!r} to only(), or take it out of "
+        "defer()."
+    )

@@ -1,0 +1,16 @@
+"""Makes the models known before their tables are made; threads that start together."""
+
+from __future__ import annotations
+
+import pytest
+
+import tests.concurrency.models  # noqa: F401
+from tests.settings import ALIASES
+
+DATABASES = sorted({"postgres", "mariadb", "sqlite"} & set(ALIASES))
+
+
+@pytest.fixture(params=DATABASES)
+def using(request: pytest.FixtureRequest) -> str:
+    """The alias of each database that the tests run on."""
+    return ALIASES[request.param]

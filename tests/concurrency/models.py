@@ -1,0 +1,146 @@
+"""What the tests of conditional writes write."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+
+from django_fsm import FSMField, transition
+
+from idempotency_django.concurrency.versions import Versioned, VersionField
+
+
+class Ticket(Versioned, models.Model):
+    """One table, with a version and a state."""
+
+    title = models.CharField(max_length=100, default="")
+    state = models.CharField(max_length=20, default="pending")
+    amount = models.IntegerField(default=0)
+    edited_at = models.DateTimeField(auto_now=True)
+    version = VersionField()
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class UrgentTicket(Ticket):
+    """Two tables, of which the first one has the version."""
+
+    deadline = models.CharField(max_length=20, default="today")
+
+    class Meta:
+        app_label = "tests"
+
+
+class Base(models.Model):
+    """A table without a version."""
+
+    name = models.CharField(max_length=100, default="")
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Extended(Versioned, Base):
+    """Two tables, of which the second one has the version."""
+
+    note = models.CharField(max_length=100, default="")
+    revision = VersionField()
+
+    class Meta:
+        app_label = "tests"
+
+
+class Country(Versioned, models.Model):
+    """A table whose primary keys are chosen."""
+
+    code = models.CharField(max_length=2, primary_key=True)
+    name = models.CharField(max_length=100)
+    version = VersionField()
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Owner(models.Model):
+    """Whom a payment belongs to."""
+
+    name = models.CharField(max_length=100, unique=True, null=True)  # noqa: DJ001  # for its NULLs
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+
+class Payment(models.Model):
+    """One row per order; and another constraint."""
+
+    order = models.IntegerField(unique=True)
+    owner = models.ForeignKey(Owner, on_delete=models.CASCADE, null=True)
+    amount = models.IntegerField(default=0)
+    receipt = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001  # the same
+    saves: int = 0
+
+    class Meta:
+        app_label = "tests"
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "amount"], name="one_amount_per_owner"),
+            models.UniqueConstraint(
+                fields=["amount"], condition=Q(receipt="x"), name="conditional_amount"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.order)
+
+    def save(self, *args: object, **options: object) -> None:
+        """Count what users rely on being called."""
+        self.saves += 1
+        super().save(*args, **options)  # type: ignore[arg-type]
+
+
+class Machine(models.Model):
+    """A state machine of django-fsm-2, whose methods leave traces."""
+
+    state = FSMField(default="pending", protected=True)
+    note = models.CharField(max_length=100, default="")
+    ready = models.BooleanField(default=True)
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.note
+
+    @transition(field=state, source=["pending", "overdue"], target="paid")
+    def pay(self, note: str = "") -> str:
+        """An effect of its own."""
+        Owner.objects.using(self._state.db).create(name=None)
+        self.note = note
+        return f"paid {note}"
+
+    @transition(field=state, source="*", target="cancelled")
+    def cancel(self) -> None:
+        """A transition from every state."""
+        Owner.objects.using(self._state.db).create(name=None)
+
+    @transition(field=state, source="pending", target="shipped", conditions=[lambda o: o.ready])
+    def ship(self) -> None:
+        """A transition with a condition."""
+
+    @transition(field=state, source="paid", target="failed")
+    def fail(self) -> None:
+        """A transition that fails."""
+        Owner.objects.using(self._state.db).create(name=None)
+        raise LookupError
