@@ -32,7 +32,10 @@ def locked(obj: ModelT, using: str) -> ModelT | None:
 
 def follow(obj: ModelT, fresh: ModelT, using: str) -> None:
     """Give the object the values of its row; after a rollback it is again what it was before."""
+    values = {field.attname: fresh.__dict__[field.attname] for field in obj._meta.concrete_fields}
     before = dict(obj.__dict__)
+    if values.items() <= before.items():
+        return  # and the related objects that were loaded with it stay
 
     def go_back() -> None:
         obj.__dict__.clear()
@@ -40,6 +43,5 @@ def follow(obj: ModelT, fresh: ModelT, using: str) -> None:
 
     on_rollback(using, go_back)
     # Not by setattr(): a field may protect itself from being set.
-    values = {field.attname: fresh.__dict__[field.attname] for field in obj._meta.concrete_fields}
     obj.__dict__.update(values)
     obj._state = fresh._state  # with the related objects, which may be others now

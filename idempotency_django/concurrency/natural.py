@@ -112,8 +112,8 @@ def compared(model: type[models.Model], names: Any) -> bool:
         listed = ", ".join(repr(name) for name in names)
         raise ImproperlyConfigured(
             f"{model._meta.label} has no unique constraint over exactly {listed}, so two rows "
-            f"could be made at the same time. Add UniqueConstraint(fields=[{listed}], name=…) to its "
-            "Meta.constraints, without a condition, and not deferrable."
+            f"could be made at the same time. Add UniqueConstraint(fields=[{listed}], name=…) to "
+            "its Meta.constraints, without a condition, and not deferrable."
         )
     return any(found)
 

@@ -26,8 +26,15 @@ from .inspection import closure_of, held_as, is_as_view, module_of, name_of, var
 PROTECTED: Final = "idempotency_protected"
 POLICY: Final = "idempotency_policy"
 POLICIES: Final = "idempotency_policies"
+_PART: Final = "idempotency_part_of_view"
 
 Protect = Callable[[Any], Any]
+
+
+def part_of_view(function: Any) -> Any:
+    """The function, marked as a part of the view: it runs once with it, and not before a replay."""
+    setattr(function, _PART, function)  # itself, so that a copy of the mark does not count
+    return function
 
 
 def opened(view: Any, protect: Protect) -> Any:
@@ -42,6 +49,8 @@ def opened(view: Any, protect: Protect) -> Any:
     """
     if PROTECTED in getattr(view, "__dict__", ()):
         return view
+    if vars_of(view).get(_PART) is view:
+        return protect(view)
     if isinstance(view, MethodType):
         if not isinstance(view.__self__, View):  # which holds what we gave it
             _refuse(view, [*filter(_may_be_a_view, _parts(view.__self__))])

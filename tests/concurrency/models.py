@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
-
 from django_fsm import FSMField, transition
 
 from idempotency_django.concurrency.versions import Versioned, VersionField

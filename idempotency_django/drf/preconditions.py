@@ -1,0 +1,201 @@
+"""Preconditions for REST framework: ``ETag``, ``If-Match``, ``If-None-Match``, 304, 412 and 428.
+
+::
+
+    class Invoices(PreconditionMixin, IdempotentViewMixin, viewsets.ModelViewSet):
+        require_preconditions = {"PUT", "PATCH", "DELETE"}
+
+The order is authentication, permissions, replay, precondition, handler, whichever of the two
+mixins comes first. It also works alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from datetime import datetime
+from types import MethodType
+from typing import Any, ClassVar, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import models
+from django.http import Http404
+from django.http.response import HttpResponseBase
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from ..concurrency.conditions import checked_etag, version_etag
+from ..concurrency.preconditions import CHANGES, Resource, run_conditionally
+from ..errors import IdempotencyError
+from ..http.inspection import kept, name_of
+from ..http.objects import has_object, lookup_of
+from ..http.opening import PROTECTED, opened, part_of_view
+from . import IdempotentViewMixin
+from .problems import problem
+
+_UNKNOWN: Final = object()
+
+
+class PreconditionMixin:  # see below
+    # Described above and below: for a view without a docstring, OpenAPI generators would publish
+    # the docstring of this base.
+
+    # Without values, which would hide those of a base that comes after this one.
+
+    require_preconditions: ClassVar[Collection[str]]
+    """The methods that are refused (428) without ``If-Match``; none if it is not set."""
+
+    put_creates: ClassVar[bool]
+    """Whether PUT creates what is not there. ``If-None-Match: *`` then creates it once."""
+
+    _conditional_object: Any = _UNKNOWN
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        # Before the others: what protects the handler from duplicates is then put around this.
+        _guard_handler(self, request)
+        super().initial(request, *args, **kwargs)  # type: ignore[misc]
+
+    def get_object(self, *args: Any, **kwargs: Any) -> Any:
+        if self._conditional_object is _UNKNOWN:
+            return super().get_object(*args, **kwargs)  # type: ignore[misc]
+        if self._conditional_object is None:
+            raise Http404
+        return self._conditional_object  # locked, compared, and checked for this caller
+
+    def finalize_response(
+        self, request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        response = super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]
+        shown = getattr(getattr(response, "data", None), "serializer", None)
+        obj = getattr(shown, "instance", None)
+        if 200 <= response.status_code < 300 and isinstance(obj, models.Model) and obj.pk:
+            etag = checked_etag(self.get_etag(obj), f"get_etag() of {name_of(type(self))}")
+            if etag is not None and not response.has_header("ETag"):
+                response["ETag"] = etag
+        return response
+
+    # For subclasses to override.
+
+    def get_etag(self, obj: Any) -> str | None:
+        """The ETag of an object, in its quotation marks; by default that of its version.
+
+        A weak one (``W/"…"``) counts for ``If-None-Match`` only: ``If-Match`` needs a strong one.
+        """
+        return version_etag(obj)
+
+    def get_last_modified(self, obj: Any) -> datetime | None:
+        """When the object was last changed; by default conditions on dates are ignored."""
+        return None
+
+
+class _DRFResource(Resource):
+    """What a request to a DRF view is about."""
+
+    def __init__(self, view: Any, request: Request) -> None:
+        self._view = view
+        self.has_object = has_object(view)
+        required = request.method in _required(view) and self.has_object
+        super().__init__(request, required=required, creates=getattr(view, "put_creates", False))
+        if self.creates:
+            self.model = view.get_queryset().model
+
+    def find(self) -> Any:
+        look_up = lookup_of(self._view)
+        return look_up() if look_up else None
+
+    def etag(self, obj: Any) -> str | None:
+        name = name_of(type(self._view))
+        etag = checked_etag(self._view.get_etag(obj), f"get_etag() of {name}")
+        if etag is None and self.required:
+            raise ImproperlyConfigured(
+                f"{name} requires If-Match and has no ETag to compare it with. Give the model a "
+                "VersionField, or override get_etag(self, obj)."
+            )
+        return etag
+
+    def modified(self, obj: Any) -> datetime | None:
+        modified: datetime | None = self._view.get_last_modified(obj)
+        return modified
+
+    def keep(self, obj: Any) -> None:
+        self._view._conditional_object = obj
+
+    def forget(self) -> None:
+        self._view._conditional_object = _UNKNOWN
+
+    def not_modified(self, etag: str | None) -> HttpResponseBase:
+        headers = {} if etag is None else {"ETag": etag}
+        return Response(status=304, headers=headers)
+
+
+def _guard_handler(view: Any, request: Request) -> None:
+    """Put the check around the handler's innermost function, inside all of its decorators."""
+    name = (request.method or "").lower()
+    placed = view.__dict__.setdefault("_conditional_handlers", {})
+    handler = getattr(view, name, None)
+    if handler is None:
+        return
+    if name not in placed:  # else a loop around dispatch() runs the view again
+        placed[name] = _guarded(view, handler)
+    setattr(view, name, placed[name])
+
+
+def _guarded(view: Any, handler: Any) -> Any:
+    function = getattr(handler, "__func__", None)
+    if function is None or handler.__self__ is not view:
+        raise ImproperlyConfigured(
+            f"The handler {name_of(handler)} is not a method of {name_of(type(view))}, so its "
+            "preconditions cannot be checked. Make it a method."
+        )
+    if hasattr(function, PROTECTED):
+        raise ImproperlyConfigured(
+            f"@idempotent is on {name_of(function)} itself, inside the preconditions: a retry of a "
+            "change that succeeded would get 412 and not its answer. Put @idempotent on the class, "
+            "or use IdempotentViewMixin."
+        )
+    try:
+        guarded = kept(function, "_conditional", lambda: opened(function, _conditional))
+    except ImproperlyConfigured:  # a decorator that is not known
+        if isinstance(view, IdempotentViewMixin):
+            raise
+        guarded = _conditional(function)  # alone, no replay comes before the decorator
+    return MethodType(guarded, view)
+
+
+def _conditional(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def conditional(view: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
+        return _respond(view, request, functools.partial(function, view, request, *args, **kwargs))
+
+    return part_of_view(conditional)  # type: ignore[no-any-return]
+
+
+def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+    try:
+        resource = _DRFResource(view, request)
+        if not resource.has_object:
+            _refuse_unfit(view, resource)
+            return run()
+        return run_conditionally(resource, run)
+    except IdempotencyError as error:
+        if error.foreign or getattr(request._request, "idempotency", None) is not None:
+            raise  # the claim's adapter rolls back and answers
+        return problem(view, error)
+    finally:
+        view._conditional_object = _UNKNOWN
+
+
+def _required(view: Any) -> Collection[str]:
+    methods: Collection[str] = getattr(view, "require_preconditions", ())
+    return methods
+
+
+def _refuse_unfit(view: Any, resource: Resource) -> None:
+    """Refuse a change whose conditions nobody would look at."""
+    if resource.method in CHANGES and (
+        resource.conditions.for_change() or resource.method in _required(view)
+    ):
+        raise ImproperlyConfigured(
+            f"{name_of(type(view))} has preconditions for {resource.method} and no get_object() "
+            "that finds the object by the URL alone. Define it."
+        )

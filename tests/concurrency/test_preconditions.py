@@ -1,0 +1,550 @@
+"""A change is executed only if the resource is still what the client has read."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404
+from django.test import Client
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from rest_framework import generics, routers, serializers, viewsets
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import action
+from rest_framework.exceptions import NotAuthenticated
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.concurrency.preconditions import preconditions
+from idempotency_django.concurrency.transitions import transition
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.drf.preconditions import PreconditionMixin
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.records import Status
+from idempotency_django.testing.support import in_threads
+from tests.concurrency.models import Base, Country, Owner, Ticket
+from tests.support import assert_problem, assert_replays, is_replay
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+CHANGES = {"PUT", "PATCH", "DELETE"}
+THREADS = 30
+EDITED = datetime(1994, 10, 29, 19, 43, 31, tzinfo=UTC)
+
+
+class TicketSerializer(serializers.ModelSerializer):
+    class Meta:
+        model = Ticket
+        fields = ("id", "title", "version")
+        read_only_fields = ("version",)
+
+
+class Tickets(viewsets.ModelViewSet):
+    """What the views below have in common; each change leaves a trace."""
+
+    authentication_classes: Any = []
+    queryset = Ticket.objects.order_by("pk")
+    serializer_class = TicketSerializer
+    require_preconditions = CHANGES
+
+    def perform_update(self, serializer: Any) -> None:
+        Owner.objects.create(name=None)
+        serializer.save()
+
+    def perform_destroy(self, instance: Ticket) -> None:
+        Owner.objects.create(name=None)
+        instance.delete()
+
+    @action(detail=True, methods=["post"])
+    def pay(self, request: Request, pk: str) -> Response:
+        """A POST that is conditional where the client wants it."""
+        ticket = self.get_object()
+        transition(ticket, "pending", "paid", effect=lambda _: Owner.objects.create(name=None))
+        return Response(self.get_serializer(ticket).data)
+
+
+class First(PreconditionMixin, IdempotentViewMixin, Tickets):
+    """Preconditions come first among the bases."""
+
+
+class Second(IdempotentViewMixin, PreconditionMixin, Tickets):
+    """Idempotency comes first."""
+
+
+class Alone(PreconditionMixin, Tickets):
+    """Nothing is protected from duplicates."""
+
+
+@idempotent
+class Decorated(PreconditionMixin, Tickets):
+    """The decorator on the class."""
+
+
+class Wrapped(PreconditionMixin, IdempotentViewMixin, Tickets):
+    """A decorator of Django's on a handler runs for every request."""
+
+    @method_decorator(never_cache)
+    def update(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        return super().update(request, *args, **kwargs)
+
+
+class Leased(PreconditionMixin, IdempotentViewMixin, Tickets):
+    idempotency_policy = Policy(mode="leased")
+
+
+class WeakTickets(PreconditionMixin, Tickets):
+    """Weak ETags, and dates."""
+
+    require_preconditions: Any = ()
+
+    def get_etag(self, obj: Ticket) -> str:
+        return f'W/"{obj.version}"'
+
+    def get_last_modified(self, obj: Ticket) -> datetime:
+        return EDITED
+
+
+class CountrySerializer(serializers.ModelSerializer):
+    class Meta:
+        model = Country
+        fields = ("code", "name")
+
+
+class Countries(PreconditionMixin, IdempotentViewMixin, generics.RetrieveUpdateAPIView):
+    """PUT creates what is not there."""
+
+    authentication_classes: Any = []
+    queryset = Country.objects.all()
+    serializer_class = CountrySerializer
+    require_preconditions = {"PUT"}
+    put_creates = True
+
+    def put(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        try:
+            return self.update(request, *args, **kwargs)
+        except Http404:
+            serializer = self.get_serializer(data=request.data)
+            serializer.is_valid(raise_exception=True)
+            Owner.objects.create(name=None)
+            serializer.save()
+            return Response(serializer.data, status=201)
+
+
+class Owned(BasePermission):
+    """Nobody may have what is called secret."""
+
+    def has_object_permission(self, request: Request, view: Any, obj: Ticket) -> bool:
+        return obj.title != "secret"
+
+
+class Refusing(BaseAuthentication):
+    def authenticate(self, request: Request) -> Any:
+        if "Authorization" not in request.headers:
+            raise NotAuthenticated
+        return User.objects.get_or_create(username="alice")[0], None
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Token"
+
+
+class Guarded(PreconditionMixin, IdempotentViewMixin, Tickets):
+    authentication_classes = [Refusing]
+    permission_classes = [Owned]
+
+
+class ByHand(PreconditionMixin, APIView):
+    """A view that finds nothing by its URL."""
+
+    authentication_classes: Any = []
+    require_preconditions = {"PUT"}
+
+    def put(self, request: Request, pk: int) -> Response:
+        return Response({})
+
+    patch = put
+    post = put
+
+
+class HandlerDecorated(PreconditionMixin, IdempotentViewMixin, generics.UpdateAPIView):
+    queryset = Ticket.objects.all()
+    serializer_class = TicketSerializer
+    authentication_classes: Any = []
+
+    @idempotent
+    def put(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        return self.update(request, *args, **kwargs)
+
+
+class Unversioned(PreconditionMixin, generics.UpdateAPIView):
+    queryset = Base.objects.all()
+    authentication_classes: Any = []
+    require_preconditions = {"PUT"}
+
+
+class Values(PreconditionMixin, APIView):
+    """Its objects are in no table."""
+
+    authentication_classes: Any = []
+
+    def get_object(self) -> dict[str, str]:
+        return {"tag": '"5"'}
+
+    def get_etag(self, obj: Any) -> str:
+        return str(obj["tag"])
+
+    def put(self, request: Request, pk: int) -> Response:
+        return Response(self.get_object())
+
+
+def ticket_of(request: HttpRequest, pk: int) -> Ticket:
+    return get_object_or_404(Ticket, pk=pk)
+
+
+def change(request: HttpRequest, pk: int) -> HttpResponse:
+    ticket = get_object_or_404(Ticket, pk=pk)
+    if request.method == "DELETE":
+        ticket.delete()
+        return HttpResponse(status=204)
+    if request.method == "PUT":
+        Owner.objects.create(name=None)
+        ticket.title = json.loads(request.body)["title"]
+        ticket.save()
+    return JsonResponse({"title": ticket.title, "version": ticket.version})
+
+
+plain_alone = preconditions(ticket_of)(change)
+plain = idempotent(preconditions(ticket_of, modified=lambda ticket: EDITED)(change))
+plain_middleware = preconditions(ticket_of)(change)
+
+
+def find_country(request: HttpRequest, code: str) -> Country | None:
+    return Country.objects.filter(pk=code).first()
+
+
+@preconditions(find_country, creates=True)
+def put_country(request: HttpRequest, code: str) -> HttpResponse:
+    country = Country.objects.create(code=code, name="x")
+    return JsonResponse({"name": country.name}, status=201)
+
+
+router = routers.SimpleRouter()
+VIEWSETS = {
+    "first": First,
+    "second": Second,
+    "alone": Alone,
+    "decorated": Decorated,
+    "wrapped": Wrapped,
+    "leased": Leased,
+    "weak": WeakTickets,
+    "guarded": Guarded,
+    "middleware": type("Middleware", (PreconditionMixin, Tickets), {}),
+}
+for name, viewset in VIEWSETS.items():
+    router.register(name, viewset, name)
+urlpatterns = [
+    path("", include(router.urls)),
+    path("countries/<str:pk>/", Countries.as_view()),
+    path("byhand/<int:pk>/", ByHand.as_view()),
+    path("handler/<int:pk>/", HandlerDecorated.as_view()),
+    path("unversioned/<int:pk>/", Unversioned.as_view()),
+    path("values/<int:pk>/", Values.as_view()),
+    path("plain/<int:pk>/", plain),
+    path("plain_alone/<int:pk>/", plain_alone),
+    path("plain_middleware/<int:pk>/", plain_middleware),
+    path("plain_countries/<str:code>/", put_country),
+]
+
+PROTECTED = ["first", "second", "decorated", "wrapped", "leased", "middleware"]
+PLAIN = ["plain", "plain_middleware"]
+every = pytest.mark.parametrize("at", [*PROTECTED, "alone", *PLAIN, "plain_alone"])
+protected = pytest.mark.parametrize("at", [*PROTECTED, *PLAIN])
+
+
+@pytest.fixture(autouse=True)
+def _middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = ["idempotency_django.middleware.IdempotencyMiddleware"]
+
+
+@pytest.fixture
+def ticket() -> Ticket:
+    return Ticket.objects.create(title="a")
+
+
+def send(at: str, ticket: Any, method: str = "put", title: str = "b", **headers: str) -> Any:
+    """A request for a ticket, with headers by their names in Python."""
+    client = Client(raise_request_exception=False)
+    key = ticket if isinstance(ticket, str | int) else ticket.pk
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = "" if method in {"get", "head", "delete"} else json.dumps({"title": title})
+    return client.generic(
+        method.upper(), f"/{at}/{key}/", body, content_type="application/json", headers=named
+    )
+
+
+def effects() -> int:
+    return Owner.objects.count()
+
+
+class TestChanges:
+    @every
+    def test_current(self, ticket: Ticket, at: str) -> None:
+        """With the current ETag it is executed, and the answer has the next one."""
+        answer = send(at, ticket, If_Match='"1"')
+        assert (answer.status_code, answer["ETag"]) == (200, '"2"')
+        assert (Ticket.objects.get().title, effects()) == ("b", 1)
+
+    @every
+    def test_stale(self, ticket: Ticket, at: str) -> None:
+        """With another ETag it is refused, and nothing is executed."""
+        ticket.save()
+        for header in ('"1"', 'W/"2"', "2"):
+            assert_problem(send(at, ticket, If_Match=header), 412, "precondition-failed")
+        assert (Ticket.objects.get().title, effects()) == ("a", 0)
+
+    @every
+    def test_required(self, ticket: Ticket, at: str) -> None:
+        """Without a condition it is refused where one is required."""
+        for method in ("put", "delete"):
+            assert_problem(send(at, ticket, method), 428, "precondition-required")
+        assert effects() == 0
+
+    @every
+    def test_any(self, ticket: Ticket, at: str) -> None:
+        """An asterisk stands for whatever is there."""
+        assert send(at, ticket, If_Match="*").status_code == 200
+        assert send(at, 12345, If_Match="*").status_code == 404
+
+    @every
+    def test_delete(self, ticket: Ticket, at: str) -> None:
+        """A stale delete is refused, a current one executed; there is no ETag of nothing."""
+        assert send(at, ticket, "delete", If_Match='"7"').status_code == 412
+        answer = send(at, ticket, "delete", If_Match='"1"')
+        assert (answer.status_code, answer.headers.get("ETag")) == (204, None)
+        assert send(at, ticket, "delete", If_Match='"1"').status_code == 404
+
+    @every
+    def test_if_none_match(self, ticket: Ticket, at: str) -> None:
+        """A change on condition that there is something else is refused where there is not."""
+        assert send(at, ticket, If_None_Match='"1"').status_code == 412
+        assert send(at, ticket, If_None_Match="*").status_code == 412
+        assert send(at, ticket, If_None_Match='"7"').status_code == 200
+
+    def test_optional(self, ticket: Ticket) -> None:
+        """Where no condition is required, one that is sent counts nevertheless."""
+        path = f"{ticket.pk}/pay"
+        assert send("first", path, "post", If_Match='"7"').status_code == 412
+        answer = send("first", path, "post")
+        assert (answer.status_code, answer["ETag"]) == (200, '"2"')
+        assert send("first", path, "post", If_Match='"2"').status_code == 200
+        assert effects() == 1
+
+    def test_plain_dates(self, ticket: Ticket) -> None:
+        """A date is a condition where the view knows it."""
+        old, new = "Sat, 29 Oct 1994 19:43:30 GMT", "Sat, 29 Oct 1994 19:43:31 GMT"
+        assert send("plain", ticket, If_Unmodified_Since=old).status_code == 412
+        assert send("plain", ticket, If_Unmodified_Since=new).status_code == 200
+
+
+class TestRetries:
+    @protected
+    def test_replay(self, ticket: Ticket, at: str) -> None:
+        """A retry of what succeeded gets its answer, ETag included, and not 412."""
+        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        first, second = (send(at, ticket, **headers) for _ in range(2))
+        assert first["ETag"] == '"2"'
+        assert_replays(first, second)
+        assert effects() == 1
+
+    @protected
+    def test_retry_of_delete(self, ticket: Ticket, at: str) -> None:
+        """The same of a DELETE, whose object is gone by then."""
+        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        answers = [send(at, ticket, "delete", **headers) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [204, 204]
+        assert is_replay(answers[1])
+
+    @protected
+    def test_refusals_are_not_stored(self, ticket: Ticket, at: str) -> None:
+        """412 and 428 free the key: with the right condition, the same key is executed."""
+        key = str(uuid4())
+        assert_problem(send(at, ticket, Idempotency_Key=key), 428, "precondition-required")
+        assert_problem(
+            send(at, ticket, Idempotency_Key=key, If_Match='"7"'), 412, "precondition-failed"
+        )
+        assert IdempotencyKey.objects.get().status == Status.FAILED
+        assert send(at, ticket, Idempotency_Key=key, If_Match='"1"').status_code == 200
+        assert effects() == 1
+
+    def test_authentication_comes_first(self, ticket: Ticket) -> None:
+        """Neither a replay nor a condition is looked at before the caller is known."""
+        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        assert send("guarded", ticket, **headers).status_code == 401
+        headers["Authorization"] = "Token a"
+        assert send("guarded", ticket, title="secret", **headers).status_code == 200
+        # The object is another one's now: neither its replay nor its version is told.
+        assert send("guarded", ticket, title="secret", **headers).status_code == 403
+        headers["Idempotency_Key"] = str(uuid4())
+        assert send("guarded", ticket, **headers).status_code == 403
+
+    def test_decorators_run_for_every_request(self, ticket: Ticket) -> None:
+        """A decorator around the handler stays around the replay."""
+        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        for _ in range(2):
+            assert "no-store" in send("wrapped", ticket, **headers)["Cache-Control"]
+
+
+class TestReads:
+    @pytest.mark.parametrize("at", ["first", "second", "alone", "plain", "plain_alone"])
+    @pytest.mark.parametrize("method", ["get", "head"])
+    def test_not_modified(self, ticket: Ticket, at: str, method: str) -> None:
+        """Who has the current representation gets 304, with its ETag and no body."""
+        assert send(at, ticket, method)["ETag"] == '"1"'
+        for header in ('"1"', 'W/"1"', "*", '"7", "1"'):
+            answer = send(at, ticket, method, If_None_Match=header)
+            assert (answer.status_code, answer["ETag"], answer.content) == (304, '"1"', b"")
+        answer = send(at, ticket, method, If_None_Match='"7"')
+        assert answer.status_code == 200
+        assert send(at, ticket, method, If_Match='"7"').status_code == 412
+        assert send(at, 12345, method, If_None_Match="*").status_code == 404
+
+    def test_one_query(self, ticket: Ticket, django_assert_num_queries: Any) -> None:
+        """A conditional read looks the object up once."""
+        for header in ('"1"', '"7"'):
+            with django_assert_num_queries(1):
+                send("alone", ticket, "get", If_None_Match=header)
+
+    def test_list(self, ticket: Ticket) -> None:
+        """A list has no version: it is read, and added to, without conditions."""
+        client = Client()
+        answer = client.get("/first/", headers={"If-None-Match": "*"})
+        assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+        created = client.post("/first/", {"title": "c"}, headers={"If-None-Match": "*"})
+        assert (created.status_code, created["ETag"]) == (201, '"1"')
+
+    def test_weak(self, ticket: Ticket) -> None:
+        """A weak ETag spares a transfer, and allows no change."""
+        assert send("weak", ticket, "get", If_None_Match='"1"').status_code == 304
+        assert send("weak", ticket, If_Match='W/"1"').status_code == 412
+        assert send("weak", ticket).status_code == 200
+        date = "Sat, 29 Oct 1994 19:43:31 GMT"
+        assert send("weak", ticket, "get", If_Modified_Since=date).status_code == 304
+
+
+class TestCreation:
+    @pytest.mark.parametrize("at", ["countries", "plain_countries"])
+    def test_once(self, at: str) -> None:
+        """``If-None-Match: *`` creates once; ``If-Match`` never creates."""
+        assert send(at, "DE", If_Match="*").status_code == 412
+        assert send(at, "DE", If_Match='"1"').status_code == 412
+        assert_problem(send(at, "DE"), 428, "precondition-required")
+        assert not Country.objects.exists()
+        body = json.dumps({"code": "DE", "name": "x"})
+        headers = {"If-None-Match": "*"}
+        answers = [
+            Client().put(f"/{at}/DE/", body, content_type="application/json", headers=headers)
+            for _ in range(2)
+        ]
+        assert [answer.status_code for answer in answers] == [201, 412]
+        assert answers[0]["ETag"] == '"1"'
+
+    @pytest.mark.parametrize("key", [None, "key"])
+    def test_race(self, key: str | None) -> None:
+        """Of many who create the same at once, one does; its effects are the only ones."""
+        body = json.dumps({"code": "DE", "name": "x"})
+
+        def create() -> int:
+            headers = {"If-None-Match": "*"}
+            if key:
+                headers["Idempotency-Key"] = str(uuid4())
+            answer = Client(raise_request_exception=False).put(
+                "/countries/DE/", body, content_type="application/json", headers=headers
+            )
+            return int(answer.status_code)
+
+        statuses = in_threads([create] * 8)
+        assert statuses.count(201) == 1
+        assert set(statuses) <= {201, 412}
+        assert (Country.objects.count(), effects()) == (1, 1)
+
+
+class TestRaces:
+    @pytest.mark.parametrize("at", ["first", "second", "alone", "leased", "plain"])
+    def test_one_wins(self, ticket: Ticket, at: str) -> None:
+        """Of thirty PUTs with one ETag, one wins; a retry of the winner gets its 200."""
+        keys = [str(uuid4()) for _ in range(THREADS)]
+
+        def put(key: str) -> Any:
+            return send(at, ticket, title=key, If_Match='"1"', Idempotency_Key=key)
+
+        answers = in_threads([lambda key=key: put(key) for key in keys])
+        statuses = [answer.status_code for answer in answers]
+        assert (statuses.count(200), statuses.count(412)) == (1, THREADS - 1)
+        winner = keys[statuses.index(200)]
+        found = Ticket.objects.get()
+        assert (found.title, found.version, effects()) == (winner, 2, 1)
+        if at != "alone":
+            assert_replays(answers[statuses.index(200)], put(winner))
+            assert effects() == 1
+
+
+class TestRefusals:
+    def test_no_object(self) -> None:
+        """A view that cannot find its object is refused, where conditions would be ignored."""
+        assert send("byhand", 1, "post").status_code == 200
+        assert send("byhand", 1, "patch").status_code == 200
+        for method, headers in (("put", {}), ("patch", {"If_Match": '"1"'})):
+            with pytest.raises(ImproperlyConfigured, match="no get_object"):
+                Client().generic(
+                    method.upper(),
+                    "/byhand/1/",
+                    headers={k.replace("_", "-"): v for k, v in headers.items()},
+                )
+
+    def test_handler_decorated(self, ticket: Ticket) -> None:
+        """A handler that is protected inside the preconditions is refused."""
+        with pytest.raises(ImproperlyConfigured, match="inside the preconditions"):
+            Client().put(f"/handler/{ticket.pk}/", headers={"If-Match": '"1"'})
+
+    def test_no_etag(self) -> None:
+        """A view that requires what nobody could send is refused."""
+        base = Base.objects.create()
+        with pytest.raises(ImproperlyConfigured, match="has no ETag to compare it with"):
+            Client().put(f"/unversioned/{base.pk}/", headers={"If-Match": '"1"'})
+
+    def test_no_table(self) -> None:
+        """What is in no table is compared, and not locked."""
+        assert send("values", 1, If_Match='"5"').status_code == 200
+        assert send("values", 1, If_Match='"6"').status_code == 412
+
+    def test_order_of_decorators(self) -> None:
+        """Above another decorator, or on a coroutine function, the decorator is refused."""
+
+        async def asynchronous(request: HttpRequest) -> None:
+            pass
+
+        for view, message in [
+            (idempotent(change), "below @idempotent"),
+            (never_cache(change), "another decorator of .*change"),
+            (asynchronous, "async view"),
+        ]:
+            with pytest.raises(ImproperlyConfigured, match=message):
+                preconditions(ticket_of)(view)
+
+    def test_malformed_etag(self, ticket: Ticket) -> None:
+        """An etag= that makes no ETag is named."""
+        view = preconditions(ticket_of, etag=lambda ticket: "3")(change)
+        request = HttpRequest()
+        request.method = "GET"
+        with pytest.raises(ImproperlyConfigured, match="etag= of @preconditions returned '3'"):
+            view(request, pk=ticket.pk)

@@ -1,0 +1,313 @@
+"""Of many duplicates, one moves the row and runs the effect."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from django.db import connections, models, transaction
+from django_fsm import TransitionNotAllowed
+from viewflow.fsm import State
+
+from idempotency_django.concurrency import fsm, viewflow
+from idempotency_django.concurrency.transitions import AlreadyThere, Moved, transition
+from idempotency_django.errors import ConcurrentModification, IllegalTransition
+from idempotency_django.testing.support import in_threads
+from tests.concurrency.models import Machine, Owner, Ticket
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+THREADS = 30
+
+
+def row(obj: models.Model) -> Any:
+    return type(obj)._base_manager.using(obj._state.db).get(pk=obj.pk)
+
+
+def effects(using: str) -> int:
+    return Owner.objects.using(using).count()
+
+
+def ship(ticket: Ticket) -> str:
+    """An effect in the same database."""
+    Owner.objects.using(ticket._state.db).create(name=None)
+    return f"shipped {ticket.pk}"
+
+
+def fail(ticket: Ticket) -> None:
+    ship(ticket)
+    raise LookupError
+
+
+@pytest.fixture
+def ticket(using: str) -> Ticket:
+    return Ticket.objects.using(using).create(title="a")
+
+
+class TestTransition:
+    def test_moved(self, ticket: Ticket) -> None:
+        """The row and the object are moved, and the effect's result is there."""
+        outcome = transition(ticket, "pending", "paid", effect=ship)
+        assert outcome == Moved(ticket, "paid", f"shipped {ticket.pk}")
+        assert (ticket.state, ticket.version) == ("paid", 2)
+        assert (row(ticket).state, row(ticket).version) == ("paid", 2)
+        assert effects(ticket._state.db) == 1
+
+    def test_duplicate(self, ticket: Ticket) -> None:
+        """A duplicate does nothing, and says so; also one that was loaded before."""
+        stale = row(ticket)
+        transition(ticket, "pending", "paid", effect=ship)
+        for obj in (ticket, stale):
+            assert transition(obj, "pending", "paid", effect=ship) == AlreadyThere(obj, "paid")
+            assert obj.state == "paid"
+        assert effects(ticket._state.db) == 1
+
+    def test_illegal(self, ticket: Ticket) -> None:
+        """From another state it is refused, naming both; the object stays as it was."""
+        with pytest.raises(IllegalTransition, match=r"state 'pending'.*cannot become 'shipped'"):
+            transition(ticket, ["paid", "packed"], "shipped", effect=ship)
+        assert (ticket.state, effects(ticket._state.db)) == ("pending", 0)
+
+    def test_several_sources(self, ticket: Ticket) -> None:
+        """Several sources are allowed, and no effect is needed."""
+        assert transition(ticket, {"pending", "overdue"}, "paid") == Moved(ticket, "paid", None)
+
+    def test_effect_fails(self, ticket: Ticket) -> None:
+        """An effect that fails leaves row and object as before, and a retry runs it."""
+        with pytest.raises(LookupError):
+            transition(ticket, "pending", "paid", effect=fail)
+        assert (ticket.state, row(ticket).state, ticket.version) == ("pending", "pending", 1)
+        assert effects(ticket._state.db) == 0
+        assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
+
+    def test_effect_fails_within_a_transaction(self, ticket: Ticket) -> None:
+        """Where the caller catches the effect's error, its transaction commits without the move."""
+        with transaction.atomic(using=ticket._state.db):
+            with pytest.raises(LookupError):
+                transition(ticket, "pending", "paid", effect=fail)
+            ship(ticket)
+        assert (ticket.state, row(ticket).state, effects(ticket._state.db)) == ("pending",) * 2 + (
+            1,
+        )
+
+    def test_rollback(self, ticket: Ticket) -> None:
+        """A rollback of the caller's transaction takes back the object's state, too."""
+        with transaction.atomic(using=ticket._state.db):
+            transition(ticket, "pending", "paid")
+            transition(ticket, "paid", "shipped")
+            transaction.set_rollback(True, using=ticket._state.db)
+        assert (ticket.state, ticket.version, row(ticket).state) == ("pending", 1, "pending")
+
+    def test_stale_object(self, ticket: Ticket) -> None:
+        """A stale object can be moved, and stays stale: saving it loses nobody's change."""
+        other = row(ticket)
+        other.title = "other"
+        other.save()
+        transition(ticket, "pending", "paid")
+        with pytest.raises(ConcurrentModification):
+            ticket.save()
+        assert (row(ticket).title, row(ticket).state) == ("other", "paid")
+
+    def test_effect_saves(self, ticket: Ticket) -> None:
+        """The effect can change the object and save it."""
+
+        def note(obj: Ticket) -> None:
+            obj.title = "paid"
+            obj.save()
+
+        transition(ticket, "pending", "paid", effect=note)
+        assert (row(ticket).title, row(ticket).version, ticket.version) == ("paid", 3, 3)
+
+    def test_missing(self, ticket: Ticket) -> None:
+        """A row that is gone is the model's own error."""
+        Ticket.objects.using(ticket._state.db).all().delete()
+        with pytest.raises(Ticket.DoesNotExist):
+            transition(ticket, "pending", "paid")
+
+    def test_loop(self, ticket: Ticket) -> None:
+        """A transition to where it starts could not tell a duplicate."""
+        with pytest.raises(ValueError, match="cannot start from there"):
+            transition(ticket, ["pending", "paid"], "paid")
+
+    def test_race(self, ticket: Ticket) -> None:
+        """Of thirty at once, one moves; each other one waits, and is told."""
+        using, pk = ticket._state.db, ticket.pk
+
+        def contend() -> type:
+            mine = Ticket.objects.using(using).get(pk=pk)
+            return type(transition(mine, "pending", "paid", effect=ship))
+
+        outcomes = in_threads([contend] * THREADS)
+        assert outcomes.count(Moved) == 1
+        assert outcomes.count(AlreadyThere) == THREADS - 1
+        assert effects(using) == 1
+
+
+KILLED = """
+import os, signal, sys, django
+django.setup()
+from tests.concurrency.models import Owner, Ticket
+from idempotency_django.concurrency.transitions import transition
+
+def effect(ticket):
+    Owner.objects.using(using).create(name=None)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+using, pk = sys.argv[1:]
+transition(Ticket.objects.using(using).get(pk=pk), "pending", "paid", effect=effect)
+"""
+
+
+def test_sigkill(ticket: Ticket) -> None:
+    """A process that is killed within the effect has moved nothing; a retry does."""
+    using = ticket._state.db
+    databases = {alias: connections[alias].settings_dict for alias in connections}
+    environment = os.environ | {
+        "DJANGO_SETTINGS_MODULE": "tests.concurrency.killed_settings",
+        "KILLED_DATABASES": repr({a: str(s["NAME"]) for a, s in databases.items()}),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, using, str(ticket.pk)],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    # It waits for the killed one's lock, where the server has not noticed yet.
+    assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
+    assert effects(using) == 1
+
+
+class MachineFlow:
+    """The same machine as viewflow has them."""
+
+    state = State(["pending", "paid", "cancelled"], default="pending")
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    @state.getter()
+    def _get(self) -> str:
+        return self.machine.state
+
+    @state.setter()
+    def _set(self, value: str) -> None:
+        self.machine.__dict__["state"] = value  # django-fsm-2's own protection aside
+
+    @state.transition(source=["pending", "overdue"], target="paid")
+    def pay(self, note: str = "") -> str:
+        Owner.objects.using(self.machine._state.db).create(name=None)
+        self.machine.note = note
+        return f"paid {note}"
+
+    @state.transition(source=State.ANY, target="cancelled")
+    def cancel(self) -> None:
+        Owner.objects.using(self.machine._state.db).create(name=None)
+
+    @state.transition(source="paid", target="failed")
+    def fail(self) -> None:
+        Owner.objects.using(self.machine._state.db).create(name=None)
+        raise LookupError
+
+    @state.transition(source="paid", target=State.RETURN_VALUE("shipped", "lost"))
+    def leave(self) -> str:
+        return "shipped"
+
+
+def by_fsm(machine: Machine, name: str, *args: Any) -> Any:
+    return fsm.run(getattr(machine, name), *args)
+
+
+def by_viewflow(machine: Machine, name: str, *args: Any) -> Any:
+    return viewflow.run(getattr(MachineFlow(machine), name), machine, *args)
+
+
+@pytest.fixture
+def machine(using: str) -> Machine:
+    return Machine.objects.using(using).create()
+
+
+@pytest.mark.parametrize("run", [by_fsm, by_viewflow])
+class TestMachines:
+    def test_moved(self, machine: Machine, run: Any) -> None:
+        """The method runs on the row as it is now, and the object is saved."""
+        Machine.objects.using(machine._state.db).update(state="overdue")
+        assert run(machine, "pay", "n") == Moved(machine, "paid", "paid n")
+        assert (machine.state, row(machine).state, row(machine).note) == ("paid", "paid", "n")
+
+    def test_duplicate(self, machine: Machine, run: Any) -> None:
+        """A duplicate does nothing, and says so; also one that was loaded before."""
+        stale = row(machine)
+        run(machine, "pay", "n")
+        for obj in (machine, stale):
+            assert run(obj, "pay", "again") == AlreadyThere(obj, "paid")
+            assert (obj.state, obj.note) == ("paid", "n")
+        assert effects(machine._state.db) == 1
+
+    def test_from_everywhere(self, machine: Machine, run: Any) -> None:
+        """A transition from every state is a duplicate in its own target."""
+        assert isinstance(run(machine, "cancel"), Moved)
+        assert isinstance(run(machine, "cancel"), AlreadyThere)
+        assert effects(machine._state.db) == 1
+
+    def test_illegal(self, machine: Machine, run: Any) -> None:
+        """From another state it is refused, naming both."""
+        Machine.objects.using(machine._state.db).update(state="cancelled")
+        with pytest.raises(IllegalTransition, match=r"'cancelled', from which it cannot .* 'paid'"):
+            run(machine, "pay")
+        assert (machine.state, effects(machine._state.db)) == ("pending", 0)
+
+    def test_failure(self, machine: Machine, run: Any) -> None:
+        """A method that fails leaves row and object as before."""
+        run(machine, "pay", "n")
+        with pytest.raises(LookupError):
+            run(machine, "fail")
+        assert (machine.state, row(machine).state, effects(machine._state.db)) == (
+            "paid",
+            "paid",
+            1,
+        )
+
+    def test_missing(self, machine: Machine, run: Any) -> None:
+        """A row that is gone is the model's own error."""
+        Machine.objects.using(machine._state.db).all().delete()
+        with pytest.raises(Machine.DoesNotExist):
+            run(machine, "pay")
+
+    def test_race(self, machine: Machine, run: Any) -> None:
+        """Of thirty at once, one moves; each other one waits, and is told."""
+        using, pk = machine._state.db, machine.pk
+
+        def contend() -> type:
+            return type(run(Machine.objects.using(using).get(pk=pk), "pay"))
+
+        outcomes = in_threads([contend] * THREADS)
+        assert outcomes.count(Moved) == 1
+        assert outcomes.count(AlreadyThere) == THREADS - 1
+        assert effects(using) == 1
+
+
+def test_condition(machine: Machine) -> None:
+    """A condition that is not met is django-fsm-2's own error, on the row as it is now."""
+    Machine.objects.using(machine._state.db).update(ready=False)
+    with pytest.raises(TransitionNotAllowed):
+        fsm.run(machine.ship)
+    assert (machine.ready, row(machine).state) == (True, "pending")
+
+
+def test_computed_target(machine: Machine) -> None:
+    """A target that only the method knows has no duplicates; what follows is refused."""
+    by_viewflow(machine, "pay")
+    assert by_viewflow(machine, "leave").state == "shipped"
+    with pytest.raises(IllegalTransition, match="cannot become anything else"):
+        by_viewflow(machine, "leave")
+
+
+@pytest.mark.parametrize("call", [lambda: fsm.run(len), lambda: viewflow.run(len, Machine())])
+def test_no_transition(call: Any) -> None:
+    """What is no such method is refused."""
+    with pytest.raises(TypeError, match="do not call it"):
+        call()
