@@ -14,8 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..errors import UnknownEventType
 from ..planning import plan_call
 from ..policy import UNSET, Policy, keys, scopes
-from ..policy.canonical import canonical
-from ..policy.seals import content_digest
+from ..policy.canonical import canonical, content_digest
 from .events import Event
 from .handling import Handler, Handling, alone, together
 from .outcomes import Duplicate, Failed, Handled, Outcome
