@@ -98,6 +98,25 @@ def completed(store: CachedStore, **changes: Any) -> Operation:
     return operation
 
 
+def test_batch(store: CachedStore) -> None:
+    """The answers of a batch are cached after its commit, and only if it commits."""
+    operations = [an_operation() for _ in range(3)]
+
+    def complete(batch: list[Operation]) -> None:
+        claims = [claim for claim in store.acquire_many(batch) if isinstance(claim, Claim)]
+        assert all(store.complete_many([(claim, ANSWER) for claim in claims]))
+
+    with pytest.raises(InterruptedError), store.transaction():
+        complete(operations)
+        raise InterruptedError
+    assert [store.recall(operation) for operation in operations] == [None] * 3
+    with store.transaction():
+        complete(operations)
+        assert store.recall(operations[0]) is None
+    recalled = [store.recall(operation) for operation in operations]
+    assert [one.payload for one in recalled if one] == [ANSWER] * 3
+
+
 def test_two_schemas(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant with a schema of its own, as django-tenants has them, has answers of its own."""
     wrapper = connections["default"]

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -136,7 +136,7 @@ def test_simultaneous_executions() -> None:
         )
         await asyncio.gather(*calls)
 
-    asyncio.run(both())
+    async_to_sync(both)()
     assert parents() == {"a-child": "a", "b-child": "b"}
 
 

@@ -28,7 +28,8 @@ from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Record, Status, Step
 from idempotency_django.stores.database import DatabaseStore, replays
 from idempotency_django.stores.database import store as database
-from idempotency_django.stores.database.dialects import DIALECTS, PostgreSQL
+from idempotency_django.stores.database.dialects import DIALECTS
+from idempotency_django.stores.database.dialects.values import lock_number
 from idempotency_django.testing import ANSWER, an_operation, in_threads
 from tests.models import Effect
 from tests.settings import ALIASES
@@ -389,7 +390,7 @@ class TestLock:
                 return found.status if isinstance(found, Record) else None
 
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [PostgreSQL._lock_number(operation)])
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [lock_number(operation)])
             assert in_threads([contend]) == [Status.IN_PROGRESS]
         assert in_threads([contend]) == [None]
 

@@ -224,6 +224,19 @@ class TestBudget:
         assert len(sent_by(client, "/bare/", None)) == 1
         assert len(sent_by(client, "/leased/", new_key())) == 3
 
+    def test_batch(self) -> None:
+        """A batch sends as many as one request: its claims, with BEGIN, its answers, and COMMIT."""
+        store = stores["default"]
+        for answered in (False, True):
+            operations = [an_operation() for _ in range(50)]
+            with messages() as sent, store.transaction():
+                found = store.acquire_many(operations)
+                assert all(isinstance(claim, Claim) for claim in found)
+                if answered:
+                    answers = [(claim, ANSWER) for claim in found if isinstance(claim, Claim)]
+                    assert all(store.complete_many(answers))
+            assert len(sent) == 2 + answered
+
     def test_atomic(self, client: Client) -> None:
         """With ``atomic()`` a leased request sends four more than its handler: its last look at
         the claim goes with the COMMIT.

@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage
 from django.db import connections
 
 from ..errors import OperationInProgress
-from ..records import Claim, Operation, Payload, Record, Step
+from ..records import Claim, Operation, Payload, Record, Status, Step
 from .without_transactions import WithoutTransactions
 
 
@@ -132,7 +132,37 @@ class Store(WithoutTransactions, ABC):
         itself.
         """
 
-    # What a store that renews one lease at a time can leave as it is.
+    # What a store that takes one thing at a time can leave as it is.
+
+    def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
+        """:meth:`acquire` for several operations, such as those of a batch of messages.
+
+        Override it if the store can do so in one step. An operation that is there twice is claimed
+        once: the second one is in progress. All have a lease, or none has.
+
+        If it raises, what was claimed with a lease until then stays so until the lease is over.
+
+        Returns:
+            For each operation, in their order, what :meth:`acquire` returns. A replay need not be
+            counted.
+        """
+        # In one order everywhere, so that two batches do not wait for each other.
+        names = [(operation.scope, operation.key) for operation in operations]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        found = {index: self._acquired(operations[index]) for index in order}
+        return [found[index] for index in range(len(names))]
+
+    def _acquired(self, operation: Operation) -> Claim | Record:
+        try:
+            return self.acquire(operation)
+        except OperationInProgress:
+            if operation.lease is None:  # then the transaction may be of no use any more
+                raise
+            return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
+
+    def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
+        """:meth:`complete` for several claims, each with its answer, in their order."""
+        return [self.complete(claim, payload) for claim, payload in answers]
 
     def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
         """:meth:`extend` for several claims, which a heartbeat renews together.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import compress
 from typing import Any, ClassVar, Final, NoReturn
 
 from django.conf import settings
@@ -20,7 +20,8 @@ from django.db.models import ExpressionWrapper, F, fields
 from ..errors import OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow
 from ..records import Claim, Operation, Payload, Record, Status
-from .codec import decode, encode
+from .cache_entries import decode_record, encode_record
+from .database.dialects import Batching
 from .database.store import DatabaseStore
 from .timelines import Timeline
 
@@ -94,7 +95,7 @@ class CachedStore(DatabaseStore):
         if not cached:
             return None
         timeline = self._timeline.current()
-        return None if timeline is None else _decoded(cached, operation, timeline)
+        return None if timeline is None else decode_record(cached, operation, timeline)
 
     def forget(self, key: str, scope: str) -> None:
         try:
@@ -130,18 +131,30 @@ class CachedStore(DatabaseStore):
         timeline = self._timeline.latest(ask=True)  # no newer than the commit that is to come
         completed = super().complete(claim, payload)
         if completed:
-            operation = claim.operation
-            record = Record(
-                key=claim.key,
-                scope=claim.scope,
-                status=Status.COMPLETED,
-                attempt=claim.attempt,
-                fingerprint=operation.fingerprint,
-                payload=payload,
-                record_id=claim.record_id,
-            )
-            self.on_commit(lambda: self._remember(record, operation.ttl, claim.asked, timeline))
+            self._remember_completed(claim, payload, timeline)
         return completed
+
+    def _complete_many(
+        self, dialect: Batching, answers: Sequence[tuple[Claim, Payload]]
+    ) -> Sequence[bool]:
+        timeline = self._timeline.latest(ask=True)  # likewise
+        completed = super()._complete_many(dialect, answers)
+        for answer in compress(answers, completed):
+            self._remember_completed(*answer, timeline)
+        return completed
+
+    def _remember_completed(self, claim: Claim, payload: Payload, timeline: str | None) -> None:
+        record = Record(
+            key=claim.key,
+            scope=claim.scope,
+            status=Status.COMPLETED,
+            attempt=claim.attempt,
+            fingerprint=claim.operation.fingerprint,
+            payload=payload,
+            record_id=claim.record_id,
+        )
+        ttl = claim.operation.ttl
+        self.on_commit(lambda: self._remember(record, ttl, claim.asked, timeline))
 
     def check(self) -> Sequence[CheckMessage]:
         return [*super().check(), *self._check_cache()]
@@ -194,7 +207,7 @@ class CachedStore(DatabaseStore):
         name = self._name(record.key, record.scope)
         try:
             # Only where nothing is: what was forgotten meanwhile must stay so.
-            caches[self.cache].add(name, _encoded(record, timeline), int(lifetime))
+            caches[self.cache].add(name, encode_record(record, timeline), int(lifetime))
         except Exception:
             logger.warning("An answer could not be cached in %r.", self.cache, exc_info=True)
 
@@ -213,39 +226,3 @@ class CachedStore(DatabaseStore):
         where = f"{connection.settings_dict['NAME']}:{getattr(connection, 'schema_name', '')}"
         parts = f"{len(where)}:{where}{len(key)}:{key}{scope}"
         return f"{self.prefix}:{self.alias}:{hashlib.sha256(parts.encode()).hexdigest()}"
-
-
-def _encoded(record: Record, timeline: str) -> bytes:
-    assert record.payload is not None  # noqa: S101  # a completed record has one
-    answer = encode(record.payload)
-    head = [record.key, record.scope, record.attempt, record.fingerprint]
-    head += [answer.status, answer.headers, answer.body is not None, record.record_id, timeline]
-    return json.dumps(head).encode() + b"\n" + (answer.body or b"")
-
-
-def _decoded(cached: Any, operation: Operation, timeline: str) -> Record | None:
-    """The record of the operation that was cached on the timeline; ``None``: it is not one."""
-    try:
-        head, _, body = cached.partition(b"\n")
-        key, scope, attempt, fingerprint, status, headers, has_body, record_id, cached_on = (
-            json.loads(head)
-        )
-        payload = decode(status, headers, body if has_body else None)
-    except (AttributeError, TypeError, ValueError):
-        logger.warning(
-            "The cache entry for %s is not a stored answer. The database answers instead.",
-            operation.key,
-        )
-        return None
-    if (key, scope, cached_on) != (operation.key, operation.scope, timeline):
-        return None
-    return Record(
-        key=key,
-        scope=scope,
-        status=Status.COMPLETED,
-        attempt=attempt,
-        fingerprint=fingerprint,
-        payload=payload,
-        counted=True,
-        record_id=record_id,
-    )

@@ -14,9 +14,9 @@ threads.
 
 from __future__ import annotations
 
+from .batches import BatchesContract
 from .owners import OwnersContract
 from .races import RacesContract
-from .steps import StepsContract
 from .support import ANSWER, MOMENT, PATIENCE, SECOND, an_operation, eventually, in_threads
 
 __all__ = [
@@ -31,5 +31,5 @@ __all__ = [
 ]
 
 
-class StoreContract(OwnersContract, StepsContract, RacesContract):
+class StoreContract(OwnersContract, BatchesContract, RacesContract):
     """Subclass it and set ``self.store`` before each test."""

@@ -16,8 +16,9 @@ from ...errors import OperationInProgress
 from ...models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from ...records import Claim, Operation, Payload, Record, Status, Step
 from ..codec import decode_step, encode, encode_step
+from .batches import acquire_many
 from .checks import check_database, check_migrated, check_writable
-from .dialects import plain
+from .dialects import Batching, plain
 from .replays import record_replay
 from .rows import in_progress, lifetime, record_of, took_long
 from .takeover import take_over
@@ -59,11 +60,7 @@ class DatabaseStore(TransactionalStore):
     def acquire(self, operation: Operation) -> Claim | Record:
         if operation.lease is None:
             if not connections[self.using].in_atomic_block:
-                raise transaction.TransactionManagementError(
-                    f"The claim of {operation.name} has no lease, so a transaction must hold it, "
-                    "but no transaction is open: nobody could ever take it over. Open one with "
-                    "the store's transaction(), or give the operation a lease."
-                )
+                self._forbid_misplaced(operation)
             try:
                 found = self._acquire(operation)
             except DatabaseFault as error:
@@ -71,14 +68,25 @@ class DatabaseStore(TransactionalStore):
             if isinstance(found, Claim):
                 self._dialect.claimed(found)
             return found
-        with self._on_its_own():
-            forbid_atomic_block(self.using, f"The claim of {operation.name}")
+        self._forbid_misplaced(operation)
         self._dialect.begin()
         try:
             with self._on_its_own():
                 return self._acquire(operation)
         finally:
             self._dialect.release()  # what locked the key; others see the row from here on
+
+    def _forbid_misplaced(self, operation: Operation) -> None:
+        """Refuse a lease in a transaction, and none outside of one."""
+        if operation.lease is not None:
+            with self._on_its_own():
+                forbid_atomic_block(self.using, f"The claim of {operation.name}")
+        elif not connections[self.using].in_atomic_block:
+            raise transaction.TransactionManagementError(
+                f"The claim of {operation.name} has no lease, so a transaction must hold it, "
+                "but no transaction is open: nobody could ever take it over. Open one with "
+                "the store's transaction(), or give the operation a lease."
+            )
 
     def _acquire(self, operation: Operation) -> Claim | Record:
         token, asked = secrets.token_hex(16), time.monotonic()
@@ -92,16 +100,55 @@ class DatabaseStore(TransactionalStore):
         found = self.get(operation.key, operation.scope)
         if found is None:  # an insert that is not committed yet holds the key
             return in_progress(operation)
+        return self._resolved(operation, found, token)
+
+    def _resolved(self, operation: Operation, found: Record, token: str) -> Claim | Record:
+        """The record, or a claim where its key is free."""
         if found.status is Status.FAILED or found.interrupted or found.expired:
             with transaction.atomic(using=self.using, savepoint=False):
                 return take_over(self._dialect, operation, found, token)
         return found
 
+    def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
+        dialect = self._dialect
+        if not (operations and isinstance(dialect, Batching)):
+            return super().acquire_many(operations)
+        for operation in {operation.lease is None: operation for operation in operations}.values():
+            self._forbid_misplaced(operation)
+        with self._on_its_own():
+            found = acquire_many(dialect, operations, time.monotonic(), self._resolved)
+        for claim in found:
+            if isinstance(claim, Claim) and claim.operation.lease is None:
+                dialect.claimed(claim)
+        return found
+
+    def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
+        dialect = self._dialect
+        if not (answers and isinstance(dialect, Batching)):
+            return super().complete_many(answers)
+        return self._complete_many(dialect, answers)
+
+    def _complete_many(
+        self, dialect: Batching, answers: Sequence[tuple[Claim, Payload]]
+    ) -> Sequence[bool]:
+        with self._on_its_own():
+            for claim, _ in answers:
+                if took_long(claim):
+                    self._prolong(claim)
+            stored = dialect.complete_many([(c, encode(payload)) for c, payload in answers])
+            if not connections[self.using].in_atomic_block:
+                self._restore_autocommit(answers[0][0], commit=bool(stored))
+        return [claim.token in stored for claim, _ in answers]
+
+    def _prolong(self, claim: Claim) -> None:
+        """Let the time to live of a claim's record count from now."""
+        mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
+        mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
+
     def complete(self, claim: Claim, payload: Payload) -> bool:
         try:
             if took_long(claim):
-                mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
-                mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
+                self._prolong(claim)
             completed = self._dialect.complete(claim, encode(payload))
             if not connections[self.using].in_atomic_block:
                 self._restore_autocommit(claim, commit=completed)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from .base import Dialect
+from .batches import Batching
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 from .values import plain
 
-__all__ = ["DIALECTS", "Dialect", "MySQL", "PostgreSQL", "SQLite", "plain"]
+__all__ = ["DIALECTS", "Batching", "Dialect", "MySQL", "PostgreSQL", "SQLite", "plain"]
 
 DIALECTS: dict[str, type[Dialect]] = {
     "postgresql": PostgreSQL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from django.db import Error as DatabaseFault
@@ -14,13 +14,14 @@ from django.db.models import BooleanField, Func, QuerySet, Value
 from ....models import IdempotencyKey
 from ....records import Claim, Operation, Status
 from .base import Dialect
+from .batches import Batching
 from .messages import LOST, CombinedMessages, Messages
-from .values import ids_of, lock_digest, tokens_of, values_of
+from .values import ids_of, lock_number, tokens_of, values_of
 
 _IDLE = 0  # of libpq's PGTransactionStatusType: connected, and in no transaction
 
 
-class PostgreSQL(Dialect):
+class PostgreSQL(Batching):
     """The lock is a transaction-scoped advisory lock, taken inside the INSERT itself.
 
     It is safe behind PgBouncer in transaction mode and gone when the connection dies. Whoever
@@ -83,14 +84,15 @@ class PostgreSQL(Dialect):
     def _messages(self) -> Messages:
         return getattr(self._local, "messages", None) or Messages()
 
+    def beginning(self) -> AbstractContextManager[None]:
+        return self._messages().beginning()
+
     def claimed(self, claim: Claim) -> None:
         self._messages().claimed(claim)
 
     def claim(self, operation: Operation, token: str) -> int | None:
-        with connections[self.using].cursor() as cursor, self._messages().beginning():
-            cursor.execute(
-                self.insert_sql, [*values_of(operation, token), self._lock_number(operation)]
-            )
+        with connections[self.using].cursor() as cursor, self.beginning():
+            cursor.execute(self.insert_sql, [*values_of(operation, token), lock_number(operation)])
             row = cursor.fetchone()
             return row[0] if row else None
 
@@ -114,7 +116,7 @@ class PostgreSQL(Dialect):
         # A row may only be taken over under its key's lock: an INSERT of somebody who had the
         # lock while the row is being updated here would wait for this transaction to end.
         lock = Func(
-            Value(self._lock_number(operation), output_field=models.BigIntegerField()),
+            Value(lock_number(operation), output_field=models.BigIntegerField()),
             function="pg_try_advisory_xact_lock",
             output_field=BooleanField(),
         )
@@ -152,10 +154,6 @@ class PostgreSQL(Dialect):
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
-    @staticmethod
-    def _lock_number(operation: Operation) -> int:
-        return int.from_bytes(lock_digest(operation, 8), signed=True)
-
     def replay(self, operation: Operation) -> tuple[Any, ...] | None:
         connection = connections[self.using]
         # Nobody is hurt when a crash forgets a count, so its commit need not wait for the disk;
@@ -172,7 +170,7 @@ class PostgreSQL(Dialect):
                     operation.key,
                     operation.scope,
                     operation.fingerprint,
-                    self._lock_number(operation),
+                    lock_number(operation),
                 ],
             )
             found = cursor.fetchone()

@@ -30,6 +30,18 @@ def lock_digest(operation: Operation, size: int) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=size).digest()
 
 
+def lock_number(operation: Operation) -> int:
+    """The number of PostgreSQL's advisory lock on the operation's key."""
+    return int.from_bytes(lock_digest(operation, 8), signed=True)
+
+
+VALUES = (
+    "key scope operation fingerprint owner_token principal method path caused_by hold "
+    "ttl kept lease"
+).split()
+"""The names of what :func:`values_of` gives."""
+
+
 def values_of(operation: Operation, token: str) -> list[Any]:
     """The parameters of ``insert_sql``, in the order of its columns."""
     ttl = None if operation.ttl is None else operation.ttl.total_seconds()

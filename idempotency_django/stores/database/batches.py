@@ -1,0 +1,57 @@
+"""Several operations at once, on a database whose dialect can claim them in one statement."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from ...records import Claim, Operation, Record
+from .dialects import Batching
+from .rows import in_progress, record_of
+
+Name = tuple[str, str]
+"""A key and its scope."""
+
+
+def acquire_many(
+    dialect: Batching,
+    operations: Sequence[Operation],
+    asked: float,
+    resolved: Callable[[Operation, Record, str], Claim | Record],
+) -> list[Claim | Record]:
+    """Claim the operations, or return their records: one statement, and one look at what is left.
+
+    Args:
+        dialect: of the database.
+        operations: what is wanted.
+        asked: a value of ``time.monotonic()`` from now.
+        resolved: takes over the key of a record if it is free, with the given token.
+    """
+    wanted: dict[Name, Operation] = {}
+    for operation in operations:
+        wanted.setdefault(_name(operation), operation)
+    # In one order everywhere, so that two batches do not wait for each other.
+    tokens = {name: secrets.token_hex(16) for name in sorted(wanted)}
+    ids = dialect.claim_many([(wanted[name], token) for name, token in tokens.items()])
+    rest = [name for name, token in tokens.items() if token not in ids]
+    rows = dialect.select_many(rest) if rest else {}
+    found: dict[Name, Claim | Record] = {}
+    for name, token in tokens.items():
+        operation = wanted[name]
+        if token in ids:
+            found[name] = Claim(operation, 1, token, ids[token], asked)
+        elif name in rows:
+            found[name] = resolved(operation, record_of(*name, rows[name]), token)
+        else:  # an insert that is not committed yet holds the key
+            found[name] = in_progress(operation)
+    results: list[Claim | Record] = []
+    for operation in operations:
+        result = found[_name(operation)]
+        results.append(result)
+        if isinstance(result, Claim):  # which the first one gets; for others, it is in progress
+            found[_name(operation)] = in_progress(operation)
+    return results
+
+
+def _name(operation: Operation) -> Name:
+    return operation.key, operation.scope
