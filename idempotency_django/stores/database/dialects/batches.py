@@ -94,7 +94,7 @@ RETURNING {owner_token}
     def select_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
         """The rows of these keys and scopes, as :meth:`select` has them, by key and scope."""
         keys, scopes = [key for key, _ in names], sorted({scope for _, scope in names})
-        asked = {"keys": keys, "scopes": scopes, "grace": GRACE.total_seconds()}
+        asked: dict[str, Any] = {"keys": keys, "scopes": scopes, "grace": GRACE.total_seconds()}
         with connections[self.using].cursor() as cursor:
             cursor.execute(self._select_many, asked)
             return {(key, scope): tuple(row) for key, scope, *row in cursor.fetchall()}
