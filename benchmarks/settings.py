@@ -24,6 +24,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "rest_framework",
+    "django_outbox_pattern",
     "idempotency_django",
     "benchmarks",
 ]
