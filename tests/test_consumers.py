@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -375,6 +376,27 @@ class TestFailures:
         stores["default"].purge(timedelta(0), 100)
         with pytest.raises(MessageParked):
             billing.handle(paid(data={"reference": "a", "poison": True}))
+
+    def test_same_derived_key(self) -> None:
+        """Each attempt hands the same derived key to another service; another event another one."""
+        sent: list[str] = []
+
+        def call(event: Event, execution: ExecutionContext) -> None:
+            sent.append(execution.derive_key("charge"))
+            if execution.attempt < 3 and event.id == "1":
+                raise Poison
+
+        for policy in (Policy(), Policy(mode="leased")):
+            billing = consumer(
+                "leased" if policy.mode == "leased" else "plain", call, policy=policy
+            )
+            for error in (Poison, Poison, None):
+                with pytest.raises(error) if error else nullcontext():
+                    billing.handle(paid("1"))
+            billing.handle(paid("2"))
+            first, second, third, other = sent
+            assert first == second == third != other
+            sent.clear()
 
     def test_any_number_of_attempts(self) -> None:
         """A consumer that parks nothing runs a failing event as often as it is delivered."""
