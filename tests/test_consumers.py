@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections, transaction
 from django.test import override_settings
+from django_redis import get_redis_connection
 
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import (
@@ -33,6 +34,7 @@ from idempotency_django.stores import stores
 from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.admin_pages import detail, member, messages
 from tests.models import Effect
+from tests.servers import valkey
 from tests.support import effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -715,3 +717,62 @@ class TestBatches:
 
 def _raise_poison() -> None:
     raise Poison
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with valkey() as server:
+        yield server.url
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[None]:
+    """Records in Valkey."""
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_url}
+    store = {"BACKEND": "idempotency_django.stores.redis.RedisStore"}
+    with override_settings(CACHES={"default": cache}, IDEMPOTENCY={"STORES": {"default": store}}):
+        get_redis_connection("default").flushall()
+        yield
+        get_redis_connection("default").connection_pool.disconnect()
+
+
+@pytest.mark.usefixtures("redis")
+class TestRedis:
+    """What the documentation says that a consumer can do with its records in Redis."""
+
+    def test_once(self) -> None:
+        """Each event is handled once; duplicates get the result, one by one and in a batch."""
+        billing = consumer()
+        assert isinstance(billing.handle(paid("1")), Handled)
+        assert isinstance(billing.handle(paid("1"), redelivered=True), Duplicate)
+        outcomes = billing.handle_many([paid("1"), paid("2"), paid("2")])
+        assert [type(outcome) for outcome in outcomes] == [Duplicate, Handled, Duplicate]
+        assert effects() == 2
+
+    def test_parked(self) -> None:
+        """What fails too often is held, and its neighbours are handled."""
+        billing = consumer(max_attempts=2)
+        poison = paid("2", data={"reference": "b", "poison": True})
+        for error in (Poison, MessageParked, MessageParked):
+            _, failed, _ = billing.handle_many([paid("1"), poison, paid("3")])
+            assert isinstance(failed.error, error)
+        assert effects("a") == 2
+
+    def test_not_the_same_transaction(self) -> None:
+        """What a handler wrote outside of a transaction of its own stays, when it fails."""
+        with pytest.raises(Poison):
+            consumer().handle(paid(data={"reference": "b", "poison": True}))
+        assert effects("b") == 1
+
+    def test_refused(self) -> None:
+        """Steps, and the transactional mode, are refused by name."""
+
+        def step(event: Event, execution: ExecutionContext) -> None:
+            execution.step("charge", lambda: None)
+
+        with pytest.raises(ImproperlyConfigured, match="keeps no steps"):
+            consumer("billing", step).handle(paid())
+        with pytest.raises(ImproperlyConfigured, match="which has no transactions"):
+            consumer(policy=Policy(mode="transactional")).handle(paid("2"))
+        with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="open around it"):
+            consumer().handle(paid("3"))
