@@ -28,17 +28,28 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /plain/orders/        a Django view, which the middleware protects
   /decorated/orders/    a Django view with the decorator
   /async/orders/        an async Django view with the decorator
+  /api/invoices/        versions: an invoice is changed only by who has read its last version
+  /api/payments/        one payment per order, whatever the key: {{"order": "…", "amount": 500}}
 
 An operation that takes long: start the server with SIMULATE=1, send this, and send it again from
 another terminal while it is running. The second answer is 202, with the address of the status:
 
   {slow}
 
+An invoice has a version, which is its ETag. Create one, and change it: the number of the invoice
+stands for ID. Without If-Match the change is refused (428), and with an old ETag as well (412):
+
+  {invoice}
+
+  {change}
+
+A POST to /api/invoices/ID/pay/ pays it once, and to /api/invoices/ID/cancel/ cancels it.
+
 What became of them is at {address}/admin/ (admin, password admin).
 """
 
 _POST = (
-    "curl -i {address}{path} "
+    "curl -i {method}{address}{path} "
     "-H 'Authorization: Token alice-token' "
     "-H 'Content-Type: application/json' "
     "-H 'Idempotency-Key: \"{key}\"' "
@@ -55,6 +66,8 @@ def greeting(address: str) -> str:
         address=address,
         charge=_post(address, "/api/charges/", reference),
         count=_COUNT.format(address=address, reference=reference),
+        invoice=_post(address, "/api/invoices/", reference),
+        change=_post(address, "/api/invoices/ID/", reference, "-X PUT -H 'If-Match: \"1\"' "),
         slow=f"{slow} -H 'X-Simulate: sleep-ms=20000'",
     )
 
@@ -64,8 +77,8 @@ def charge_command(address: str) -> str:
     return _post(address, "/api/charges/", _new_reference())
 
 
-def _post(address: str, path: str, reference: str) -> str:
-    return _POST.format(address=address, path=path, key=uuid4(), reference=reference)
+def _post(address: str, path: str, reference: str, method: str = "") -> str:
+    return _POST.format(address=address, path=path, key=uuid4(), reference=reference, method=method)
 
 
 def _new_reference() -> str:

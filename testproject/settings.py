@@ -91,6 +91,7 @@ INSTALLED_APPS = [
     "rest_framework.authtoken",
     "idempotency_django",
     "testproject.payments",
+    "testproject.invoices",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -16,4 +16,5 @@ urlpatterns = [
     path("healthz", healthz),
     path("admin/", admin.site.urls),
     path("", include("testproject.payments.urls")),
+    path("", include("testproject.invoices.urls")),
 ]

@@ -21,7 +21,7 @@ from django.db.models import F
 
 from ..errors import IllegalTransition
 from .locks import follow, locked, written_to
-from .versions import Versioned, advance, take_over, version_field
+from .versions import Versioned, version_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,11 @@ def transition(
     the same transaction: both commit, or neither. A duplicate waits for the first one to end, and
     then does nothing. The state that counts is the row's, not the object's in memory.
 
+    The object follows its row, before the effect runs: what was changed on the object and not saved
+    is dropped.
+
     Args:
-        obj: a saved object. It gets the new state; its version, if it is versioned, is counted.
+        obj: a saved object. If it is versioned, its version is counted.
         source: the state to start from, or a list, tuple or set of several.
         target: the state to end in.
         effect: called with the object once it has been moved. What it does outside of the
@@ -90,30 +93,27 @@ def transition(
     using = written_to(obj)
     rows = type(obj)._base_manager.using(using).filter(pk=obj.pk)
     changes: dict[str, Any] = {field: target}
-    versioned = isinstance(obj, Versioned)
-    if versioned:
+    if isinstance(obj, Versioned):
         version = version_field(type(obj)).attname
         changes[version] = F(version) + 1
     with transaction.atomic(using=using):
-        if rows.filter(**{f"{field}__in": sources}).update(**changes):
-            if versioned:
-                # If the object was stale, it stays so: its row has a higher version by now.
-                advance(obj, getattr(obj, version), using)
-            take_over(obj, using, {field: target})
-            return Moved(obj, target, effect(obj) if effect else None)
-        found = _current(obj, using, field)
-        if found != target:
-            raise illegal(obj, found, target)
-        take_over(obj, using, {field: target})
-        return AlreadyThere(obj, target)
+        moved = rows.filter(**{f"{field}__in": sources}).update(**changes)
+        fresh = _locked(obj, using)
+        state = getattr(fresh, field)
+        if state != target:
+            raise illegal(obj, state, target)
+        follow(obj, fresh, using)
+        if not moved:
+            return AlreadyThere(obj, state)
+        return Moved(obj, state, effect(obj) if effect else None)
 
 
-def _current(obj: models.Model, using: str, field: str) -> Any:
-    """The state of the row, locked: an unlocked look may be a snapshot's."""
+def _locked(obj: models.Model, using: str) -> models.Model:
+    """The object as its row is; locked, because an unlocked look may be a snapshot's."""
     fresh = locked(obj, using)
     if fresh is None:
         raise missing(obj)
-    return getattr(fresh, field)
+    return fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,7 @@ def run_locked(
     """Run a method of a state machine on the locked row, and save the object."""
     using = written_to(obj)
     with transaction.atomic(using=using):
-        fresh = locked(obj, using)
-        if fresh is None:
-            raise missing(obj)
-        follow(obj, fresh, using)
+        follow(obj, _locked(obj, using), using)
         state = machine.state()
         if state in machine.targets and state not in machine.sources:
             return AlreadyThere(obj, state)

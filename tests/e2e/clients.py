@@ -75,6 +75,12 @@ class Api:
         """Send the order; ``content`` and ``headers`` can be others than the order's own."""
         return self._http.post(path, **{"content": order.body, "headers": order.headers, **instead})
 
+    def request(self, method: str, path: str, order: Order, **headers: str) -> httpx.Response:
+        """Send the order by another method, with headers by their names in Python."""
+        named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+        body = b"" if method in ("GET", "DELETE") else order.body
+        return self._http.request(method, path, content=body, headers=[*order.headers, *named])
+
     def send_at_once(self, path: str, order: Order, times: int) -> list[Answer]:
         """The answers to as many duplicates, released together, in the order they came in."""
         return asyncio.run(
@@ -105,9 +111,9 @@ class Api:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self._http.get(path, **options)
 
-    def effects(self, order: Order) -> int:
-        """How often what the order asks for was done."""
-        answer = self.get("/effects/", params={"reference": order.reference})
+    def effects(self, order: Order, kind: str = "") -> int:
+        """How often what the order asks for was done, in one way or in any."""
+        answer = self.get("/effects/", params={"reference": order.reference, "kind": kind})
         return int(answer.raise_for_status().json()["count"])
 
     def postings(self, order: Order) -> tuple[int, int]:

@@ -28,12 +28,16 @@ def test_greeting(tmp_path: Path) -> None:
         assert first.startswith("HTTP/1.1 201")
         assert "Idempotent-Replayed" not in first
         assert "Idempotent-Replayed: true" in again
-        charge, slow = re.findall(r"curl -i .+", page.text)
+        charge, slow, invoice, change = re.findall(r"curl -i .+", page.text)
         assert charge != commands[0]
         assert "Idempotent-Replayed" not in _shown(charge)
         assert _shown(slow).startswith("HTTP/1.1 201")  # SIMULATE is off: it does not take long
         (count,) = re.findall(r"curl '.+'", page.text)
         assert _shown(count) == '{"count": 1, "kinds": {"charge": 1}}'
+        [number] = re.findall(r"^Location: /api/invoices/(\d+)/", _shown(invoice), re.MULTILINE)
+        changed = _shown(change.replace("/ID/", f"/{number}/"))
+        assert changed.startswith("HTTP/1.1 200")
+        assert 'ETag: "2"' in changed
         for path in re.findall(r"^  (/\S+) ", page.text, re.MULTILINE):
             assert httpx.post(f"{url}{path}").status_code in (400, 401), path
 

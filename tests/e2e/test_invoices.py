@@ -1,0 +1,182 @@
+"""Invoices with versions and transitions, and one payment per order, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from .clients import Api, Order
+from .databases import Database
+from .test_endpoints import is_replay, problem
+
+pytestmark = pytest.mark.e2e
+CLIENTS = 30
+
+
+def create(api: Api, order: Order) -> str:
+    """The path of a new invoice."""
+    answer = api.send("/api/invoices/", order)
+    assert (answer.status_code, answer.headers["ETag"]) == (201, '"1"')
+    told = answer.json()
+    path = answer.headers["Location"]
+    assert path == f"/api/invoices/{told.pop('id')}/"
+    assert told == {"reference": order.reference, "amount": 100, "currency": "EUR", "version": 1}
+    assert api.effects(order, "invoice") == 1
+    return path
+
+
+def another(order: Order, **changes: object) -> Order:
+    """The same order with a key of its own."""
+    return replace(order, key=str(uuid4()), **changes)  # type: ignore[arg-type]
+
+
+def test_created_once(api: Api) -> None:
+    """A retry of the creation is a replay, with the ETag and the Location of the first."""
+    order = Order()
+    path = create(api, order)
+    retry = api.send("/api/invoices/", order)
+    assert is_replay(retry)
+    assert (retry.headers["Location"], retry.headers["ETag"]) == (path, '"1"')
+    assert api.effects(order, "invoice") == 1
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
+def test_change(api: Api, method: str) -> None:
+    """A change needs the current ETag; its retry is a replay, also of what is deleted by then."""
+    order = Order()
+    path = create(api, order)
+    change = another(order, amount=200)
+
+    assert problem(api.request(method, path, change)) == "precondition-required"
+    refused = api.request(method, path, change, If_Match='"7"')
+    assert (refused.status_code, problem(refused)) == (412, "precondition-failed")
+
+    first, retry = (api.request(method, path, change, If_Match='"1"') for _ in range(2))
+    assert first.status_code == (204 if method == "DELETE" else 200)
+    assert not is_replay(first)
+    assert is_replay(retry)
+    assert (retry.status_code, retry.content) == (first.status_code, first.content)
+    assert retry.headers.get("ETag") == first.headers.get("ETag")
+    if method != "DELETE":
+        assert (first.headers["ETag"], first.json()["version"]) == ('"2"', 2)
+        stale = api.request(method, path, another(order), If_Match='"1"')
+        assert stale.status_code == 412
+        assert api.request("GET", path, order, If_None_Match='"2"').status_code == 304
+        assert api.request("GET", path, order).json()["amount"] == 200
+
+
+def test_one_of_many_changes(api: Api) -> None:
+    """Of thirty PUTs with one ETag, one wins and the others get 412."""
+    order = Order()
+    path = create(api, order)
+    changes = [another(order, amount=amount) for amount in range(CLIENTS)]
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(
+            pool.map(lambda change: api.request("PUT", path, change, If_Match='"1"'), changes)
+        )
+    statuses = [answer.status_code for answer in answers]
+    assert (statuses.count(200), statuses.count(412)) == (1, CLIENTS - 1)
+    winner = statuses.index(200)
+    told = api.request("GET", path, order).json()
+    assert (told["amount"], told["version"]) == (winner, 2)
+    retry = api.request("PUT", path, changes[winner], If_Match='"1"')
+    assert is_replay(retry)
+    assert retry.status_code == 200
+
+
+def test_others_see_nothing(api: Api) -> None:
+    """Another user's invoice does not exist, whatever the request, its ETag or its key."""
+    order = Order()
+    path = create(api, order)
+    bob = replace(order, token="bob-token")
+    for method in ("GET", "PUT", "PATCH", "DELETE"):
+        assert api.request(method, path, bob, If_Match='"1"').status_code == 404
+    for step in ("pay", "cancel"):
+        assert api.send(f"{path}{step}/", bob).status_code == 404
+
+
+def test_paid_once(api: Api) -> None:
+    """Paying has one effect, whatever the keys, and then it cannot be cancelled."""
+    order = Order()
+    path = create(api, order)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers: list[httpx.Response] = list(
+            pool.map(lambda _: api.send(f"{path}pay/", another(order)), range(CLIENTS))
+        )
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.headers["ETag"] for answer in answers} == {'"2"'}
+    assert api.effects(order, "paid") == 1
+    refused = api.send(f"{path}cancel/", another(order))
+    assert (refused.status_code, problem(refused)) == (409, "illegal-transition")
+
+
+def test_cancelled(api: Api) -> None:
+    """What is cancelled is not paid; cancelling again does nothing."""
+    order = Order()
+    path = create(api, order)
+    for _ in range(2):
+        assert api.send(f"{path}cancel/", another(order)).status_code == 200
+    refused = api.send(f"{path}pay/", another(order))
+    assert (refused.status_code, problem(refused)) == (409, "illegal-transition")
+    assert "'cancelled'" in refused.json()["detail"]
+    assert api.effects(order, "paid") == 0
+
+
+@pytest.mark.parametrize(
+    ("moment", "committed"), [("before-effect", 0), ("after-effect", 0), ("after-commit", 1)]
+)
+def test_killed_while_it_is_paid(api: Api, database: Database, moment: str, committed: int) -> None:
+    """A worker that is killed leaves all of the transition or nothing; a retry has one effect."""
+    order = Order()
+    path = create(api, order)
+    api.killed(f"{path}pay/", another(order), moment)
+    database.wait_until_idle()
+    assert api.effects(order, "paid") == committed
+    assert api.send(f"{path}pay/", another(order)).status_code == 200
+    assert api.effects(order, "paid") == 1
+
+
+def pay(api: Api, order: Order, amount: int = 100, **instead: str | None) -> httpx.Response:
+    body = json.dumps({"order": order.reference, "amount": amount}).encode()
+    sent = replace(another(order), **instead)  # type: ignore[arg-type]
+    return api.send("/api/payments/", sent, content=body)
+
+
+def test_one_payment_per_order(api: Api) -> None:
+    """One effect per order, whatever the key; another amount or caller is refused."""
+    order = Order()
+    first, second = pay(api, order), pay(api, order, key=None)
+    assert first.status_code == second.status_code == 201
+    assert first.json() == second.json()
+    assert first.headers["Location"] == second.headers["Location"]
+    assert api.get(first.headers["Location"], headers=dict(order.headers)).json()["amount"] == 100
+    for refused in (pay(api, order, 200), pay(api, order, token="bob-token")):
+        assert (refused.status_code, problem(refused)) == (422, "mismatch")
+    assert api.effects(order, "payment") == 1
+
+
+def test_one_of_many_payments(api: Api) -> None:
+    """Of thirty payments of one order, one has its effect; the others get it, or 409."""
+    order = Order()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda _: pay(api, order), range(CLIENTS)))
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+    assert api.effects(order, "payment") == 1
+
+
+@pytest.mark.parametrize("moment", ["before-effect", "after-effect", "after-commit"])
+def test_killed_while_it_pays(api: Api, database: Database, moment: str) -> None:
+    """A worker that is killed leaves the payment as a whole or not at all."""
+    order = Order()
+    with pytest.raises(httpx.RemoteProtocolError):
+        pay(api, order, fault=f"kill={moment}")
+    database.wait_until_idle()
+    assert api.effects(order, "payment") == (moment == "after-commit")
+    assert pay(api, order).status_code == 201
+    assert api.effects(order, "payment") == 1
