@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from django.db import models
 
+from idempotency_django.concurrency.versions import Versioned, VersionField
+
 
 class Charge(models.Model):
     """One row for each charge that was really made."""
@@ -16,3 +18,31 @@ class Charge(models.Model):
 
     def __str__(self) -> str:
         return self.reference
+
+
+class Order(Versioned, models.Model):
+    """What several people work on at the same time."""
+
+    reference = models.CharField(max_length=100)
+    amount = models.PositiveIntegerField(default=0)
+    state = models.CharField(max_length=20, default="pending")
+    version = VersionField()
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.reference
+
+
+class Receipt(models.Model):
+    """One row per order."""
+
+    order_number = models.IntegerField(unique=True)
+    amount = models.PositiveIntegerField()
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return str(self.order_number)

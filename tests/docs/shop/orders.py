@@ -1,0 +1,47 @@
+"""The API of orders that the pages about conditional requests call."""
+
+from __future__ import annotations
+
+from django.urls import include, path
+from rest_framework import serializers, viewsets
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from shop.models import Order
+
+from idempotency_django.concurrency.transitions import transition
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.drf.preconditions import PreconditionMixin
+
+
+class OrderSerializer(serializers.ModelSerializer[Order]):
+    class Meta:
+        model = Order
+        fields = ("id", "reference", "amount", "version")
+        read_only_fields = ("version",)
+
+
+class OrderViewSet(PreconditionMixin, IdempotentViewMixin, viewsets.ModelViewSet[Order]):
+    queryset = Order.objects.order_by("pk")
+    serializer_class = OrderSerializer
+    require_preconditions = {"PUT", "PATCH", "DELETE"}
+
+    @action(detail=True, methods=["post"])
+    def ship(self, request: Request, pk: str) -> Response:
+        order = self.get_object()
+        transition(order, "paid", "shipped")
+        return Response(self.get_serializer(order).data)
+
+    @action(detail=True, methods=["post"])
+    def rename(self, request: Request, pk: str) -> Response:
+        """Two people at once, in one request."""
+        mine, other = self.get_object(), self.get_object()
+        other.save()
+        mine.save()
+        return Response({})
+
+
+router = SimpleRouter()
+router.register("orders", OrderViewSet)
+urlpatterns = [path("", include(router.urls))]
