@@ -13,9 +13,14 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
+# The parts of the tests, the longest ones first. Much of what they do is to wait: one more runs at a
+# time than there are cores.
+PARTS := $(addprefix test-,inside duplicates outside faults psycopg2 machine)
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve quick quick-stores quick-adapters test test-inside test-outside lint types imports docs bench ci clean
+.PHONY: help install demo serve quick quick-stores quick-adapters test $(PARTS) lint types imports docs bench ci clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -48,12 +53,13 @@ quick-adapters:
 
 test: $(VENV)/.installed-test  ## Run all tests on all databases, then on psycopg2; branch coverage.
 	$(PY) -m coverage erase
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-inside test-outside
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target $(PARTS)
 	$(PY) -m coverage combine
 	$(PY) -m coverage report --fail-under=$(GATE)
 
 # Most of what these do is done by other processes, or thousands of times: nothing to be covered.
 MACHINE := tests/contract/test_machine.py
+DUPLICATES := tests/e2e/test_duplicates.py
 
 # What these test is above the database: the first run is enough, whatever the driver.
 ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, answer_forms benchmarks browsable_api browsers callers \
@@ -65,11 +71,22 @@ ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, answer_forms benchmarks b
 
 test-inside:
 	$(PY) -m coverage run -m pytest -m "not e2e" --ignore $(MACHINE)
-	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m coverage run -m pytest -m "not e2e" \
+
+# The coverage is the same without it.
+test-psycopg2:
+	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m pytest -m "not e2e" \
 	    --ignore $(MACHINE) $(ANY_DRIVER:%=--ignore tests/%)
 
+test-duplicates:
+	$(PY) -m pytest -m e2e $(DUPLICATES)
+
 test-outside:
-	$(PY) -m pytest -m e2e
+	$(PY) -m pytest -m e2e --ignore $(DUPLICATES) --ignore tests/faults
+
+test-faults:
+	$(PY) -m pytest -m e2e tests/faults
+
+test-machine:
 	$(PY) -m pytest $(MACHINE)
 
 lint: $(VENV)/.installed-lint  ## Check style and formatting.
