@@ -113,6 +113,7 @@ def forks(url: str, ledger: str, log: Path, **environment: str) -> Iterator[Fork
         environment: variables for it, see the bank's settings.
     """
     with _worker("fork", url, ledger, log, environment) as process:
+        assert _line(process) == "ready\n"
         yield Forks(process)
 
 

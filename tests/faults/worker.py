@@ -1,7 +1,8 @@
 """A process of the bank: ``python -m tests.faults.worker migrate|fork|serve``.
 
 ``fork`` executes each order that comes in as a line of JSON in a process of its own, made from this
-one, which has everything loaded and nothing opened; it says in a line of JSON how that ended.
+one, which has everything loaded and nothing opened, as it says first; it says in a line of JSON how
+that ended.
 ``serve`` answers HTTP on a free port, which it prints. Both end with their standard input.
 """
 
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import uuid
 from functools import cache
 from typing import Any
 
@@ -20,12 +22,14 @@ import django
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.management import call_command
 from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
+from django.db import connections
 from django.test import RequestFactory
 from django.urls import get_resolver
 
 from tests.faults.boundaries import Strike, boundaries
 
 LONGEST = 60  # seconds that an operation may take
+_ORDER = {"path": "/drf/", "fails": False, "strike": None}
 
 
 def execute(order: dict[str, Any]) -> dict[str, Any]:
@@ -73,8 +77,9 @@ def execute_forked(order: dict[str, Any]) -> dict[str, Any]:
 
 def fork() -> None:
     """Execute what comes in."""
-    _handler()
+    _warm_up()
     gc.freeze()  # so that a new process need not copy what is here
+    print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(execute_forked(json.loads(line))), flush=True)
 
@@ -83,6 +88,16 @@ class Server(ThreadedWSGIServer):
     """A thread for each connection, and room for many that come at once."""
 
     request_queue_size = 1024
+
+
+def _warm_up() -> None:
+    """Do once what each new process would have to do again: import, compile, remember.
+
+    In the mode that needs no thread, which would be missing in the new processes.
+    """
+    execute({**_ORDER, "key": str(uuid.uuid4()), "reference": uuid.uuid4().hex})
+    connections.close_all()
+    boundaries.passed.clear()
 
 
 def serve() -> None:
