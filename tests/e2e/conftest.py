@@ -36,7 +36,8 @@ class Server:
     def bookings(self, order: Order) -> tuple[int, int]:
         """How often the ledger was called for what a transfer asks for, and how often it booked."""
         asked = {"reference": order.reference}
-        told = httpx.get(f"{self.ledger_url}/calls", params=asked).raise_for_status().json()
+        url = f"{self.ledger_url}/calls"
+        told = httpx.get(url, params=asked, verify=False).raise_for_status().json()
         return told["calls"], told["effects"]
 
     def shell(self, code: str) -> None:
