@@ -31,12 +31,10 @@ _options: dict[str, dict[str, Any]] = {
 }
 
 LEDGER_URL = os.environ["LEDGER_URL"]
-DATABASES = {
-    "default": {
-        **dj_database_url.parse(_given["database"], conn_max_age=600),
-        "OPTIONS": _options[_given["database"].partition(":")[0]],
-    }
-}
+_database = dict(dj_database_url.parse(_given["database"], conn_max_age=600))
+_options_of_url: dict[str, Any] = _database.get("OPTIONS", {})
+_database["OPTIONS"] = _options_of_url | _options[_given["database"].partition(":")[0]]
+DATABASES = {"default": _database}
 if _given["redis"]:
     _patience = {
         "SOCKET_CONNECT_TIMEOUT": 1,
