@@ -95,14 +95,13 @@ def run(
         ClaimLost: the claim is gone and has no successor.
     """
 
-    atomic = _NONE if atomic is None else atomic
     wanted: Operation | None = operation
     while wanted is not None:
         if wanted.lease is None:
             once = transactional.Run(store, wanted, execute, recover, atomic, undo, admit)
-            outcome = once.outcome()
+            outcome = once.look() if wanted.wait is None else once.outcome(wanted.wait)
         else:
-            driver, around = Blocking(execute), atomic.around_handler(store)
+            driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
             leased = Run(driver, store, wanted, wanted.lease, recover, around, admit)
             outcome = driver.run(leased.outcome())
         if isinstance(outcome, Executed):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -47,9 +47,12 @@ class ExecutionContext:
         self._store = store
         self._claim = claim
         self._lease = lease
-        self._steps = Steps(store, claim)
         self._has_derived = False
         self._thread = None if lease is None else handlers_thread()
+
+    @cached_property
+    def _steps(self) -> Steps:  # few handlers have any
+        return Steps(self._store, self._claim)
 
     def __repr__(self) -> str:
         return f"<ExecutionContext {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
@@ -85,7 +88,7 @@ class ExecutionContext:
 
         It does once a key was derived or a step was stored: what was done with these stays done.
         """
-        return self._has_derived or self._steps.are_stored
+        return self._has_derived or ("_steps" in vars(self) and self._steps.are_stored)
 
     def derive_key(self, name: str) -> str:
         """A key for another service: a UUID (RFC 9562, version 5).

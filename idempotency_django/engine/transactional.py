@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 
 from django.db import connections, transaction
@@ -57,7 +58,7 @@ class Run:
         operation: what is to be executed.
         execute: executes it.
         recover: turns what the handler raised into an answer, or raises it again.
-        atomic: the caller's transactions, in which the claim is made.
+        atomic: the caller's transactions, in which the claim is made; ``None``: there are none.
         undo: takes back what no database knows of.
         admit: raises to refuse a replay.
     """
@@ -72,7 +73,7 @@ class Run:
         operation: Operation,
         execute: Execute,
         recover: Recover,
-        atomic: Atomic,
+        atomic: Atomic | None,
         undo: Callable[[], object],
         admit: Admit | None,
     ) -> None:
@@ -81,7 +82,7 @@ class Run:
         self.execute = execute
         self.recover = recover
         self.atomic = atomic
-        self.after = atomic.around_claim(store)
+        self.after = None if atomic is None else atomic.around_claim(store)
         self.undo = undo
         self.admit = admit
         self._claimed = False
@@ -90,20 +91,19 @@ class Run:
         self._error: Exception | None = None  # what rolled it back
         self._marked = False  # for rollback, before the error left the transaction
 
-    def outcome(self) -> Outcome:
-        """Run it, after waiting for another owner as long as the operation allows."""
-        if self.operation.wait is None:
-            return self._look()
-        wait = ConflictWait(self.operation.wait)
+    def outcome(self, longest: timedelta) -> Outcome:
+        """Run it, after waiting that long at most for another owner."""
+        wait = ConflictWait(longest)
         while True:
-            outcome = self._look()
+            outcome = self.look()
             pause = wait.pause(outcome)
             if pause is None:
                 return outcome
-            with self.atomic.left():
+            with self.atomic.left() if self.atomic else nullcontext():
                 time.sleep(pause)
 
-    def _look(self) -> Outcome:
+    def look(self) -> Outcome:
+        """Run it, unless somebody else is at it."""
         known = self.store.recall(self.operation) if self.store.recalls else None
         if known is not None:
             recalled = decide(known, self.operation)
@@ -159,10 +159,11 @@ class Run:
     def _executed(self, claim: Claim) -> Any:
         """The response of the handler, whose answer is stored."""
         store = self.store
-        announce(signals.claimed, claim)
+        if signals.claimed.receivers:
+            announce(signals.claimed, claim)
+        self.claim, self.execution = claim, ExecutionContext(store, claim, None)
         # Before the handler's own hooks: one may raise and end them all.
         store.on_commit(self._announce)
-        self.claim, self.execution = claim, ExecutionContext(store, claim, None)
         self._claimed = True
         token = CURRENT.set(self.execution)
         try:
@@ -197,7 +198,7 @@ class Run:
     def _announce(self) -> None:
         """Called once it is committed, by itself or as a part of something larger."""
         self._committed = True
-        if self._payload is not None:
+        if self._payload is not None and signals.completed.receivers:
             announce(signals.completed, self.claim, payload=self._payload)
 
     def _ended(self, _: object, error: BaseException | None, __: object) -> None:

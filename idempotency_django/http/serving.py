@@ -81,6 +81,7 @@ def serve(
         return adapter.respond()
 
     store, before = plan.store, Before(request)
+    atomic = transactions if transactions and transactions.aliases else None
     if transactions is None:  # then those that are open were opened by Django
         refuse_others(f"The answer of {plan.operation.name}", store.using, opened_by_django())
     try:
@@ -89,7 +90,7 @@ def serve(
             plan.operation,
             partial(_execute, adapter, policy, plan, before),
             partial(_recover, adapter, policy),
-            atomic=transactions,
+            atomic=atomic,
             undo=before.restore,
             admit=partial(_admit, adapter, policy),
         )
