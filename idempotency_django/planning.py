@@ -66,10 +66,15 @@ def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | 
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
     header = asked.header()
-    key = None if header is None else identity.client_key(policy, header)
+    if policy.client_key and header is not None:
+        usual = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
+        key = usual[1] if usual else identity.client_key(policy, header)
+    else:
+        key = None
     if key is None and policy.key is None:
         identity.refuse_missing(policy, asked.method)
         return None
+    scope = asked.scope()
     invocation = asked.invocation(policy)
     if policy.principal is not None:
         invocation = identity.identified(policy, invocation)
@@ -83,7 +88,7 @@ def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | 
         identity.refuse_guessable(invocation, key)
     store = stores.made.get(policy.store) or stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
-    operation = identity.operation(policy, invocation, key=key, scope=asked.scope(), lease=lease)
+    operation = identity.operation(policy, invocation, key=key, scope=scope, lease=lease)
     parent = CURRENT.get()
     if parent is not None:
         operation = replace(operation, caused_by=parent.reference)
@@ -123,9 +128,15 @@ def plan_call(
     """
     store = stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
-    invocation = Invocation(name=name, principal="", method=method, path="")
-    bound = (scope, keys.checked(key))
-    operation = identity.recorded_as(policy, invocation, content, bound, lease)
+    operation = identity.named_operation(
+        policy,
+        key=key if keys.VALID.fullmatch(key) else keys.checked(key),
+        scope=scope,
+        name=name,
+        content=content,
+        method=method,
+        lease=lease,
+    )
     parent = CURRENT.get()
     if parent is not None and not caused_by:
         caused_by = parent.reference

@@ -28,7 +28,7 @@ from idempotency_django.policy import (
     keys,
     scopes,
 )
-from idempotency_django.policy.canonical import content_digest
+from idempotency_django.policy.canonical import content_digest, framed
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
 from idempotency_django.policy.seals import sealed
@@ -444,9 +444,8 @@ def test_operation() -> None:
     assert operation.scope == "user:42|POST /orders/"
     assert operation.name == "POST /orders/"
     assert operation.content == content_digest(whole_request(call))
-    assert [operation.fingerprint] == sealed(
-        operation.content, "user:42|POST /orders/", "k", "user:42", ""
-    )
+    tagged = framed(operation.content, "user:42|POST /orders/", "k", "user:42", "")
+    assert [operation.fingerprint] == sealed(operation.content, tagged)
     assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))
     assert operation.extend_on_replay is False
     assert (operation.principal, operation.method, operation.path) == (

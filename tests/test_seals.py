@@ -21,7 +21,7 @@ from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, seals
-from idempotency_django.policy.canonical import canonical, content_digest, digest
+from idempotency_django.policy.canonical import canonical, content_digest, digest, framed
 from idempotency_django.records import Claim, Status
 from idempotency_django.stores import stores
 from idempotency_django.testing.support import an_operation
@@ -57,6 +57,11 @@ def client() -> Client:
     return client
 
 
+def sealed(content: str, *bound: str) -> list[str]:
+    """Its fingerprints, bound to these."""
+    return seals.sealed(content, framed(content, *bound))
+
+
 def rotate(settings: Any, *before: str) -> None:
     settings.SECRET_KEY_FALLBACKS = list(before)
     settings.SECRET_KEY = "the secret after the rotation"
@@ -83,14 +88,14 @@ class TestSecret:
     def test_equal_for_equal(self) -> None:
         """The same content for the same caller is the same fingerprint; anything else is not."""
         content = content_digest("order", "17")
-        assert seals.sealed(content, "user:1") == seals.sealed(content, "user:1")
+        assert sealed(content, "user:1") == sealed(content, "user:1")
         others = [
-            *seals.sealed(content),
-            *seals.sealed(content, "user:2"),
-            *seals.sealed(content, "user:1", ""),
-            *seals.sealed(content_digest("order1", "7"), "user:1"),
+            *sealed(content),
+            *sealed(content, "user:2"),
+            *sealed(content, "user:1", ""),
+            *sealed(content_digest("order1", "7"), "user:1"),
         ]
-        assert len({*others, *seals.sealed(content, "user:1")}) == 5
+        assert len({*others, *sealed(content, "user:1")}) == 5
         assert {len(fingerprint) for fingerprint in others} == {64}
 
     def test_two_operations(self, client: Client) -> None:
@@ -105,7 +110,7 @@ class TestSecret:
     def test_content(self, settings: Any) -> None:
         """With the secret, now or as a fallback, the content's digest is recovered."""
         content = content_digest("order 17")
-        [fingerprint] = seals.sealed(content, "user:1", "api.example")
+        [fingerprint] = sealed(content, "user:1", "api.example")
         assert seals.content_of(fingerprint) == content
         rotate(settings, "an older one", "tests")
         assert seals.content_of(fingerprint) == content

@@ -23,7 +23,6 @@ from ..http.bodies import (
     body_of,
     body_that_django_ignores,
     form_of,
-    is_readable,
 )
 from ..http.messages import invocation_of, response_of
 from ..http.objects import check_object, has_object
@@ -35,6 +34,7 @@ from ..records import Payload, Record
 from .objects import check_checked
 from .problems import problem
 from .responses import (
+    PAGES,
     StoredResponse,
     is_json,
     is_page,
@@ -121,7 +121,7 @@ class DRFAdapter(Adapter):
             return given if given is finished else finalize(request, given, *args, **kwargs)
 
         finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
-        self.shows_page = is_page(finished)
+        self.shows_page = isinstance(getattr(finished, "accepted_renderer", None), PAGES)
         self.view.finalize_response = once
         return finished  # type: ignore[no-any-return]
 
@@ -133,7 +133,9 @@ class DRFAdapter(Adapter):
             if unseen is not None:
                 return unseen
         request: Any = self.request  # some of whose attributes its types say may be missing
-        if not is_readable(http):  # an authentication has looked into a form
+        if http._read_started and not hasattr(
+            http, "_body"
+        ):  # an authentication has looked into a form
             return self._parsed(None)
         parser: Any = request.negotiator.select_parser(request, request.parsers)
         if type(parser) in (MultiPartParser, FormParser):

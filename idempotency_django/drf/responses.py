@@ -11,13 +11,13 @@ from django.http import HttpResponse
 from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, HTMLFormRenderer
 from rest_framework.response import Response
 
-_PAGES: Final = (BrowsableAPIRenderer, HTMLFormRenderer)
+PAGES: Final = (BrowsableAPIRenderer, HTMLFormRenderer)
 """Renderers of pages, which name the user and hold the token of the forms on them."""
 
 
 def is_page(negotiated: Any) -> bool:
     """Whether such a page was negotiated for a request, or made as its response."""
-    return isinstance(getattr(negotiated, "accepted_renderer", None), _PAGES)
+    return isinstance(getattr(negotiated, "accepted_renderer", None), PAGES)
 
 
 class ProblemRenderer(BaseRenderer):
@@ -51,7 +51,7 @@ def rendered_by(renderer: BaseRenderer, view: Any, response: Any) -> Response:
 def without_page(view: Any) -> BaseRenderer | None:
     """The renderer of the view's that a page of the browsable API shows the answer of."""
     for renderer in view.get_renderers():
-        if not isinstance(renderer, _PAGES) and not hasattr(renderer, "get_template_names"):
+        if not isinstance(renderer, PAGES) and not hasattr(renderer, "get_template_names"):
             return renderer  # type: ignore[no-any-return]
     return None
 

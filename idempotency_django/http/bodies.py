@@ -35,7 +35,7 @@ MULTIPART: Final = "multipart/form-data"
 URLENCODED: Final = "application/x-www-form-urlencoded"
 
 
-def body_of(request: HttpRequest) -> Body:
+def body_of(request: Any) -> Body:
     """What was sent: forms by field and file, anything else byte for byte.
 
     Raises:
@@ -47,7 +47,7 @@ def body_of(request: HttpRequest) -> Body:
         unseen = body_that_django_ignores(request)
         if unseen is not None:
             return unseen
-    if not is_readable(request):
+    if request._read_started and not hasattr(request, "_body"):  # and it is no longer there
         return _parsed_before(request)
     if request.content_type == MULTIPART:
         return _multipart(request)
@@ -80,11 +80,6 @@ def body_that_django_ignores(request: HttpRequest) -> Hashed | None:
     if not is_seekable(meta["wsgi.input"]):
         meta["wsgi.input"] = spooled(meta["wsgi.input"])
     return hashed(meta["wsgi.input"])
-
-
-def is_readable(request: Any) -> bool:
-    """Whether the body is still there, as bytes or in a stream that nobody has read."""
-    return hasattr(request, "_body") or not request._read_started
 
 
 # Digests.

@@ -94,6 +94,8 @@ def serve(
             undo=before.restore,
             admit=partial(_admit, adapter, policy),
         )
+        if isinstance(outcome, Executed) and not plan.derived:
+            return cast("HttpResponseBase", outcome.response)
         return _response(adapter, policy, plan, outcome)
     except IdempotencyError as error:
         _explain(error, plan.operation, policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import lru_cache, partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -11,7 +12,7 @@ from ..conf import conf
 from ..errors import KeyGuessable, KeyMalformed, KeyMissing
 from ..records import Operation
 from . import Policy, keys, scopes
-from .canonical import content_digest
+from .canonical import content_digest, framed
 from .invocation import Invocation
 from .seals import sealed
 
@@ -26,9 +27,7 @@ def client_key(policy: Policy, header: str | None) -> str | None:
     """
     if header is None or not policy.client_key:
         return None
-    usual = keys.USUAL.fullmatch(header)
-    key = usual[1] if usual else keys.parse_header(header)
-    return key if policy.key_format == "any" else _in_format(policy, key)
+    return _in_format(policy, keys.parse_header(header))
 
 
 def derived_key(policy: Policy, invocation: Invocation) -> str | None:
@@ -118,71 +117,93 @@ def operation(
     """
     if policy.operation:
         invocation = invocation.changed(name=policy.operation)
-    asked_for = policy.fingerprint(invocation)
-    if not isinstance(asked_for, str | bytes):
-        raise _no_text("fingerprint", asked_for)
-    content = content_digest(asked_for)
     if scope is None:
         scope = policy.scope(invocation)
     if not isinstance(scope, str):
         raise _no_text("scope", scope)
     if not scope:
-        raise ImproperlyConfigured(
-            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or "
-            "the view's get_idempotency_scope() must name what the key is unique in."
-        )
+        raise _empty_scope(invocation.name)
     if policy.hosts == "separate":
         scope = scopes.join(invocation.host, scope)
+    asked_for = policy.fingerprint(invocation)
+    if not isinstance(asked_for, str | bytes):
+        raise _no_text("fingerprint", asked_for)
+    content = content_digest(asked_for)
     caller = (invocation.principal or invocation.credentials) if policy.bind_principal else ""
     host = invocation.host if policy.hosts == "refuse" else ""
-    bound = (scope, key, caller, host)
-    aliases: tuple[str, ...] = ()
+    fingerprint, *aliases = sealed(content, framed(content, scope, key, caller, host))
     if caller and caller == invocation.credentials:
         # The same request, sent without the credentials that it has now. What was answered without
         # credentials was for anybody who knows the key. The answer itself may have brought the
         # session cookie that is presented now.
-        aliases = tuple(sealed(content, scope, key, "", host))
-    return recorded_as(policy, invocation, content, bound, lease, aliases)
-
-
-def recorded_as(
-    policy: Policy,
-    invocation: Invocation,
-    content: str,
-    bound: tuple[str, ...],
-    lease: timedelta | None,
-    aliases: tuple[str, ...] = (),
-) -> Operation:
-    """The operation, as it is recorded.
-
-    Args:
-        policy: a resolved policy.
-        invocation: what is asked for, and by whom.
-        content: the digest of what is asked for.
-        bound: the scope, the key, and what else must be equal in a retry.
-        lease: how long a claim on it lives; ``None``: as long as its transaction.
-        aliases: other fingerprints of the same request.
-    """
-    scope, key, *_ = bound
-    fingerprint, *before = sealed(content, *bound)
-    return Operation(
+        aliases += sealed(content, framed(content, scope, key, "", host))
+    return _operations(policy)(
         key=key,
         scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
         name=invocation.name,
         fingerprint=fingerprint,
         content=content,
-        aliases=(*before, *aliases),
+        aliases=tuple(aliases),
+        lease=lease,
+        principal=invocation.principal,
+        method=invocation.method,
+        path=invocation.path,
+    )
+
+
+def named_operation(
+    policy: Policy,
+    *,
+    key: str,
+    scope: str,
+    name: str,
+    content: str,
+    method: str,
+    lease: timedelta | None = None,
+) -> Operation:
+    """The operation that a call names itself, which is for whoever knows the key.
+
+    Args:
+        policy: a resolved policy.
+        key: its key.
+        scope: the namespace that the key is unique in.
+        name: its name.
+        content: the digest of what is asked for.
+        method: what stands for the HTTP method in the audit.
+        lease: how long a claim on it lives; ``None``: as long as its transaction.
+    """
+    fingerprint, *aliases = sealed(content, framed(content, scope, key))
+    return _operations(policy)(
+        key=key,
+        scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
+        name=name,
+        fingerprint=fingerprint,
+        content=content,
+        aliases=tuple(aliases),
+        lease=lease,
+        method=method,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _operations(policy: Policy) -> partial[Operation]:
+    """Operations with what only their policy decides, worked out once for each policy."""
+    return partial(
+        Operation,
         ttl=policy.ttl,
         retention=policy.retention,
-        lease=lease,
         hold=policy.on_interrupted == "hold",
         wait=policy.wait_timeout if policy.on_conflict == "wait" else None,
         execute_without_store=policy.on_store_error == "execute",
         count_replays=policy.record_replays,
         extend_on_replay=policy.ttl_from == "last_use",
-        principal=invocation.principal,
-        method=invocation.method,
-        path=invocation.path,
+    )
+
+
+def _empty_scope(name: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"The scope of an idempotency policy is empty for {name}. Its scope= or the view's "
+        "get_idempotency_scope() must name what the key is unique in."
     )
 
 

@@ -32,6 +32,8 @@ KeyFunction = Callable[[Invocation], str | None]
 USUAL: Final = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')
 """The value of a key header as most clients send it: quoted, no comma, nothing to unescape."""
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
+VALID: Final = re.compile(r"[\x21-\x7e]{1,255}")
+"""A key that :func:`checked` lets pass."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # what fit() makes
 _FORMATS: Final = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),

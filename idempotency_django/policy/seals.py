@@ -22,27 +22,28 @@ from django.conf import settings
 from django.utils.crypto import salted_hmac
 
 from ..records import derived_key
-from .canonical import LENGTH, framed
+from .canonical import LENGTH
 
 _SALT: Final = "idempotency_django.fingerprint"
 _TAG: Final = 16
 _CHECK: Final = bytes(4)  # says after decryption whether the secret was the right one
 
 
-def sealed(content: str, *bound: str) -> list[str]:
+def sealed(content: str, tagged: bytes) -> list[str]:
     """The fingerprints of a content digest, bound to whom it is for: 64 hexadecimal characters.
 
     Args:
         content: from :func:`~idempotency_django.policy.canonical.content_digest`.
-        bound: what else must be equal in a retry: the principal, the host.
+        tagged: the content digest, and what else must be equal in a retry, such as the scope, the
+            principal and the host; :func:`framed <idempotency_django.policy.canonical.framed>`.
 
     Returns:
         The fingerprint, and after it the same under each of ``SECRET_KEY_FALLBACKS``.
     """
-    named, opened = framed(content, *bound), bytes.fromhex(content) + _CHECK
+    opened = bytes.fromhex(content) + _CHECK
     fingerprints = []
     for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
-        tag = hmac.digest(_keys(secret)[0], named, "sha256")[:_TAG]
+        tag = hmac.digest(_keys(secret)[0], tagged, "sha256")[:_TAG]
         fingerprints.append((tag + _masked(opened, secret, tag)).hex())
     return fingerprints
 
