@@ -119,10 +119,8 @@ def operation(
         invocation = invocation.changed(name=policy.operation)
     if scope is None:
         scope = policy.scope(invocation)
-    if not isinstance(scope, str):
-        raise _no_text("scope", scope)
-    if not scope:
-        raise _empty_scope(invocation.name)
+    if not (scope and isinstance(scope, str)):
+        raise _no_scope(scope, invocation.name)
     if policy.hosts == "separate":
         scope = scopes.join(invocation.host, scope)
     asked_for = policy.fingerprint(invocation)
@@ -200,7 +198,9 @@ def _operations(policy: Policy) -> partial[Operation]:
     )
 
 
-def _empty_scope(name: str) -> ImproperlyConfigured:
+def _no_scope(scope: Any, name: str) -> ImproperlyConfigured:
+    if not isinstance(scope, str):
+        return _no_text("scope", scope)
     return ImproperlyConfigured(
         f"The scope of an idempotency policy is empty for {name}. Its scope= or the view's "
         "get_idempotency_scope() must name what the key is unique in."
