@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from django.apps import AppConfig
+from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
 from .checks import register_checks
@@ -22,3 +23,7 @@ class IdempotencyConfig(AppConfig):
         if find_spec("rest_framework"):
             # It cannot be imported earlier, and not where it is not installed.
             from .checks import drf  # noqa: F401, PLC0415
+        if find_spec("celery"):
+            from .checks.celery import check_celery  # noqa: PLC0415
+
+            register(check_celery, Tags.compatibility)

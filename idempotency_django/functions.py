@@ -18,10 +18,7 @@ from . import engine
 from .engine import Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result, refusal
 from .engine.context import ExecutionContext
 from .engine.steps import as_json
-from .errors import (
-    IdempotencyError,
-    ResponseNotStored,
-)
+from .errors import IdempotencyError, ResponseNotStored
 from .planning import Plan, plan_call
 from .policy import PROJECT_POLICY, UNSET, Policy
 from .policy.canonical import canonical, content_digest
@@ -145,13 +142,17 @@ _Asked = tuple[str, Callable[..., Any], Any]  # its name, the function, its fing
 
 
 def _outcome(policy: Policy | None, key: str, scope: str, asked: _Asked) -> CallOutcome:
-    plan = _planned(policy, key, scope, asked)
+    return run_plan(_planned(policy, key, scope, asked), asked[1])
+
+
+def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
+    """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
     using = plan.store.using
     if using and not is_open(using):
         refuse_others(f"The result of {plan.operation.name}", using, opened_by_django())
 
     def execute(execution: ExecutionContext) -> Result:
-        return _answer(plan, asked[1](execution))
+        return _answer(plan, fn(execution))
 
     with _foreign_errors():
         return _result(engine.run(plan.store, plan.operation, execute, _raise))

@@ -1,0 +1,81 @@
+"""Checks of Celery's tasks, broker and result backend.
+
+The app imports this module if Celery is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from celery import current_app
+from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
+from django.core.exceptions import ImproperlyConfigured
+
+from ..jobs.celery import IdempotentTask
+from ..jobs.celery.deliveries import counts_parts
+from ..policy import Policy
+from .policies import check_policy, each_once
+
+_OWN: Final = ("celery.", "idempotency_django.")
+"""How the names of tasks begin that are not the project's."""
+
+
+def check_celery(**_: Any) -> Sequence[CheckMessage]:
+    """The idempotent tasks, and whether broker and result backend suit them."""
+    app: Any = current_app
+    app.loader.import_default_modules()
+    tasks = [task for name, task in sorted(app.tasks.items()) if _is_checked(name, task)]
+    if not tasks:
+        return []
+    messages = [
+        message
+        for task in tasks
+        for message in check_policy(task.idempotency, f"the task {task.name}")
+    ]
+    return [*each_once(messages), *_visibility(app, tasks), *_chords(app)]
+
+
+def _is_checked(name: str, task: Any) -> bool:
+    return isinstance(task, IdempotentTask) and not name.startswith(_OWN)
+
+
+def _visibility(app: Any, tasks: Iterable[IdempotentTask]) -> Iterator[CheckMessage]:
+    """Whether the broker delivers a message again before the lease of a dead owner is over."""
+    seconds = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    if not seconds:
+        return
+    for task in tasks:
+        try:
+            policy = (task.idempotency or Policy()).resolved()
+        except ImproperlyConfigured:
+            continue  # check_settings reports it
+        if policy.lease.total_seconds() > seconds:
+            yield Warning(
+                f"The broker delivers a message again after {seconds} seconds, but the task "
+                f"{task.name} has a lease of {policy.lease.total_seconds():g} seconds.",
+                hint=(
+                    "Each of these deliveries can only wait for the lease to end. Raise "
+                    "visibility_timeout in broker_transport_options, or give the task's policy a "
+                    "shorter lease."
+                ),
+                id="idempotency_django.W050",
+            )
+
+
+def _chords(app: Any) -> Iterator[CheckMessage]:
+    """Whether the result backend counts the parts of a chord that are reported twice."""
+    try:
+        backend = app.backend
+    except Exception:  # noqa: BLE001  # its library is not installed: Celery itself says so
+        return
+    if counts_parts(backend):
+        yield Warning(
+            f"The result backend {type(backend).__name__} counts the parts of a chord one by one.",
+            hint=(
+                "If a worker dies while it reports a part, the chord counts that part twice or not "
+                "at all: its body runs too early, or never. Use Redis as the result backend if you "
+                "use chords; if not, silence this check."
+            ),
+            id="idempotency_django.W051",
+        )

@@ -1,0 +1,193 @@
+"""The base class of Celery tasks whose messages may be delivered more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, ClassVar, Final
+
+from celery import Celery, Task
+from celery.exceptions import Ignore
+from django.core.exceptions import ImproperlyConfigured
+
+from ...engine.context import ExecutionContext
+from ...errors import ClaimLost, OperationInProgress, ResponseNotStored, StoreUnavailable
+from ...functions import run_plan
+from ...planning import Plan, plan_call
+from ...policy import PROJECT_POLICY, UNSET, Policy, keys, scopes
+from ...policy.canonical import canonical, content_digest
+from ...records import reference
+from ..arguments import KeyRule, check_rule, fingerprint_of, key_of
+from .copies import send_copy
+from .deliveries import Delivery
+from .results import Ignored, packed, unpacked
+
+METHOD: Final = "TASK"
+"""What stands for the HTTP method in the audit."""
+
+_LATER: Final = (OperationInProgress, StoreUnavailable, ClaimLost)
+"""What says nothing of the task's result: its message is to be looked at again."""
+
+
+class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs only
+    """A task that has its effect once, however often its message is delivered.
+
+    ::
+
+        @app.task(base=IdempotentTask, bind=True, idempotency=Policy(mode="leased"))
+        def pay(self, order_id):
+            key = self.execution.derive_key("charge")
+            return self.execution.step("charge", provider.charge, order_id, idempotency_key=key)
+
+    ``@shared_task(base=IdempotentTask)`` and ``Celery(task_cls=IdempotentTask)`` do the same.
+    Celery's own tasks (``celery.*``) are left alone.
+
+    A delivery that finds the task completed returns the first result. A delivery that finds it in
+    progress sends the message once more, with the same id and for a later time, and is then
+    acknowledged: the task is resumed if its worker has died, and none of its retries is used up.
+
+    An exception of the task frees its key, ``Retry`` and ``Reject`` included. What Celery does
+    about the exception is unchanged. ``Ignore`` ends the task, and each later delivery raises it
+    again.
+
+    Attributes:
+        idempotency: the policy; ``None``: the project's.
+        key: the operation that a call names: a template of its arguments such as
+            ``"order-{order_id}"``, or a callable that takes the same arguments, without ``self``,
+            and returns a text, a number or a UUID. ``None``: the task's id, which stays the same
+            when its message is delivered again and when it retries.
+        max_attempts: how many attempts may fail or be interrupted before the task is held for an
+            operator; ``None``: any number.
+        acks_late: ``True`` here, or a task whose worker dies would be lost.
+        reject_on_worker_lost: likewise for a task whose process is killed, and not its worker.
+
+    Raises:
+        OperationInProgress: only where there is no message to send again: the task was called as a
+            function, or eagerly.
+        OperationHeld: it was interrupted, and an operator must settle it.
+        FingerprintMismatch: its key was used with other arguments.
+        ResponseNotStored: it was executed, but its result was kept neither here nor by Celery.
+        TypeError: an argument is not plain data, or the result is not JSON.
+    """
+
+    abstract = True
+    acks_late = True
+    reject_on_worker_lost = True
+
+    idempotency: ClassVar[Policy | None] = None
+    key: ClassVar[KeyRule | None] = None
+    max_attempts: ClassVar[int | None] = None
+
+    run: Callable[..., Any]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if isinstance(vars(cls).get("key"), FunctionType):
+            cls.key = staticmethod(vars(cls)["key"])  # it does not take the task
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Check what the task declares, as soon as its app knows it.
+
+        Raises:
+            ImproperlyConfigured: the template names what is not an argument of the task, or the
+                policy checks the caller of an HTTP request.
+        """
+        super().on_bound(app)
+        if cls.key is not None:
+            check_rule(cls.key, f"the task {cls.name}", cls.run)
+        if cls.idempotency is not None and cls.idempotency.check_replay not in (UNSET, None):
+            raise ImproperlyConfigured(
+                f"The policy of the task {cls.name} has check_replay=, which checks the caller of "
+                "an HTTP request. A task has none. Remove it."
+            )
+
+    @property
+    def execution(self) -> ExecutionContext:
+        """What the task can use of the operation that it executes: its attempt, keys and steps.
+
+        Raises:
+            ImproperlyConfigured: the task is not being executed under a key.
+        """
+        execution = getattr(self.request, "idempotency", None)
+        if not isinstance(execution, ExecutionContext):
+            raise ImproperlyConfigured(
+                f"The task {self.name} has no execution here: it was called as a function, so it "
+                "has no id that would name its operation. Use apply(), or give the task a key=."
+            )
+        return execution
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        request: Any = self.request_stack.top
+        called = request is None or request.called_directly or request._protected
+        if self.name.startswith("celery.") or (called and self.key is None):
+            return super().__call__(*args, **kwargs)
+        if called:
+            return self._called(args, kwargs)
+        request._protected = 1  # as Celery marks it: another call during this one is a function's
+        return self._delivered(Delivery(self, request), args, kwargs)
+
+    def _called(self, args: Any, kwargs: Any) -> Any:
+        """The result of a call as a function, which has no message and is named by its key."""
+
+        def execute(execution: ExecutionContext) -> Any:
+            self.push_request(args=args, kwargs=kwargs, idempotency=execution)
+            try:
+                return packed(self.name, self.run(*args, **kwargs))
+            finally:
+                self.pop_request()
+
+        plan = self._plan(args, kwargs)
+        return unpacked(run_plan(plan, execute).result)
+
+    def _delivered(self, delivery: Delivery, args: Any, kwargs: Any) -> Any:
+        """The result of a message."""
+        raised: list[Exception] = []
+
+        def execute(execution: ExecutionContext) -> Any:
+            delivery.request.idempotency = execution
+            try:
+                return packed(self.name, self.run(*args, **kwargs))
+            except Ignore as ignore:
+                return Ignored(str(ignore)).packed()
+            except Exception as error:
+                raised.append(error)  # whatever it is, it is the task's own
+                raise
+
+        if delivery.has_failed():
+            raise Ignore("This delivery's task has failed, and was reported as failed.")
+        plan = self._plan(args, kwargs, delivery)
+        try:
+            outcome = run_plan(plan, execute)
+        except _LATER as error:
+            if error in raised or delivery.request.is_eager:
+                raise
+            send_copy(delivery, plan, error)
+            raise Ignore(f"It is looked at again later: {error}") from None
+        except ResponseNotStored as error:
+            if error in raised:
+                raise
+            return delivery.kept_result(error)
+        if outcome.replayed:
+            delivery.skip_what_was_sent()
+        delivery.name_successors(reference(plan.operation.key, plan.operation.scope))
+        return unpacked(outcome.result)
+
+    def _plan(self, args: Any, kwargs: Any, delivery: Delivery | None = None) -> Plan:
+        job = f"the task {self.name}"
+        asked = fingerprint_of(job, self.run, args, kwargs)
+        if self.key is not None:
+            key = key_of(self.key, job, self.run, args, kwargs)
+        else:
+            assert delivery is not None  # noqa: S101  # a call without a message has a key
+            key = keys.fit(delivery.request.id)
+        return plan_call(
+            (self.idempotency or PROJECT_POLICY).resolved(),
+            key=key,
+            scope=scopes.fit(f"task:{self.name}"),
+            name=self.name,
+            content=content_digest(canonical((self.name, asked))),
+            method=METHOD,
+            max_attempts=self.max_attempts,
+            caused_by=delivery.caused_by if delivery else "",
+        )
