@@ -16,11 +16,15 @@ HEARTBEAT = "heartbeat"
 
 @dataclass(frozen=True)
 class Strike:
-    """Send the process a signal when a thread of it passes its boundary of that number."""
+    """Send the process a signal when a thread of it passes its boundary of that number.
+
+    ``whole``: not only this process, but the group of processes that it belongs to.
+    """
 
     number: int
     thread: str = MAIN
     signal: int = signal.SIGKILL
+    whole: bool = False
 
 
 def renewal(passed: Sequence[str]) -> int | None:
@@ -47,9 +51,9 @@ class Boundaries:
     @contextmanager
     def around(self, what: str) -> Iterator[None]:
         """A boundary before the block, and one after it unless it fails."""
-        self._pass(f"before {what}")
+        self.pass_(f"before {what}")
         yield
-        self._pass(f"after {what}")
+        self.pass_(f"after {what}")
 
     def wait_for_renewal(self, timeout: float) -> None:
         """Return when the heartbeat has renewed a lease.
@@ -61,13 +65,16 @@ class Boundaries:
             if not self._changed.wait_for(lambda: renewal(self.passed[HEARTBEAT]), timeout):
                 raise TimeoutError(f"No lease was renewed: {self.passed[HEARTBEAT]}")
 
-    def _pass(self, what: str) -> None:
+    def pass_(self, what: str) -> None:
+        """A boundary."""
         name = threading.current_thread().name
         thread = HEARTBEAT if name.startswith("idempotency-heartbeat") else MAIN
         with self._changed:
             passed = self.passed[thread]
             strike = self.strike
             if strike and (strike.thread, strike.number) == (thread, len(passed)):
+                if strike.whole:
+                    os.killpg(0, strike.signal)
                 os.kill(os.getpid(), strike.signal)
             passed.append(what)
             self._changed.notify_all()

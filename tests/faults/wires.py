@@ -35,11 +35,12 @@ class Wire:
                 client, _ = listener.accept()
                 threads.append(threading.Thread(target=self._lead, args=[client]))
                 threads[-1].start()
-        self._cut_all()
+        self.cut_all()
         for thread in threads:
             thread.join()
 
-    def _cut_all(self) -> None:
+    def cut_all(self) -> None:
+        """Break every connection that there is."""
         with self._lock:
             pairs = list(self._pairs)
         for pair in pairs:

@@ -1,0 +1,1 @@
+"""Celery workers, real processes on real brokers, whose messages are delivered more than once."""

@@ -1,0 +1,76 @@
+"""Workers are killed between any two statements of a task."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from celery import chord
+
+from tests.e2e.databases import Database
+from tests.jobs.workers import Jobs, until
+from tests.servers import Server
+
+pytestmark = pytest.mark.e2e
+
+KINDS = ("leased", "transactional")
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def jobs(
+    request: pytest.FixtureRequest, database: Database, redis_server: Server, log: Path
+) -> Jobs:
+    broker = redis_server if request.param == "redis" else request.getfixturevalue("rabbit")
+    jobs = Jobs(database, broker.url, redis_server.url, log)
+    jobs.migrate()
+    return jobs
+
+
+def test_at_every_boundary(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wherever the process of a task is killed, no task is lost: it has one effect, its callback
+    is executed once, and the chord that it is a part of has one body.
+    """
+    with jobs.worker():
+        strikes = [
+            (kind, number)
+            for kind in KINDS
+            for number in range(len(_boundaries(jobs, kind, tmp_path / kind)))
+        ]
+        parts = [
+            jobs.task(
+                kind,
+                f"{kind}-{number}",
+                headers={"strike": number},
+                link=jobs.task("body", f"{kind}-{number}"),
+            )
+            for kind, number in strikes
+        ]
+        pairs = [parts[place : place + 2] for place in range(0, len(parts), 2)]
+        sent = [
+            chord(pair, app=jobs.client)(jobs.task("body", f"chord-{number}"))
+            for number, pair in enumerate(pairs)
+        ]
+        jobs.results([result.id for result in sent])
+        jobs.wait_until_idle()
+
+    killed = len(re.findall(r"exited with 'signal 9 \(SIGKILL\)'", jobs.log.read_text()))
+    assert killed > 0.9 * len(strikes)  # a message may have been given to a process that was dying
+    effects = {f"{kind}-{number}": jobs.effects(f"{kind}-{number}") for kind, number in strikes}
+    assert all(done == Counter(job=1, body=1) for done in effects.values()), effects
+    bodies = [jobs.effects(f"chord-{number}") for number in range(len(pairs))]
+    assert bodies == [Counter(body=1)] * len(pairs)
+    with capsys.disabled():
+        print(f"\nkilled at {len(strikes)} points, {len(pairs)} chords")
+
+
+def _boundaries(jobs: Jobs, kind: str, report: Path) -> list[str]:
+    """What a task passes that nobody disturbs, until Celery has stored its result."""
+    link = jobs.task("body", f"{kind}-undisturbed")
+    jobs.task(kind, f"{kind}-undisturbed", headers={"report": str(report)}, link=link).apply_async()
+    until(report.exists)
+    passed: list[str] = json.loads(report.read_text())
+    assert passed[-1] == "after SEND"
+    return passed
