@@ -56,11 +56,17 @@ def command(*arguments: str, **options: Any) -> dict[str, Any]:
 
 
 def traffic(
-    path: str, keys: list[str], seconds: float, threads: int, failures: float = 0
+    path: str,
+    keys: list[str],
+    seconds: float,
+    threads: int,
+    failures: float = 0,
+    pause: float = 0,
 ) -> dict[str, Any]:
     """Send requests under these keys, again and again, and count the answers.
 
-    Some of them, that fraction, are to fail; their answers count as ``failed``.
+    Some of them, that fraction, are to fail; their answers count as ``failed``. Each thread pauses
+    for so many seconds before it sends the next one.
     """
     until = time.monotonic() + seconds
 
@@ -75,6 +81,7 @@ def traffic(
                 said["failed" if asked_for else str(answer["status"])] += 1
                 if answer["replayed"]:
                     said["replayed"] += 1
+                time.sleep(pause)
         finally:
             connections.close_all()
         return said

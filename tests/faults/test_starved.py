@@ -27,6 +27,8 @@ LEASE = 1.5
 LONGER = 6.0
 """Of owners whose heartbeat is to come in time, on a slow machine too."""
 LEASES = 2
+PAUSE = 0.02
+"""Between two tries of a contender, all of which are refused at once."""
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -82,7 +84,7 @@ def test_healthy_heartbeat_keeps_a_long_handler(
     key, path = new_key(), at.path
     owner.begin("post", path, key, "wait:handler")
     owner.tells("reached")
-    told = contender.do("traffic", path, [key], LEASES * LONGER, 4)
+    told = contender.do("traffic", path, [key], LEASES * LONGER, 4, pause=PAUSE)
     owner.go_on()
     first, retry = owner.tells("answer"), contender.do("post", path, key)
     assert set(told) == {"409"}, told
@@ -150,7 +152,7 @@ def test_heartbeat_connects_again(at: Place, healthy: list[Worker]) -> None:
         begun = at.row(key).lease_expires_at
         eventually(lambda: "trying again" in owner.log.read_text()[written:])
     eventually(lambda: at.row(key).lease_expires_at != begun)
-    assert set(contender.do("traffic", path, [key], LONGER, 1)) == {"409"}
+    assert set(contender.do("traffic", path, [key], LONGER, 1, pause=PAUSE)) == {"409"}
     owner.go_on()
     first = owner.tells("answer")
     assert (first["status"], first["replayed"]) == (201, False)
