@@ -539,6 +539,19 @@ class TestBatches:
         assert isinstance(billing.handle(paid("3")), Duplicate)
         assert effects() == 3
 
+    def test_duplicates_are_counted(self) -> None:
+        """The audit trail counts the duplicates of a batch, those within it included."""
+        billing = consumer()
+        billing.handle_many([paid("1"), paid("2"), paid("2")])
+        billing.handle_many([paid("1"), paid("2"), paid("3")])
+        counts = dict(IdempotencyKey.objects.values_list("key", "replay_count"))
+        assert counts == {"1": 1, "2": 2, "3": 0}
+        quiet = consumer("quiet", policy=Policy(record_replays=False))
+        for _ in range(2):
+            quiet.handle_many([paid("1"), paid("2")])
+        rows = IdempotencyKey.objects.filter(scope="consumer:quiet:/shop")
+        assert [row.replay_count for row in rows] == [0, 0]
+
     def test_twice_in_one_batch(self, options: dict[str, Any]) -> None:
         """An event that a batch has twice is handled once, and the second gets its result."""
         billing = consumer(**options)

@@ -168,6 +168,7 @@ class _Attempt:
                         outcomes.append(self._outcome(position, record))
                 if not all(self.store.complete_many(self._answers)):
                     raise ClaimLost
+                self._count_replays(outcomes)
         except Exception:
             if not self._committed:
                 raise
@@ -182,10 +183,7 @@ class _Attempt:
     def _outcome(self, position: int, found: Claim | Record) -> Outcome:
         item = self.items[position]
         if not isinstance(found, Claim):
-            outcome = decide(found, item.operation)
-            if isinstance(outcome, Replayed) and not outcome.record.counted:
-                self.store.record_replay(outcome.record, item.operation)
-            return outcome
+            return decide(found, item.operation)
         if found.interrupted:
             raise _AtFault(position)  # alone, it is held if its attempts are used up
         try:
@@ -196,6 +194,11 @@ class _Attempt:
             raise _AtFault(position)
         self._answers.append((found, result.payload))
         return Executed(result.response)
+
+    def _count_replays(self, outcomes: list[Outcome]) -> None:
+        pairs = zip(self.items, outcomes, strict=True)
+        replays = [(o.record, i.operation) for i, o in pairs if isinstance(o, Replayed)]
+        self.store.record_replays([each for each in replays if not each[0].counted])
 
     def _is_marked(self) -> bool:
         """Whether the transaction cannot be committed, because a handler has caught its error."""

@@ -164,6 +164,11 @@ class Store(WithoutTransactions, ABC):
         """:meth:`complete` for several claims, each with its answer, in their order."""
         return [self.complete(claim, payload) for claim, payload in answers]
 
+    def record_replays(self, replays: Sequence[tuple[Record, Operation]]) -> None:
+        """:meth:`record_replay` for several replays, such as those of a batch of messages."""
+        for record, operation in replays:
+            self.record_replay(record, operation)
+
     def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
         """:meth:`extend` for several claims, which a heartbeat renews together.
 

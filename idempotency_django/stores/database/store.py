@@ -19,7 +19,7 @@ from ..codec import decode_step, encode, encode_step
 from .batches import acquire_many
 from .checks import check_database, check_migrated, check_writable
 from .dialects import Batching, plain
-from .replays import record_replay
+from .replays import record_replays
 from .rows import in_progress, lifetime, record_of, took_long
 from .takeover import take_over
 from .transactional import TransactionalStore
@@ -202,8 +202,10 @@ class DatabaseStore(TransactionalStore):
         return record_of(key, scope, row) if row else None
 
     def record_replay(self, record: Record, operation: Operation) -> None:
-        if operation.count_replays or operation.extend_on_replay:
-            record_replay(self._rows.filter(pk=record.record_id), record.key, operation)
+        record_replays(self._rows, [(record, operation)])
+
+    def record_replays(self, replays: Sequence[tuple[Record, Operation]]) -> None:
+        record_replays(self._rows, replays)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         skip = connections[self.using].features.has_select_for_update_skip_locked
