@@ -34,11 +34,11 @@ id                                     what is wrong
 ``idempotency_django.W029``            CORS stops scripts of other origins from sending a key
 ``idempotency_django.W030``            CORS hides the headers of a replay from these scripts
 ``idempotency_django.W031``            the admin's or the login's own forms need a key and have none
+``idempotency_django.E032``            a ``VersionField`` in a model that is not ``Versioned``
+``idempotency_django.E033``            a ``Versioned`` model with no version field, or several
+``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not carry the version
 ``idempotency_django.W050``            Celery's broker delivers again before a task's lease is over
 ``idempotency_django.W051``            Celery's result backend may count the parts of a chord twice
-``idempotency_django.E060``            a ``VersionField`` in a model that is not ``Versioned``
-``idempotency_django.E061``            a ``Versioned`` model with no version field, or several
-``idempotency_django.E062``            a ``VersionedAdmin`` whose forms do not carry the version
 =====================================  =========================================================
 """
 

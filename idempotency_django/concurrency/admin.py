@@ -74,5 +74,5 @@ class VersionedAdmin(ModelAdmin):  # type: ignore[type-arg]  # Django's is not g
             f"{text} Stale saves would overwrite those of others.",
             hint="Remove it there; the version is hidden in the form.",
             obj=type(self),
-            id="idempotency_django.E062",
+            id="idempotency_django.E034",
         )

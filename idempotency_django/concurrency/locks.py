@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
-from django.db import connections, models, router
+from django.db import connections, models, router, transaction
 from django.db.models import F
 
 from .rollbacks import on_rollback
 
 ModelT = TypeVar("ModelT", bound=models.Model)
+
+
+def in_transaction(using: str) -> AbstractContextManager[None]:
+    """The transaction that is open, or a new one."""
+    is_open = connections[using].in_atomic_block
+    return nullcontext() if is_open else transaction.atomic(using=using)
 
 
 def written_to(obj: models.Model) -> str:

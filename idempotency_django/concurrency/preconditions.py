@@ -18,145 +18,22 @@ gets its answer, and not 412 for the version that the change itself has made.
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
-from django.db import models, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ..errors import IdempotencyError, PreconditionFailed, PreconditionRequired
+from ..errors import IdempotencyError
 from ..http.declared import is_marked
 from ..http.inspection import held_as, name_of, vars_of
 from ..http.messages import problem_response
 from ..http.opening import PROTECTED, innermost, part_of_view
-from .conditions import SAFE, Conditions, checked_etag, evaluate, version_etag
-from .locks import follow, locked, written_to
-from .versions import in_transaction
-
-CHANGES: Final = frozenset({"PUT", "PATCH", "DELETE"})
-"""The methods that a resource's own URL is changed by."""
-
-Run = Callable[[], HttpResponseBase]
-
-
-class Resource(ABC):
-    """What a request is about, as an adapter knows it.
-
-    Attributes:
-        method: the request's method.
-        conditions: the request's conditional headers.
-        required: whether the request must be conditional.
-        creates: whether a PUT creates what is not there.
-        model: the model of what is created; ``None``: nobody knows.
-    """
-
-    def __init__(self, request: Any, *, required: bool, creates: bool = False) -> None:
-        self.method = request.method or ""
-        self.conditions = Conditions.of(request.headers)
-        self.required = required
-        self.creates = creates and self.method == "PUT"
-        self.model: type[models.Model] | None = None
-
-    @abstractmethod
-    def find(self) -> Any:
-        """The object at the URL, for this caller; ``None``, or Django's ``Http404``: none."""
-
-    @abstractmethod
-    def etag(self, obj: Any) -> str | None:
-        """The object's ETag."""
-
-    @abstractmethod
-    def modified(self, obj: Any) -> datetime | None:
-        """When the object was last changed, if anybody knows."""
-
-    def keep(self, obj: Any) -> None:
-        """What the view is to find: the object, or ``None``."""
-
-    def forget(self) -> None:
-        """Let ``find()`` look again."""
-
-    @abstractmethod
-    def not_modified(self, etag: str | None) -> HttpResponseBase:
-        """The 304."""
-
-    def holds(self, obj: Any) -> bool:
-        """Whether the conditions hold for the object; ``False``: the client has it already."""
-        exists = obj is not None
-        etag = self.etag(obj) if exists else None
-        modified = self.modified(obj) if exists else None
-        safe = self.method in SAFE
-        seconds = modified.timestamp() if modified else None
-        return evaluate(self.conditions, etag, seconds, exists=exists, safe=safe)
-
-
-def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
-    """Run the view if the request's conditions hold.
-
-    Raises:
-        PreconditionRequired: the request has no condition, and must have one.
-        PreconditionFailed: a condition does not hold; nothing was executed.
-    """
-    if resource.method in SAFE:
-        return _read(resource, run)
-    if not resource.conditions.for_change():
-        if resource.required:
-            raise PreconditionRequired
-        return run()
-    obj = _found(resource)
-    if obj is None:
-        return _create(resource, run)
-    if not isinstance(obj, models.Model):  # nothing that could be locked
-        resource.holds(obj)
-        return run()
-    using = written_to(obj)
-    # On SQLite, a transaction that began with a look could not go on to write after somebody else.
-    with in_transaction(using):
-        fresh = locked(obj, using)
-        if fresh is None:
-            raise Http404
-        follow(obj, fresh, using)
-        resource.holds(obj)
-        resource.keep(obj)
-        return run()
-
-
-def _read(resource: Resource, run: Run) -> HttpResponseBase:
-    if resource.conditions != Conditions():
-        obj = _found(resource)
-        if not resource.holds(obj):
-            return resource.not_modified(resource.etag(obj))
-        resource.keep(obj)
-    return run()
-
-
-def _found(resource: Resource) -> Any:
-    try:
-        return resource.find()
-    except Http404:
-        # Without the conditions it would be 404, and they do not change that (section 13.2.1).
-        if not resource.creates:
-            raise
-        return None
-
-
-def _create(resource: Resource, run: Run) -> HttpResponseBase:
-    """Run a view that creates what is not there; of several at once, one does."""
-    resource.holds(None)
-    resource.keep(None)
-    using = router.db_for_write(resource.model) if resource.model else None
-    try:
-        with transaction.atomic(using=using):
-            return run()
-    except Exception:
-        resource.forget()
-        if _found(resource) is None:
-            raise
-        raise PreconditionFailed from None  # it failed because somebody else has created it
+from .conditions import checked_etag, version_etag
+from .resources import CHANGES, Resource, Run, run_conditionally
 
 
 def preconditions(

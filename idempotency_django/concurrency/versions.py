@@ -15,18 +15,19 @@ than the object in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, models, router, transaction
+from django.db import connections, models, transaction
 from django.db.models import F
 from django.forms import Field as FormField
 from django.forms import HiddenInput
 
 from ..errors import ConcurrentModification
+from .locks import in_transaction, written_to
 from .rollbacks import on_rollback
 
 
@@ -57,7 +58,7 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
                     "A VersionField protects nothing in a model that is not Versioned.",
                     hint=hint,
                     obj=self,
-                    id="idempotency_django.E060",
+                    id="idempotency_django.E032",
                 )
             )
         return errors
@@ -103,13 +104,12 @@ class Versioned(models.Model):
 
     def save(self, **options: Any) -> None:
         field, fields = version_field(type(self)), options.get("update_fields")
-        if field.attname in self.get_deferred_fields():
-            raise _version_not_loaded(self)
+        expected = _expected(self)
         if fields:
             options["update_fields"] = {*fields, field.name}
         new = self._state.adding and not (fields or options.get("force_update"))
-        using = options.get("using") or router.db_for_write(type(self), instance=self)
-        saving = self._versioned = _Save(None if new else getattr(self, field.attname))
+        using = options.get("using") or written_to(self)
+        saving = self._versioned = _Save(None if new else expected)
         was_adding = self._state.adding
         try:
             with _usable_after(saving, using, self):
@@ -139,7 +139,7 @@ class Versioned(models.Model):
         return updated
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> Any:
-        using = using or router.db_for_write(type(self), instance=self)
+        using = using or written_to(self)
         if self.pk is None:
             return super().delete(using=using, keep_parents=keep_parents)  # raises Django's error
         with in_transaction(using):
@@ -152,7 +152,7 @@ class Versioned(models.Model):
         try:
             version_field(cls)
         except ImproperlyConfigured as error:
-            errors.append(Error(str(error), obj=cls, id="idempotency_django.E061"))
+            errors.append(Error(str(error), obj=cls, id="idempotency_django.E033"))
         return errors
 
 
@@ -170,7 +170,7 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
     Raises:
         ConcurrentModification: the row was changed or deleted meanwhile; nothing was written.
     """
-    version, using = version_field(type(obj)), router.db_for_write(type(obj), instance=obj)
+    version, using = version_field(type(obj)), written_to(obj)
     if version.name in changes:
         raise ValueError("compare_and_swap() counts the version itself. Do not pass it.")
     tables: dict[type[models.Model], dict[str, Any]] = {version.model: {}}
@@ -187,10 +187,7 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
 
 def claim_version(obj: models.Model, using: str, changes: Mapping[str, Any] | None = None) -> None:
     """Change the row, and lock it until the transaction's end, if its version is the object's."""
-    field = version_field(type(obj))
-    if field.attname in obj.get_deferred_fields():
-        raise _version_not_loaded(obj)
-    expected = getattr(obj, field.attname)
+    field, expected = version_field(type(obj)), _expected(obj)
     rows = field.model._base_manager.using(using).filter(pk=obj.pk, **{field.attname: expected})
     if not rows.update(**(changes or {}), **{field.attname: F(field.attname) + 1}):
         raise stale(obj, expected)
@@ -219,12 +216,6 @@ def take_over(obj: models.Model, using: str, changes: Mapping[str, Any]) -> None
             setattr(obj, name, value)
 
 
-def in_transaction(using: str) -> AbstractContextManager[None]:
-    """The transaction that is open, or a new one."""
-    is_open = connections[using].in_atomic_block
-    return nullcontext() if is_open else transaction.atomic(using=using)
-
-
 @contextmanager
 def _usable_after(saving: _Save, using: str, obj: models.Model) -> Iterator[None]:
     """Keep the transaction around a stale save usable: it has changed no row."""
@@ -249,10 +240,13 @@ def stale(obj: models.Model, expected: int) -> ConcurrentModification:
     )
 
 
-def _version_not_loaded(obj: models.Model) -> ValueError:
+def _expected(obj: models.Model) -> int:
+    """The version that the object was loaded with."""
     field = version_field(type(obj))
-    return ValueError(
-        f"The {obj._meta.verbose_name} {obj.pk} was loaded without its version, so nobody can tell "
-        f"whether it was changed meanwhile. Add {field.name!r} to only(), or take it out of "
-        "defer()."
-    )
+    if field.attname in obj.get_deferred_fields():
+        raise ValueError(
+            f"The {obj._meta.verbose_name} {obj.pk} was loaded without its version, so nobody can "
+            f"tell whether it was changed meanwhile. Add {field.name!r} to only(), or take it out "
+            "of defer()."
+        )
+    return getattr(obj, field.attname)  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from ..concurrency.conditions import checked_etag, version_etag
-from ..concurrency.preconditions import CHANGES, Resource, run_conditionally
+from ..concurrency.resources import CHANGES, Resource, run_conditionally
 from ..errors import IdempotencyError
 from ..http.inspection import kept, name_of
 from ..http.objects import has_object, lookup_of

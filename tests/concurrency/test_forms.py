@@ -190,7 +190,7 @@ class TestAdmin:
         """An admin whose forms carry no version is refused by a check."""
         broken = type("Broken", (VersionedAdmin,), attributes)
         errors = broken(Ticket, site).check()
-        assert [error.id for error in errors] == ["idempotency_django.E062"]
+        assert [error.id for error in errors] == ["idempotency_django.E034"]
 
     def test_check_passes(self) -> None:
         """An admin that is set up as documented passes."""

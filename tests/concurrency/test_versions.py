@@ -445,7 +445,7 @@ def test_check_of_field(isolated: None) -> None:
         version = VersionField()
 
     assert [error.id for error in Plain.check() if "idempotency" in str(error.id)] == [
-        "idempotency_django.E060"
+        "idempotency_django.E032"
     ]
 
 
@@ -460,5 +460,5 @@ def test_check_of_model(isolated: None) -> None:
         two = VersionField()
 
     for model in (Without, Twice):
-        assert "idempotency_django.E061" in [error.id for error in model.check()]
+        assert "idempotency_django.E033" in [error.id for error in model.check()]
     assert Ticket.check() == []
