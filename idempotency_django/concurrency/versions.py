@@ -52,11 +52,10 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
     def check(self, **options: Any) -> list[CheckMessage]:
         errors = super().check(**options)
         if not issubclass(self.model, Versioned):
-            hint = f"Write class {self.model.__name__}(Versioned, models.Model)."
             errors.append(
                 Error(
                     "A VersionField protects nothing in a model that is not Versioned.",
-                    hint=hint,
+                    hint=f"Write class {self.model.__name__}(Versioned, models.Model).",
                     obj=self,
                     id="idempotency_django.E032",
                 )
