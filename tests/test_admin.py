@@ -20,14 +20,15 @@ from django.utils import timezone
 from idempotency_django.admin import IdempotencyKeyAdmin, answers, changelist
 from idempotency_django.admin.actions import performing
 from idempotency_django.admin.answers import Answer
+from idempotency_django.admin.causes import SHOWN, Relatives
 from idempotency_django.admin.changelist import AuditQuerySet
 from idempotency_django.admin.timeline import Event, timeline
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
-from idempotency_django.records import Claim, Operation
+from idempotency_django.records import Claim, Operation, reference
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import an_operation
 from tests.admin_pages import ALIASES, LIST, alias, detail, forgotten, member, messages, page
-from tests.factories import IdempotencyKeyFactory, ago, record, records, step
+from tests.factories import IdempotencyKeyFactory, ago, copies, record, records, step
 from tests.plans import rows_read
 from tests.test_purge import held
 
@@ -398,6 +399,57 @@ class TestDetail:
             strict=True,
         ):
             assert [word for word in words if word not in item.replace("\xa0", " ")] == []
+
+    def test_causes(self, alias: str, auditor: Client) -> None:
+        """The page links to the operation that caused it, and to those that it has caused."""
+        request = record(alias, key="request", operation="POST /shop/")
+        caused_by = reference(request.key, request.scope)
+        first = record(alias, key="first", operation="book", caused_by=caused_by)
+        second = record(alias, key="second", failed=True, caused_by=caused_by)
+        last = record(alias, key="last", caused_by=reference("first", first.scope))
+        alone = record(alias, key="alone", caused_by=reference("purged", "a scope"))
+        links = {
+            made.key: [
+                other.key
+                for other in (request, first, second, last, alone)
+                if other is not made and f'href="{detail(other)}"' in page(auditor, detail(made))
+            ]
+            for made in (request, first, second, last, alone)
+        }
+        assert links == {
+            "request": ["first", "second"],
+            "first": ["request", "last"],
+            "second": ["request"],
+            "last": ["first"],
+            "alone": [],
+        }
+        assert "whose record is not here: purged" in page(auditor, detail(alone))
+        assert "Caused by" not in page(auditor, detail(request))
+
+    def test_many_children(self, alias: str, auditor: Client) -> None:
+        """Of many, the first are listed, and what is not listed is not hidden."""
+        parent = record(alias, key="parent")
+        caused_by = reference(parent.key, parent.scope)
+        for number in range(SHOWN + 1):
+            record(alias, key=f"child-{number:03}", caused_by=caused_by)
+        said = page(auditor, detail(parent))
+        assert f"child-{SHOWN - 1:03}" in said
+        assert f"child-{SHOWN:03}" not in said
+        assert "<li>…</li>" in said
+
+    @pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plan is PostgreSQL's")
+    def test_children_are_in_the_index(self) -> None:
+        """PostgreSQL finds them by the partial index, not by reading all records."""
+        using = settings.ALIASES["postgres"]
+        parent, rows = record(using, key="parent"), IdempotencyKey.objects.using(using)
+        copies(3000, record(using))
+        record(using, caused_by=reference(parent.key, parent.scope))
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"ANALYZE {IdempotencyKey._meta.db_table}")
+        with CaptureQueriesContext(connections[using]) as queries:
+            assert len(Relatives.of(parent, rows).children) == 1
+        [query] = queries
+        assert rows_read(using, query["sql"]) <= 2
 
     @pytest.mark.parametrize("traits", [{}, {"failed": True}])
     def test_without_the_permission(

@@ -19,7 +19,6 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import default_store
@@ -30,6 +29,7 @@ from ..stores import stores
 from .actions import ACTIONS, Action
 from .actions.performing import list_action, perform_on_one
 from .answers import Answer
+from .causes import Relatives
 from .changelist import (
     AnswerFilter,
     AuditChangeList,
@@ -39,6 +39,7 @@ from .changelist import (
     OperationFilter,
     StateFilter,
     beginning_with,
+    cut,
 )
 from .derived import show_derived_keys
 from .states import HELD, INTERRUPTED, STATES, state_of
@@ -135,14 +136,14 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
 
     @admin.display(description=_("key"))
     def key_cut(self, record: Any) -> SafeString:
-        return _cut(record.key, 40)
+        return cut(record.key, 40)
 
     @admin.display(description=_("operation and scope"))
     def operation_and_scope(self, record: Any) -> SafeString:
         return format_html(
             '<div>{}</div><div class="quiet">{}</div>',
-            _cut(record.operation, 60),
-            _cut(record.scope, 60),
+            cut(record.operation, 60),
+            cut(record.scope, 60),
         )
 
     @admin.display(description=_("status"))
@@ -182,6 +183,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         allowed = [kind([obj]) for kind in ACTIONS if kind.button and self._may(kind, request)]
         context |= {
             "subtitle": None,  # the key and the scope, which the page shows
+            "relatives": Relatives.of(obj, self.get_queryset(request)),
             "timeline": timeline(obj, steps_of(obj, rows.db, with_results=may_view_answer)),
             "may_view_answer": may_view_answer,
             "answer": Answer.of(rows) if may_view_answer else None,
@@ -242,8 +244,3 @@ def _using() -> str:
         if using:
             return using
     return router.db_for_write(IdempotencyKey)
-
-
-def _cut(text: str, length: int) -> SafeString:
-    """The text, or its beginning; all of it is a tooltip."""
-    return format_html('<span title="{}">{}</span>', text, Truncator(text).chars(length))
