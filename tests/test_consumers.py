@@ -17,13 +17,14 @@ from django.db import connection, connections, transaction
 from django.test import override_settings
 from django_redis import get_redis_connection
 
-from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.context import ExecutionContext, current_execution
 from idempotency_django.errors import (
     FingerprintMismatch,
     MessageParked,
     OperationInProgress,
     UnknownEventType,
 )
+from idempotency_django.functions import idempotent_call
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.outcomes import Duplicate, Failed, Handled
@@ -172,6 +173,22 @@ class TestOnce:
         forever = consumer("d", ttl=None)
         forever.handle(paid())
         assert IdempotencyKey.objects.get(scope="consumer:d:/shop").expires_at is None
+
+    def test_what_a_handler_causes(self) -> None:
+        """What a handler does once in its turn names the event's record, alone or in a batch."""
+
+        def cause(event: Event, execution: ExecutionContext) -> None:
+            assert current_execution() is execution
+            idempotent_call(key=f"call-{event.id}", scope="calls", fn=lambda _: None)
+
+        billing = consumer("billing", cause)
+        billing.handle(paid("0"))
+        billing.handle_many([paid("1"), paid("2")])
+        assert current_execution() is None
+        calls = IdempotencyKey.objects.filter(scope="calls").order_by("key")
+        assert [row.caused_by for row in calls] == [
+            f"{at} consumer:billing:/shop" for at in range(3)
+        ]
 
     def test_record(self) -> None:
         """The record says which consumer handled which event."""

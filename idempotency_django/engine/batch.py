@@ -13,7 +13,7 @@ from ..errors import ClaimLost, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from . import run
-from .context import ExecutionContext
+from .context import CURRENT, ExecutionContext
 from .outcomes import (
     Executed,
     InProgress,
@@ -186,10 +186,14 @@ class _Attempt:
             return decide(found, item.operation)
         if found.interrupted:
             raise _AtFault(position)  # alone, it is held if its attempts are used up
+        execution = ExecutionContext(self.store, found, None)
+        token = CURRENT.set(execution)
         try:
-            result = item.execute(ExecutionContext(self.store, found, None))
+            result = item.execute(execution)
         except Exception:  # noqa: BLE001  # it is executed again, alone, and raises there
             raise _AtFault(position) from None
+        finally:
+            CURRENT.reset(token)
         if not isinstance(result.payload, Payload) or self._is_marked():
             raise _AtFault(position)
         self._answers.append((found, result.payload))

@@ -16,7 +16,7 @@ from ..engine.atomic import Atomic
 from ..engine.batch import Item, run_many
 from ..engine.context import ExecutionContext
 from ..engine.steps import as_json
-from ..errors import IdempotencyError, MessageParked
+from ..errors import IdempotencyError, MessageParked, OperationInProgress, StoreUnavailable
 from ..planning import Plan
 from ..records import Payload
 from ..stores import Store
@@ -27,6 +27,8 @@ from .outcomes import Duplicate, Failed, Handled, Outcome
 Handler = Callable[[Event, ExecutionContext], Any]
 
 _JSON: Final = (("Content-Type", "application/json"),)
+_NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
+"""Errors that say nothing of the event: if it is parked all the same, the next delivery is told."""
 
 
 class VisiblyClaimed(Atomic):
@@ -73,25 +75,25 @@ class Handling:
         if visibly and operation.lease is None:
             operation, atomic = replace(operation, lease=plan.policy.lease), VisiblyClaimed()
         try:
-            return self._told(
-                engine.run(plan.store, operation, self._execute, _raise, atomic=atomic)
-            )
+            ended = engine.run(plan.store, operation, self._execute, _raise, atomic=atomic)
         except Exception as error:
             parked = self._parked(error)
             if parked is None:
                 raise
             raise parked from error
+        return self._told(ended)
 
     async def arun(self) -> Handled | Duplicate:
         """:meth:`run` for an async handler."""
         plan = self.plan
         try:
-            return self._told(await engine.arun(plan.store, plan.operation, self._aexecute, _raise))
+            ended = await engine.arun(plan.store, plan.operation, self._aexecute, _raise)
         except Exception as error:
             parked = await sync_to_async(self._parked)(error)
             if parked is None:
                 raise
             raise parked from error
+        return self._told(ended)
 
     def refuse_transaction(self, consumer: str) -> None:
         """Raise ``ImproperlyConfigured`` if nothing would be committed when the call returns."""
@@ -138,18 +140,20 @@ class Handling:
                 body = record.payload.body if record.payload else None
                 return Duplicate(None, kept=False) if body is None else Duplicate(json.loads(body))
             case engine.Held():
-                raise MessageParked(self._parked_because("An earlier attempt at it"))
+                error: IdempotencyError = self._is_parked("An earlier attempt at it")
             case engine.InProgress() | engine.Mismatched():
-                raise engine.refusal(ended)
+                error = engine.refusal(ended)
             case _:
                 assert_never(ended)
+        error.foreign = True  # a request that made the call is another operation
+        raise error
 
     def _parked(self, error: Exception) -> MessageParked | None:
         """What says that this failure was the last one, if the event is parked since."""
         if isinstance(error, IdempotencyError):
-            error.foreign = True  # a request that made the call is another operation
+            error.foreign = True
         store, operation = self.plan.store, self.plan.operation
-        if operation.max_attempts is None or isinstance(error, MessageParked):
+        if operation.max_attempts is None or isinstance(error, _NO_FAILURES):
             return None
         try:
             record = store.get(operation.key, operation.scope)
@@ -157,12 +161,12 @@ class Handling:
             return None  # nobody can say, and the next delivery finds out
         if record is None or not record.held:
             return None
-        parked = MessageParked(self._parked_because(f"Attempt {record.attempt} at it"))
+        parked = self._is_parked(f"Attempt {record.attempt} at it")
         parked.__cause__, parked.foreign = error, True
         return parked
 
-    def _parked_because(self, what: str) -> str:
-        return (
+    def _is_parked(self, what: str) -> MessageParked:
+        return MessageParked(
             f"The event {self.event.id!r} of {self.event.source!r} is parked by "
             f"{self.plan.operation.name}. {what} was the last one that is made without an "
             "operator. Look at its record in the admin, mend what is wrong, and release it there. "

@@ -26,7 +26,10 @@ from tests.servers import Server
 
 from .worker import MOMENTS, Orders, dead_of, queue_of
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+]
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 600  # seconds
