@@ -107,9 +107,8 @@ class Versioned(models.Model):
         if fields:
             options["update_fields"] = {*fields, field.name}
         new = self._state.adding and not (fields or options.get("force_update"))
-        using = options.get("using") or written_to(self)
+        was_adding, using = self._state.adding, options.get("using") or written_to(self)
         saving = self._versioned = _Save(None if new else expected)
-        was_adding = self._state.adding
         try:
             with _usable_after(saving, using, self):
                 super().save(**options)
