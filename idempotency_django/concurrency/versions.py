@@ -113,7 +113,7 @@ class Versioned(models.Model):
             with _usable_after(saving, using, self):
                 super().save(**options)
         finally:
-            del self._versioned
+            self.__dict__.pop("_versioned", None)  # a receiver may have saved it again
         if was_adding:
             on_rollback(using, partial(setattr, self._state, "adding", True))
 

@@ -141,6 +141,23 @@ class TestSave:
             post_save.disconnect(receive, Ticket)
         assert seen == [2]
 
+    def test_saved_by_receiver(self, using: str) -> None:
+        """A receiver of post_save may save the object again."""
+
+        def receive(instance: Ticket, **_: Any) -> None:
+            if instance.title != "received":
+                instance.title = "received"
+                instance.save()
+
+        ticket = new(using)
+        post_save.connect(receive, Ticket)
+        try:
+            ticket.save()
+        finally:
+            post_save.disconnect(receive, Ticket)
+        ticket.save()
+        assert (ticket.version, row(ticket).version, row(ticket).title) == (4, 4, "received")
+
     def test_chosen_primary_key(self, using: str) -> None:
         """An object that was not loaded never overwrites a row."""
         Country(code="DE", name="Germany").save(using=using)
