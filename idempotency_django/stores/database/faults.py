@@ -13,10 +13,8 @@ from .checks import NOT_MIGRATED
 from .dialects import Dialect
 
 
-def raise_translated(
-    dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False
-) -> NoReturn:
-    """Raise the store's error for one of the database's, if it has one; else that error.
+def translated(dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False) -> Exception:
+    """The store's error for one of the database's, if it has one; else that error.
 
     Args:
         dialect: knows what the error says.
@@ -24,12 +22,20 @@ def raise_translated(
         rolled_back: whether it is known that nothing was committed.
     """
     if dialect.is_missing(error):
-        raise ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using)) from error
+        return ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using))
     lost = isinstance(error, OperationalError | InterfaceError)
     if lost and dialect.is_busy(error):
-        raise OperationInProgress from error
+        return OperationInProgress()
     if lost or (isinstance(error, InternalError) and dialect.is_read_only(error)):
         unavailable = StoreUnavailable()
         unavailable.rolled_back = rolled_back
-        raise unavailable from error
-    raise error
+        return unavailable
+    return error
+
+
+def raise_translated(dialect: Dialect, error: DatabaseFault) -> NoReturn:
+    """Raise the store's error for one of the database's, if it has one; else that error."""
+    better = translated(dialect, error)
+    if better is error:
+        raise error
+    raise better from error

@@ -65,7 +65,7 @@ class DatabaseStore(TransactionalStore):
                 found = self._acquire(operation)
             except DatabaseFault as error:
                 self._raise(error)
-            if isinstance(found, Claim):
+            if self._dialect.combines and isinstance(found, Claim):
                 self._dialect.claimed(found)
             return found
         self._forbid_misplaced(operation)
@@ -149,7 +149,9 @@ class DatabaseStore(TransactionalStore):
         try:
             if took_long(claim):
                 self._prolong(claim)
-            completed = self._dialect.complete(claim, encode(payload))
+            answer, dialect = encode(payload), self._dialect
+            values = (answer.status, answer.headers, answer.body, claim.record_id, claim.token)
+            completed = dialect.write(claim, dialect.complete_sql, values)
             if not connections[self.using].in_atomic_block:
                 self._restore_autocommit(claim, commit=completed)
         except DatabaseFault as error:

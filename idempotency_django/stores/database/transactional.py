@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cached_property
-from typing import ClassVar, Final, NoReturn
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, ClassVar, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
@@ -15,20 +16,150 @@ from ...errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUna
 from ...records import Claim
 from ..atomic_blocks import outside_pools
 from ..base import Store
-from .dialects import DIALECTS, Dialect
-from .faults import raise_translated
-from .transactions import forbid_atomic_block, unbroken, without_autocommit
-
-UNCONFIRMED_MESSAGE: Final = (
-    "The database did not confirm the commit of the operation, so nobody knows whether it was "
-    "committed. Retry later with the same key: the retry gets the answer, or executes the "
-    "operation."
+from .dialects import DIALECTS, Dialect, Messages
+from .faults import raise_translated, translated
+from .transactions import (
+    REFUSED_MESSAGE,
+    UNCONFIRMED_MESSAGE,
+    forbid_atomic_block,
+    log_ended,
+    statement_refused,
+    without_autocommit,
 )
 
-_REFUSED: Final = (
-    "The database could not commit because of a conflict with another transaction, and has "
-    "rolled back. Retry later with the same key."
-)
+
+@dataclass(slots=True)
+class OwnTransaction:
+    """A transaction whose begin and commit raise the store's own errors.
+
+    Args:
+        dialect: of its database.
+        whole: whether it holds all that is done. What a part of an operation has done elsewhere is
+            not undone with it, so that one has never failed for certain.
+        after: given by a caller who has opened the transaction already, and ends it.
+    """
+
+    dialect: Dialect
+    whole: bool = False
+    after: ExitStack | None = None
+    _atomic: transaction.Atomic = field(init=False)
+    _messages: Messages | None = field(default=None, init=False)
+    _committed: list[bool] = field(default_factory=list, init=False)
+    _ended: bool = field(default=False, init=False)
+
+    def __enter__(self) -> None:
+        dialect = self.dialect
+        if self.whole and dialect.locks_sessions:
+            if self.after is not None:  # one that is to roll back accepts no statement before
+                self.after.callback(dialect.release)
+            dialect.begin()
+        self._atomic = transaction.atomic(using=dialect.using, savepoint=self.after is None)
+        try:
+            if dialect.combines:
+                self._messages = dialect.messages()
+            self._atomic.__enter__()
+        except BaseException as error:
+            self._finish(committed=False)
+            if isinstance(error, DatabaseFault):
+                raise_translated(dialect, error)
+            raise
+        connection = connections[dialect.using]
+        # Whoever has turned autocommit off by hand commits by hand.
+        if not (connection.commit_on_exit or connection.settings_dict["AUTOCOMMIT"]):
+            refusal = without_autocommit(dialect.using)
+            self._end(type(refusal), refusal, None)
+            raise refusal
+        if len(connection.atomic_blocks) == 1:  # within others, no hook runs here
+            note = partial(self._committed.append, True)  # the first of all hooks
+            transaction.on_commit(note, using=dialect.using, robust=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        if error is not None:
+            self._end(kind, error, trace)
+            return
+        try:
+            kept = self._messages is None or self._messages.commit()
+            if kept:
+                self._end(None, None, None)
+        except BaseException as fault:
+            meaning = self._meaning(fault)
+            if not self._ended:
+                self._end(type(meaning), meaning, trace)
+            if meaning is fault:
+                raise
+            raise meaning from fault
+        if not kept:
+            lost = ClaimLost()
+            self._end(ClaimLost, lost, None)
+            raise lost
+
+    def _end(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        self._ended = True
+        committed = False
+        try:
+            self._atomic.__exit__(kind, error, trace)
+            committed = error is None
+        finally:
+            if self._messages is not None or self.dialect.locks_sessions:
+                self._finish(committed=committed)
+
+    def _finish(self, *, committed: bool) -> None:
+        """End what lasts as long as the transaction."""
+        try:
+            if self._messages is not None:
+                self.dialect.end_messages(self._messages, committed=committed)
+        finally:
+            if self.whole and self.after is None and self.dialect.locks_sessions:
+                self.dialect.release()
+
+    def _meaning(self, fault: BaseException) -> BaseException:
+        """What it means that a commit has raised this."""
+        if isinstance(fault, IdempotencyError):  # a hook's, after the commit
+            fault.foreign = True
+        if self._committed or not isinstance(fault, DatabaseFault):
+            return fault
+        if self.whole and self.dialect.is_busy(fault):
+            return OperationInProgress(REFUSED_MESSAGE)
+        if self._messages is not None and self._messages.stopped_before_commit:
+            return translated(self.dialect, fault, rolled_back=True)
+        unsure = isinstance(fault, OperationalError | InterfaceError)
+        return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
+
+
+@dataclass(slots=True)
+class Unbroken:
+    """Refuses the statements that would end the running transaction, and logs where it has ended.
+
+    What Django's cursors execute is looked at, and costs no statement. Scripts, stored procedures
+    and the driver's own cursors are not seen.
+
+    Args:
+        dialect: of the transaction's database.
+        what: what is executed in it.
+    """
+
+    dialect: Dialect
+    what: str
+
+    def __enter__(self) -> None:
+        connections[self.dialect.using].execute_wrappers.append(self._refuse)
+
+    def __exit__(self, *raised: object) -> None:
+        connection = connections[self.dialect.using]
+        connection.execute_wrappers.pop()
+        driver = connection.connection
+        if driver is not None and not self.dialect.in_transaction(driver):
+            log_ended(self.what)
+
+    def _refuse(self, execute: Callable[..., Any], sql: Any, *arguments: Any) -> Any:
+        text = sql if isinstance(sql, str) else self.dialect.text_of(sql)
+        if self.dialect.ends_transaction(text):
+            raise statement_refused(text, self.what)
+        return execute(sql, *arguments)
 
 
 class TransactionalStore(Store):
@@ -43,14 +174,8 @@ class TransactionalStore(Store):
     using: str
     combine_statements: bool
 
-    @contextmanager
-    def transaction(self, *, after: ExitStack | None = None) -> Iterator[None]:
-        with ExitStack() as stack:
-            # A transaction that is to roll back accepts no statement before its end.
-            (after or stack).callback(self._dialect.release)
-            self._dialect.begin()
-            with self._transaction(savepoint=after is None, whole=True):
-                yield
+    def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
+        return OwnTransaction(self._dialect, whole=True, after=after)
 
     def is_busy(self, error: BaseException) -> bool:
         return self._dialect.is_busy(error)
@@ -64,62 +189,23 @@ class TransactionalStore(Store):
             yield
 
     def unbroken(self, what: str) -> AbstractContextManager[None]:
-        return unbroken(self._dialect, what)
+        return Unbroken(self._dialect, what)
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:
         with self._on_its_own():
             forbid_atomic_block(self.using, what)
-        with self._transaction():
+        with OwnTransaction(self._dialect):
             yield
 
     @contextmanager
     def fenced(self, claim: Claim) -> Iterator[None]:
-        with self._transaction():
+        with OwnTransaction(self._dialect):
             yield
             # Last, so that nobody waits for an owner that is paused before it commits.
             with self._reachable():
                 if not self._dialect.fence(claim):
                     raise ClaimLost
-
-    @contextmanager
-    def _transaction(self, *, savepoint: bool = True, whole: bool = False) -> Iterator[None]:
-        """A transaction whose begin and commit raise the store's own errors.
-
-        ``whole``: it holds all that was done. What a part of an operation has done elsewhere is
-        not undone with it, so that one has never failed for certain.
-        """
-        with ExitStack() as stack:
-            messages = stack.enter_context(self._dialect.messages())
-            with self._reachable():
-                stack.enter_context(transaction.atomic(using=self.using, savepoint=savepoint))
-            connection = connections[self.using]
-            # Whoever has turned autocommit off by hand commits by hand.
-            if not (connection.commit_on_exit or connection.settings_dict["AUTOCOMMIT"]):
-                raise without_autocommit(self.using)
-            committed: list[bool] = []
-            if len(connections[self.using].atomic_blocks) == 1:  # within others, no hook runs here
-                self.on_commit(lambda: committed.append(True))  # the first of all hooks
-            yield
-            try:
-                lost = not messages.commit()
-                if not lost:
-                    stack.close()
-            except IdempotencyError as error:  # a hook's, after the commit
-                error.foreign = True
-                raise
-            except DatabaseFault as error:
-                if committed:  # another hook has raised it
-                    raise
-                if whole and self._dialect.is_busy(error):
-                    raise OperationInProgress(_REFUSED) from error
-                if messages.stopped_before_commit:
-                    raise_translated(self._dialect, error, rolled_back=True)
-                if not isinstance(error, OperationalError | InterfaceError):
-                    raise
-                raise StoreUnavailable(UNCONFIRMED_MESSAGE) from error
-            if lost:
-                raise ClaimLost
 
     @cached_property
     def _dialect(self) -> Dialect:

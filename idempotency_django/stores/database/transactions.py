@@ -3,50 +3,47 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ..atomic_blocks import is_open
-from .dialects import Dialect
 
 logger = logging.getLogger("idempotency_django")
 
 
-@contextmanager
-def unbroken(dialect: Dialect, what: str) -> Iterator[None]:
-    """Refuse the statements that would end the running transaction, and log where it has ended.
+UNCONFIRMED_MESSAGE: Final = (
+    "The database did not confirm the commit of the operation, so nobody knows whether it was "
+    "committed. Retry later with the same key: the retry gets the answer, or executes the "
+    "operation."
+)
 
-    What Django's cursors execute is looked at, and costs no statement. Scripts, stored procedures
-    and the driver's own cursors are not seen.
-    """
+REFUSED_MESSAGE: Final = (
+    "The database could not commit because of a conflict with another transaction, and has "
+    "rolled back. Retry later with the same key."
+)
 
-    def refuse(execute: Callable[..., Any], sql: Any, *arguments: Any) -> Any:
-        text = dialect.text_of(sql)
-        if dialect.ends_transaction(text):
-            raise ImproperlyConfigured(
-                f"{text[:40].strip()!r} would end the transaction that {what} runs in, so its "
-                "effects and its answer would not commit together. Move the statement out of the "
-                "view, or give the view's idempotency policy mode='leased'."
-            )
-        return execute(sql, *arguments)
 
-    with connections[dialect.using].execute_wrapper(refuse):
-        try:
-            yield
-        finally:
-            if dialect.has_ended():
-                logger.error(
-                    "The transaction of %s ended while its view was running (executescript() "
-                    "commits, for example). Its effects so far are committed without its answer, "
-                    "and a crash or an error at this point leaves it interrupted. Move what "
-                    "commits out of the view, or give the view's idempotency policy "
-                    "mode='leased'.",
-                    what,
-                )
+def statement_refused(statement: str, what: str) -> ImproperlyConfigured:
+    """The error of a statement that would end the transaction that something runs in."""
+    return ImproperlyConfigured(
+        f"{statement[:40].strip()!r} would end the transaction that {what} runs in, so its "
+        "effects and its answer would not commit together. Move the statement out of the "
+        "view, or give the view's idempotency policy mode='leased'."
+    )
+
+
+def log_ended(what: str) -> None:
+    """Tell that a transaction has ended unseen while something ran in it."""
+    logger.error(
+        "The transaction of %s ended while its view was running (executescript() "
+        "commits, for example). Its effects so far are committed without its answer, "
+        "and a crash or an error at this point leaves it interrupted. Move what "
+        "commits out of the view, or give the view's idempotency policy "
+        "mode='leased'.",
+        what,
+    )
 
 
 _NO_AUTOCOMMIT: Final = (

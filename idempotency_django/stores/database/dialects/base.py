@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from django.db import connections
@@ -19,7 +18,7 @@ from django.db.models import QuerySet
 
 from ....models import GRACE, IdempotencyKey, IdempotencyStep
 from ....records import Claim, Operation, Status, Step
-from ...codec import StoredPayload, StoredStep
+from ...codec import StoredStep
 from .messages import Messages
 
 _GIVEN = "key scope operation fingerprint owner_token principal method path caused_by hold".split()
@@ -61,6 +60,13 @@ class Dialect(ABC):
 
     What is not closed is one up to the end, so that nothing of it is looked at twice.
     """
+
+    combines: ClassVar[bool] = False
+    """Whether it can send several statements in one message: :meth:`messages`."""
+    locks_sessions: ClassVar[bool] = False
+    """Whether it has locks that no transaction ends: :meth:`begin`, :meth:`release`."""
+    in_transaction: Callable[[Any], object]
+    """Called with the driver's connection; false: no transaction is known to be open on it."""
 
     def __init__(self, using: str, *, combine: bool = True) -> None:
         self.using = using
@@ -164,9 +170,12 @@ class Dialect(ABC):
         """The rows, narrowed to nothing when the operation's key is locked by somebody else."""
         return rows
 
-    def messages(self) -> AbstractContextManager[Messages]:
-        """For a transaction that begins within it: how its statements are sent."""
-        return nullcontext(Messages())
+    def messages(self) -> Messages | None:
+        """How the statements of a transaction that begins now are sent; ``None``: one by one."""
+        return None
+
+    def end_messages(self, messages: Messages, *, committed: bool) -> None:
+        """The transaction that they belong to has ended."""
 
     def claimed(self, claim: Claim) -> None:
         """The running transaction holds the claim."""
@@ -192,14 +201,6 @@ class Dialect(ABC):
         if not self.aside or ";" not in text:
             return False
         return any(map(self._ends.match, self._aside.sub(" ", text).split(";")))
-
-    def has_ended(self) -> bool:
-        """Whether the transaction that Django takes to be open is known to have ended."""
-        return False
-
-    def complete(self, claim: Claim, answer: StoredPayload) -> bool:
-        values = (answer.status, answer.headers, answer.body)
-        return self.write(claim, self.complete_sql, (*values, claim.record_id, claim.token))
 
     def write(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
         """Execute what writes a row for the claim, if it is its owner's."""

@@ -62,6 +62,9 @@ class Messages:
         """Send what was kept. ``False``: it found no row; the transaction must be rolled back."""
         return True
 
+    def end(self, *, committed: bool) -> None:
+        """The transaction has ended."""
+
 
 class CombinedMessages(Messages):
     """BEGIN goes with the claim, and COMMIT with the answer, a step or the count of a replay.

@@ -27,6 +27,7 @@ class MySQL(Dialect):
     the count of a replay, would make it wait.
     """
 
+    locks_sessions = True
     now = "UTC_TIMESTAMP(6)"
     later = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
     left = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {lease_expires_at}) / 1e6"
@@ -148,10 +149,11 @@ class MySQL(Dialect):
             for name in names:
                 cursor.execute("SELECT RELEASE_LOCK(%s)", [name])
 
-    def has_ended(self) -> bool:
+    @staticmethod
+    def in_transaction(driver: Any) -> bool:
         # The server says so with each of its replies, but not every driver passes it on.
-        status = getattr(connections[self.using].connection, "server_status", None)
-        return status is not None and not status & _IN_TRANSACTION
+        status = getattr(driver, "server_status", None)
+        return status is None or bool(status & _IN_TRANSACTION)
 
     def code(self, error: BaseException | None) -> object:
         return error.args[0] if error and error.args else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any, Final
 
 from django.db import Error as DatabaseFault
 from django.db import connections, models
@@ -18,7 +19,7 @@ from .batches import Batching
 from .messages import LOST, CombinedMessages, Messages
 from .values import ids_of, lock_number, tokens_of, values_of
 
-_IDLE = 0  # of libpq's PGTransactionStatusType: connected, and in no transaction
+_ONE_BY_ONE: Final = Messages()
 
 
 class PostgreSQL(Batching):
@@ -28,6 +29,9 @@ class PostgreSQL(Batching):
     does not get it does not touch the unique index either, where it would have to wait.
     """
 
+    combines = True
+    # libpq's PGTransactionStatusType: 0 is connected, and in no transaction.
+    in_transaction = attrgetter("info.transaction_status")
     now = "STATEMENT_TIMESTAMP()"
     later = "STATEMENT_TIMESTAMP() + %s::double precision * INTERVAL '1 second'"
     left = "EXTRACT(EPOCH FROM {lease_expires_at} - STATEMENT_TIMESTAMP())::double precision"
@@ -66,23 +70,20 @@ class PostgreSQL(Batching):
             cursor.execute(self.purge_steps.format(**self.names), [gone])
         return len(gone)
 
-    @contextmanager
-    def messages(self) -> Iterator[Messages]:
+    def messages(self) -> Messages | None:
         connection = connections[self.using]
         if not self.combine or connection.in_atomic_block:
-            yield Messages()
-            return
+            return None
         messages = self._local.messages = CombinedMessages(connection, self._is_lost)
-        committed = False
-        try:
-            yield messages
-            committed = True
-        finally:
-            self._local.messages = Messages()
-            messages.end(committed=committed)
+        return messages
+
+    def end_messages(self, messages: Messages, *, committed: bool) -> None:
+        self._local.messages = None
+        messages.end(committed=committed)
 
     def _messages(self) -> Messages:
-        return getattr(self._local, "messages", None) or Messages()
+        messages: Messages | None = getattr(self._local, "messages", None)
+        return messages or _ONE_BY_ONE
 
     def beginning(self) -> AbstractContextManager[None]:
         return self._messages().beginning()
@@ -146,10 +147,6 @@ class PostgreSQL(Batching):
         with connections[self.using].cursor() as cursor:
             cursor.execute(sql, parameters)
             return {row[0] for row in cursor.fetchall()}
-
-    def has_ended(self) -> bool:
-        driver = connections[self.using].connection
-        return driver is not None and driver.info.transaction_status == _IDLE
 
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)

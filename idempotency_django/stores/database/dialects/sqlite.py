@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from django.db import connections
@@ -22,6 +23,7 @@ class SQLite(Dialect):
     later = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW', %s || ' seconds')"
     left = "(JULIANDAY({lease_expires_at}) - JULIANDAY('NOW')) * 86400.0"
     insert = Dialect.insert + " ON CONFLICT DO NOTHING"
+    in_transaction = attrgetter("in_transaction")  # executescript() begins with a COMMIT
     lock = ""  # there is one write lock; whoever writes in the transaction has it
     busy = frozenset(
         {
@@ -89,11 +91,6 @@ class SQLite(Dialect):
                 self.owned_sql, [json.dumps(ids_of(claims)), json.dumps(tokens_of(claims))]
             )
             return {row[0] for row in cursor.fetchall()}
-
-    def has_ended(self) -> bool:
-        # executescript() begins with a COMMIT.
-        driver = connections[self.using].connection
-        return driver is not None and not driver.in_transaction
 
     def is_missing(self, error: BaseException) -> bool:
         wrong = ("no such table", "no such column", "has no column")

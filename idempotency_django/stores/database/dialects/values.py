@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ....records import Claim, Operation
+
+_PLAIN: Final = re.compile(
+    r"[\x01-\x09\x0b-\x7f]{0,255}\n[\x01-\x09\x0b-\x7f]{0,255}\n"
+    r"[\x01-\x09\x0b-\x7f]{0,16}\n[\x01-\x09\x0b-\x7f]{0,2048}"
+)
+"""A name, a principal, a method and a path, one a line, that :func:`plain` leaves as they are."""
 
 
 def plain(text: str, limit: int) -> str:
@@ -46,15 +53,20 @@ def values_of(operation: Operation, token: str) -> list[Any]:
     """The parameters of ``insert_sql``, in the order of its columns."""
     ttl = None if operation.ttl is None else operation.ttl.total_seconds()
     kept = None if ttl is None else ttl + operation.retention.total_seconds()
+    texts = operation.name, operation.principal, operation.method, operation.path
+    if not _PLAIN.fullmatch("\n".join(texts)):  # which few are not
+        limits = 255, 255, 16, 2048
+        texts = tuple(map(plain, texts, limits))  # type: ignore[assignment]
+    name, principal, method, path = texts
     return [
         operation.key,
         operation.scope,
-        plain(operation.name, 255),
+        name,
         operation.fingerprint,
         token,
-        plain(operation.principal, 255),
-        plain(operation.method, 16),
-        plain(operation.path, 2048),
+        principal,
+        method,
+        path,
         operation.caused_by,
         operation.hold,
         ttl,
