@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -104,7 +104,10 @@ def test_of_a_class(app: Celery) -> None:
 def test_shared(app: Celery) -> None:
     """``@shared_task`` takes the base class too."""
 
-    @shared_task(base=IdempotentTask, name="shared_pay")
+    # All apps of this process have it from now on.
+    policy = Policy(lease=timedelta(seconds=1))
+
+    @shared_task(base=IdempotentTask, name="shared_pay", idempotency=policy)
     def pay() -> int:
         return book()
 
@@ -184,15 +187,18 @@ def test_key_of_nothing(app: Celery, value: Any, error: type[Exception]) -> None
     assert effects() == 0
 
 
-def test_policy_of_a_view(app: Celery) -> None:
+@pytest.mark.parametrize(
+    ("policy", "match"),
+    [
+        (Policy(check_replay=lambda request, record: None), "check_replay="),
+        ("leased", "is a str; it must be a Policy"),
+    ],
+)
+def test_policy_that_cannot_be(app: Celery, policy: Any, match: str) -> None:
     """A policy that checks the caller of a request is refused: nobody would be checked."""
-    with pytest.raises(ImproperlyConfigured, match="check_replay="):
+    with pytest.raises(ImproperlyConfigured, match=match):
 
-        @app.task(
-            base=IdempotentTask,
-            lazy=False,
-            idempotency=Policy(check_replay=lambda request, record: None),
-        )
+        @app.task(base=IdempotentTask, lazy=False, idempotency=policy)
         def pay() -> None: ...
 
 

@@ -37,8 +37,8 @@ id                                     what is wrong
 ``idempotency_django.E032``            a ``VersionField`` in a model that is not ``Versioned``
 ``idempotency_django.E033``            a ``Versioned`` model with no version field, or several
 ``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not carry the version
-``idempotency_django.W050``            Celery's broker delivers again before a task's lease is over
-``idempotency_django.W051``            Celery's result backend may count the parts of a chord twice
+``idempotency_django.W035``            Celery's broker delivers again before a task's lease is over
+``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
 =====================================  =========================================================
 """
 

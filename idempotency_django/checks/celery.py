@@ -11,11 +11,15 @@ from typing import Any, Final
 from celery import current_app
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import autodiscover_modules
 
 from ..jobs.celery import IdempotentTask
 from ..jobs.celery.deliveries import counts_parts
 from ..policy import Policy
 from .policies import check_policy, each_once
+
+_NO_APP: Final = "default"
+"""The name of the app that Celery makes where the project has made none."""
 
 _OWN: Final = ("celery.", "idempotency_django.")
 """How the names of tasks begin that are not the project's."""
@@ -24,7 +28,10 @@ _OWN: Final = ("celery.", "idempotency_django.")
 def check_celery(**_: Any) -> Sequence[CheckMessage]:
     """The idempotent tasks, and whether broker and result backend suit them."""
     app: Any = current_app
-    app.loader.import_default_modules()
+    if app.main == _NO_APP:
+        return []
+    # Celery's own way to import them would run the checks again, from within a worker.
+    autodiscover_modules("tasks")
     tasks = [task for name, task in sorted(app.tasks.items()) if _is_checked(name, task)]
     if not tasks:
         return []
@@ -59,7 +66,7 @@ def _visibility(app: Any, tasks: Iterable[IdempotentTask]) -> Iterator[CheckMess
                     "visibility_timeout in broker_transport_options, or give the task's policy a "
                     "shorter lease."
                 ),
-                id="idempotency_django.W050",
+                id="idempotency_django.W035",
             )
 
 
@@ -77,5 +84,5 @@ def _chords(app: Any) -> Iterator[CheckMessage]:
                 "at all: its body runs too early, or never. Use Redis as the result backend if you "
                 "use chords; if not, silence this check."
             ),
-            id="idempotency_django.W051",
+            id="idempotency_django.W036",
         )

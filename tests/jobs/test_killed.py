@@ -66,6 +66,30 @@ def test_at_every_boundary(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFix
         print(f"\nkilled at {len(strikes)} points, {len(pairs)} chords")
 
 
+def test_whole_worker(jobs: Jobs, tmp_path: Path) -> None:
+    """A worker that is killed with all of its processes leaves its tasks to the next one."""
+    with jobs.worker():
+        passed = _boundaries(jobs, "leased", tmp_path / "leased")
+    strikes = [len(passed) // 2, len(passed) - 1]
+    parts = [
+        jobs.task("leased", f"part-{number}", headers={"strike": number, "whole": True})
+        for number in strikes
+    ]
+    sent = chord([*parts, jobs.task("leased", "part")], app=jobs.client)(jobs.task("body", "chord"))
+    killed = 0
+    while not sent.ready():
+        assert killed <= len(strikes)
+        with jobs.worker() as worker:
+            until(lambda worker=worker: sent.ready() or worker.poll() is not None)
+            killed += worker.poll() is not None
+            if sent.ready():
+                jobs.wait_until_idle()
+    assert killed > 0
+    references = ["part", *(f"part-{number}" for number in strikes)]
+    assert [jobs.effects(reference) for reference in references] == [Counter(job=1)] * 3
+    assert jobs.effects("chord") == Counter(body=1)
+
+
 def _boundaries(jobs: Jobs, kind: str, report: Path) -> list[str]:
     """What a task passes that nobody disturbs, until Celery has stored its result."""
     link = jobs.task("body", f"{kind}-undisturbed")

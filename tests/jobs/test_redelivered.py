@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from celery import chord
 
 from tests.e2e.databases import Database
-from tests.jobs.workers import Jobs
+from tests.faults.wires import wire_to
+from tests.jobs.workers import Jobs, until
 from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
@@ -58,6 +60,32 @@ def test_on_redis(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
         # A copy waits half as long as Redis does at most, so it is never delivered twice.
         assert 0 < copies[kind] <= 2 * SECONDS / VISIBILITY
         assert deliveries[kind] <= copies[kind] + 2
+
+
+def test_on_rabbitmq(rabbit: Server, database: Database, redis_server: Server, log: Path) -> None:
+    """A worker that loses its connection goes on with its tasks, which RabbitMQ delivers again at
+    once. Celery executes them again, even where it looks for results; a protected task has one
+    effect.
+    """
+    at = urlsplit(rabbit.url)
+    jobs = Jobs(database, rabbit.url, redis_server.url, log, deduplicate=True)
+    jobs.migrate()
+    kinds = ("plain", *PROTECTED)
+    with wire_to(at.hostname or "", at.port or 0) as wire:
+        login = at.netloc.rpartition("@")[0]
+        through = at._replace(netloc=f"{login}@127.0.0.1:{wire.port}").geturl()
+        with replace(jobs, broker=through).worker():
+            sent = {kind: jobs.task(kind, kind, SECONDS).apply_async().id for kind in kinds}
+            until(lambda: len(jobs.deliveries()) == len(kinds) and jobs.effects("leased"))
+            wire.cut_all()
+            until(lambda: min(jobs.deliveries().values()) > 1)
+            jobs.results(sent.values())
+            jobs.wait_until_idle()
+
+    effects = {kind: jobs.effects(kind) for kind in kinds}
+    assert effects == {"plain": {"job": 2}, "leased": {"job": 1}, "transactional": {"job": 1}}
+    # One for each time that a lease ends or a look is taken, and none besides.
+    assert all(jobs.copies(sent[kind]) <= 2 * SECONDS for kind in PROTECTED)
 
 
 def _in_chord(jobs: Jobs, kind: str) -> tuple[str, str]:

@@ -91,12 +91,19 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
         Raises:
             ImproperlyConfigured: the template names what is not an argument of the task, or the
-                policy checks the caller of an HTTP request.
+                policy is none, or one that checks the caller of an HTTP request.
         """
         super().on_bound(app)
         if cls.key is not None:
             check_rule(cls.key, f"the task {cls.name}", cls.run)
-        if cls.idempotency is not None and cls.idempotency.check_replay not in (UNSET, None):
+        if cls.idempotency is None:
+            return
+        if not isinstance(cls.idempotency, Policy):
+            raise ImproperlyConfigured(
+                f"idempotency= of the task {cls.name} is a {type(cls.idempotency).__name__}; it "
+                "must be a Policy."
+            )
+        if cls.idempotency.check_replay not in (UNSET, None):
             raise ImproperlyConfigured(
                 f"The policy of the task {cls.name} has check_replay=, which checks the caller of "
                 "an HTTP request. A task has none. Remove it."
