@@ -634,7 +634,6 @@ def test_reads_do_not_go_to_a_replica(client: Client, settings: Any) -> None:
     with store.transaction():
         assert isinstance(store.acquire(operation), Claim)
     assert store.purge(timedelta(0), 10) == 0
-    assert IdempotencyKey.objects.purge() == 0
     assert_replays(first, post(client, "/protected/", key))
 
 

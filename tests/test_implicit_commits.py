@@ -302,7 +302,7 @@ class TestRow:
         rows = IdempotencyKey.objects.using(alias)
         row = in_state(rows.all(), Status.IN_PROGRESS).annotate(now=DatabaseNow()).get()  # type: ignore[arg-type]
         assert state_of(row) == Status.IN_PROGRESS
-        assert (rows.interrupted().count(), rows.purge()) == (0, 0)
+        assert (rows.interrupted().count(), store.purge(timedelta(0), 10)) == (0, 0)
         assert store.complete(claim, ANSWER)
 
     def test_resumed(self, alias: str) -> None:
@@ -374,9 +374,8 @@ class TestRow:
         for hold in (True, False):
             times = {"created_at": ago(days=2), "purge_at": ago(days=1)}
             a_record(alias, in_progress=True, lease_expires_at=None, hold=hold, **times)
-        rows = IdempotencyKey.objects.using(alias)
-        assert rows.purge() == 1
-        assert rows.get().hold
+        assert DatabaseStore("default", using=alias).purge(timedelta(0), 10) == 1
+        assert IdempotencyKey.objects.using(alias).get().hold
 
     def test_running_claim_is_not_purged(self, alias: str) -> None:
         """Nobody sees a claim that its transaction still holds."""

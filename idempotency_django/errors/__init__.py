@@ -78,3 +78,7 @@ __all__ = [
     "UnknownEventType",
     "all_errors",
 ]
+
+for _name in __all__:
+    # Tracebacks, pickles and the documentation name the place to import it from.
+    globals()[_name].__module__ = __name__
