@@ -296,7 +296,7 @@ class TestFaults:
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
             monkeypatch.setattr(type(store._dialect), "claim", lost)
-            monkeypatch.setattr(type(store._dialect), "complete", lost)
+            monkeypatch.setattr(type(store._dialect), "write", lost)
             monkeypatch.setattr(DatabaseStore, "_rows", property(lost))
             steps = {
                 "acquire": lambda: store.acquire(operation),
