@@ -16,7 +16,7 @@ from ...errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUna
 from ...records import Claim
 from ..atomic_blocks import outside_pools
 from ..base import Store
-from .dialects import DIALECTS, Dialect, Messages
+from .dialects import DIALECTS, CombinedMessages, Dialect
 from .faults import raise_translated, translated
 from .transactions import (
     REFUSED_MESSAGE,
@@ -43,7 +43,7 @@ class OwnTransaction:
     whole: bool = False
     after: ExitStack | None = None
     _atomic: transaction.Atomic = field(init=False)
-    _messages: Messages | None = field(default=None, init=False)
+    _messages: CombinedMessages | None = field(default=None, init=False)
     _committed: list[bool] = field(default_factory=list, init=False)
     _ended: bool = field(default=False, init=False)
 
@@ -111,7 +111,7 @@ class OwnTransaction:
         """End what lasts as long as the transaction."""
         try:
             if self._messages is not None:
-                self.dialect.end_messages(self._messages, committed=committed)
+                self._messages.end(committed=committed)
         finally:
             if self.whole and self.after is None and self.dialect.locks_sessions:
                 self.dialect.release()

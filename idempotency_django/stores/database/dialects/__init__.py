@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from .base import Dialect
 from .batches import Batching
-from .messages import Messages
+from .messages import CombinedMessages
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 from .values import plain
 
-__all__ = ["DIALECTS", "Batching", "Dialect", "Messages", "MySQL", "PostgreSQL", "SQLite", "plain"]
+__all__ = [
+    "DIALECTS",
+    "Batching",
+    "CombinedMessages",
+    "Dialect",
+    "MySQL",
+    "PostgreSQL",
+    "SQLite",
+    "plain",
+]
 
 DIALECTS: dict[str, type[Dialect]] = {
     "postgresql": PostgreSQL,

@@ -19,7 +19,7 @@ from django.db.models import QuerySet
 from ....models import GRACE, IdempotencyKey, IdempotencyStep
 from ....records import Claim, Operation, Status, Step
 from ...codec import StoredStep
-from .messages import Messages
+from .messages import CombinedMessages
 
 _GIVEN = "key scope operation fingerprint owner_token principal method path caused_by hold".split()
 _CONSTANT = {
@@ -124,7 +124,8 @@ class Dialect(ABC):
             f"UPDATE {names['table']} SET {names['status']} = '{Status.COMPLETED}', "
             f"{names['response_status']} = %s, {names['response_headers']} = %s, "
             f"{names['response_body']} = %s, {names['completed_at']} = {self.now}, "
-            f"{names['lease_expires_at']} = NULL WHERE {self._owned()}{self._returning()}"
+            f"{names['lease_expires_at']} = NULL WHERE {self._owned()}"
+            f"{self.returning.format(**names)}"
         )
 
     def _step_sql(self) -> str:
@@ -135,11 +136,8 @@ class Dialect(ABC):
         return (
             f"INSERT INTO {quote(meta.db_table)} ({columns}) "
             f"SELECT {self.names['id']}, %s, %s, %s, %s, %s, {self.now} FROM {self.names['table']} "
-            f"WHERE {self._owned()}{self.lock}{self._returning()}"
+            f"WHERE {self._owned()}{self.lock}{self.returning.format(**self.names)}"
         )
-
-    def _returning(self) -> str:
-        return self.returning.format(**self.names)
 
     @abstractmethod
     def _extend_sql(self) -> tuple[str, str]:
@@ -170,12 +168,9 @@ class Dialect(ABC):
         """The rows, narrowed to nothing when the operation's key is locked by somebody else."""
         return rows
 
-    def messages(self) -> Messages | None:
+    def messages(self) -> CombinedMessages | None:
         """How the statements of a transaction that begins now are sent; ``None``: one by one."""
         return None
-
-    def end_messages(self, messages: Messages, *, committed: bool) -> None:
-        """The transaction that they belong to has ended."""
 
     def claimed(self, claim: Claim) -> None:
         """The running transaction holds the claim."""

@@ -53,18 +53,6 @@ class Messages:
         """The same for what locks the row of an earlier transaction's claim, or adds a step."""
         return False
 
-    @property
-    def stopped_before_commit(self) -> bool:
-        """Whether the server refused what was sent with the COMMIT, and came to no COMMIT."""
-        return False
-
-    def commit(self) -> bool:
-        """Send what was kept. ``False``: it found no row; the transaction must be rolled back."""
-        return True
-
-    def end(self, *, committed: bool) -> None:
-        """The transaction has ended."""
-
 
 class CombinedMessages(Messages):
     """BEGIN goes with the claim, and COMMIT with the answer, a step or the count of a replay.
@@ -95,7 +83,7 @@ class CombinedMessages(Messages):
         self._undo: list[tuple[str, Sequence[Any]]] = []
         self._rolls_back = False
         self._stopped = False
-        self._over = False  # what hooks do after the commit is their own affair
+        self.over = False  # what hooks do after the commit is their own affair
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
@@ -134,6 +122,7 @@ class CombinedMessages(Messages):
 
     @property
     def stopped_before_commit(self) -> bool:
+        """Whether the server refused what was sent with the COMMIT, and came to no COMMIT."""
         return self._stopped
 
     def _keep(self, sql: str, parameters: Sequence[Any], *statuses: int) -> bool:
@@ -147,6 +136,7 @@ class CombinedMessages(Messages):
         return True
 
     def commit(self) -> bool:
+        """Send what was kept. ``False``: it found no row; the transaction must be rolled back."""
         self._rolls_back = self._connection.needs_rollback
         try:
             return self._rolls_back or self._send(last=True)
@@ -157,10 +147,11 @@ class CombinedMessages(Messages):
             self._stopped = self._status() == _IN_ERROR
             raise
         finally:
-            self._over = True
+            self.over = True
 
     def end(self, *, committed: bool) -> None:
         """The transaction has ended: forget what was kept, take back what it had committed."""
+        self.over = True
         self._take()
         if not self._undo or (committed and not self._rolls_back):
             return
@@ -209,7 +200,7 @@ class CombinedMessages(Messages):
         """Whether the transaction is the store's own and has such a status, and the driver can."""
         connection = self._connection
         return (
-            not self._over
+            not self.over
             and len(connection.atomic_blocks) == 1
             and connection.commit_on_exit
             and not connection.needs_rollback

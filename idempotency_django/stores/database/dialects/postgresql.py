@@ -70,20 +70,16 @@ class PostgreSQL(Batching):
             cursor.execute(self.purge_steps.format(**self.names), [gone])
         return len(gone)
 
-    def messages(self) -> Messages | None:
+    def messages(self) -> CombinedMessages | None:
         connection = connections[self.using]
         if not self.combine or connection.in_atomic_block:
             return None
         messages = self._local.messages = CombinedMessages(connection, self._is_lost)
         return messages
 
-    def end_messages(self, messages: Messages, *, committed: bool) -> None:
-        self._local.messages = None
-        messages.end(committed=committed)
-
     def _messages(self) -> Messages:
-        messages: Messages | None = getattr(self._local, "messages", None)
-        return messages or _ONE_BY_ONE
+        messages: CombinedMessages | None = getattr(self._local, "messages", None)
+        return _ONE_BY_ONE if messages is None or messages.over else messages
 
     def beginning(self) -> AbstractContextManager[None]:
         return self._messages().beginning()
