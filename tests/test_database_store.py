@@ -369,7 +369,7 @@ class TestFaults:
     def test_every_dialect_composes(self) -> None:
         """The SQL of every dialect names the model's own table."""
         for dialect in DIALECTS.values():
-            assert IdempotencyKey._meta.db_table in dialect("default").insert_sql
+            assert IdempotencyKey._meta.db_table in dialect("default").sql["claim"]
 
 
 class TestLock:

@@ -34,7 +34,7 @@ def acquire_many(
     tokens = {name: secrets.token_hex(16) for name in sorted(wanted)}
     ids = dialect.claim_many([(wanted[name], token) for name, token in tokens.items()])
     rest = [name for name, token in tokens.items() if token not in ids]
-    rows = dialect.select_many(rest) if rest else {}
+    rows = dialect.read_many(rest) if rest else {}
     found: dict[Name, Claim | Record] = {}
     for name, token in tokens.items():
         operation = wanted[name]

@@ -150,8 +150,14 @@ class DatabaseStore(TransactionalStore):
             if took_long(claim):
                 self._prolong(claim)
             answer, dialect = encode(payload), self._dialect
-            values = (answer.status, answer.headers, answer.body, claim.record_id, claim.token)
-            completed = dialect.write(claim, dialect.complete_sql, values)
+            given = {
+                "code": answer.status,
+                "headers": answer.headers,
+                "body": answer.body,
+                "id": claim.record_id,
+                "token": claim.token,
+            }
+            completed = dialect.write(claim, dialect.sql["complete"], given)
             if not connections[self.using].in_atomic_block:
                 self._restore_autocommit(claim, commit=completed)
         except DatabaseFault as error:
@@ -200,7 +206,7 @@ class DatabaseStore(TransactionalStore):
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._on_its_own():
-            row = self._dialect.select(key, scope)
+            row = self._dialect.read(key, scope)
         return record_of(key, scope, row) if row else None
 
     def record_replay(self, record: Record, operation: Operation) -> None:
@@ -210,11 +216,8 @@ class DatabaseStore(TransactionalStore):
         record_replays(self._rows, replays)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
-        skip = connections[self.using].features.has_select_for_update_skip_locked
-        oldest = self._rows.purgeable(older_than).order_by("purge_at")
-        batch = oldest.select_for_update(skip_locked=skip).values("id")[:limit]
         with transaction.atomic(using=self.using):
-            return self._dialect.purge(batch)
+            return self._dialect.purge(older_than, limit)
 
     def purgeable(self, older_than: timedelta) -> int:
         return self._rows.purgeable(older_than).count()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha1
 from importlib import resources
 from typing import Any, Final
@@ -144,8 +144,7 @@ class RedisServer:
             StoreUnavailable: it is not known whether it ran.
         """
         with reachable():
-            client = self.client()
-            return _loaded(script(name), key, arguments, lambda *command: _run(client, *command))
+            return _loaded(script(name), key, arguments, partial(_run, self.client()))
 
     def run_all(self, name: str, calls: Sequence[tuple[str, ...]]) -> list[Any]:
         """Run the script for each call, which begins with its key: one round trip for all.

@@ -1,52 +1,36 @@
 """What differs between databases on the hot path: how a key is locked, and the SQL.
 
-The statements are composed once per kind of database from the model's own metadata, as Django's
-database cache backend does: building them through the ORM for each request would take longer than
-running them. On every database, the unique index makes two owners impossible. The lock tells a
-duplicate at once that it is one; the index alone would make it wait.
+On every database, the unique index makes two owners impossible. The lock tells a duplicate at once
+that it is one; the index alone would make it wait.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.db import connections
 from django.db.models import QuerySet
 
-from ....models import GRACE, IdempotencyKey, IdempotencyStep
-from ....records import Claim, Operation, Status, Step
+from ....models import GRACE, IdempotencyKey
+from ....records import Claim, Operation, Step
 from ...codec import StoredStep
 from .messages import CombinedMessages
+from .statements import Parameters, statements
 
-_GIVEN = "key scope operation fingerprint owner_token principal method path caused_by hold".split()
-_CONSTANT = {
-    "status": f"'{Status.IN_PROGRESS}'",
-    "attempt": "1",
-    "response_headers": "'[]'",
-    "error": "''",
-    "replay_count": "0",
-}
-_SELECTED = "id status attempt fingerprint response_status response_headers response_body".split()
 # Space and comments before a statement. Possessive, so that nothing of it is looked at twice.
 _BEFORE = r"(?:\s|;|--[^\n]*|#[^\n]*|/\*(?s:.*?)\*/)*+"
-_STEP = "record position name attempt result failure completed_at".split()
 
 
 class Dialect(ABC):
     """The hot path's SQL for one kind of database."""
 
-    now: ClassVar[str]
-    later: ClassVar[str]
-    """``now`` plus a parameter of seconds; NULL stays NULL."""
-    left: ClassVar[str]
-    """The seconds until a lease ends, as a float; NULL stays NULL."""
-    insert: ClassVar[str] = "INSERT INTO {table} ({columns}) VALUES ({values})"
-    lock: ClassVar[str] = " FOR UPDATE"
-    returning: ClassVar[str] = ""
-    """What makes a statement return the id of a row that it writes, where that can be asked for."""
+    vendor: ClassVar[str]
+    """Django's name of it, and that of the file with its SQL."""
     busy: ClassVar[frozenset[object]]
     """The error codes of conflicts with another transaction."""
     read_only: ClassVar[frozenset[object]] = frozenset()
@@ -72,76 +56,9 @@ class Dialect(ABC):
         self.using = using
         self.combine = combine
         """Whether several statements may be sent in one message."""
-        quote, meta = connections[using].ops.quote_name, IdempotencyKey._meta
-        names = {
-            "table": quote(meta.db_table),
-            "steps": quote(IdempotencyStep._meta.db_table),
-            **{field.name: quote(str(field.column)) for field in meta.concrete_fields},
-        }
-        names["selected"] = ", ".join(names[name] for name in _SELECTED)
-        self.names = names
-        columns = {
-            **dict.fromkeys(_GIVEN, "%s"),
-            **_CONSTANT,
-            "created_at": self.now,
-            "expires_at": self.later,
-            "purge_at": self.later,
-            "lease_expires_at": self.later,
-        }
-        self.insert_sql = self.insert.format(
-            columns=", ".join(names[name] for name in columns),
-            values=", ".join(columns.values()),
-            **names,
-        )
-        self.select_sql = self._select_sql(names)
-        self.complete_sql = self._complete_sql(names)
-        self.fence_sql = f"SELECT 1 FROM {names['table']} WHERE {self._owned()}{self.lock}"
-        self.step_sql = self._step_sql()
-        self.extend_sql, self.owned_sql = self._extend_sql()
+        self.sql = statements(self.vendor, connections[using].ops.quote_name)
         self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
         self._aside = re.compile(self.aside)
-
-    def _owned(self) -> str:
-        """The row of a claim, as long as it is its owner's: id and token."""
-        names = self.names
-        return f"{names['id']} = %s AND {names['owner_token']} = %s AND {self._in_progress()}"
-
-    def _in_progress(self) -> str:
-        return f"{self.names['status']} = '{Status.IN_PROGRESS}'"
-
-    def _select_sql(self, names: dict[str, str]) -> str:
-        return (
-            f"SELECT {names['selected']}, {names['expires_at']} <= {self.now}, "
-            f"COALESCE({names['lease_expires_at']} <= {self.now}, "
-            f"{names['created_at']} <= {self.later}), "
-            f"{names['hold']}, {self.left.format(**names)} "
-            f"FROM {names['table']} "
-            f"WHERE {names['key']} = %s AND {names['scope']} = %s"
-        )
-
-    def _complete_sql(self, names: dict[str, str]) -> str:
-        return (
-            f"UPDATE {names['table']} SET {names['status']} = '{Status.COMPLETED}', "
-            f"{names['response_status']} = %s, {names['response_headers']} = %s, "
-            f"{names['response_body']} = %s, {names['completed_at']} = {self.now}, "
-            f"{names['lease_expires_at']} = NULL WHERE {self._owned()}"
-            f"{self.returning.format(**names)}"
-        )
-
-    def _step_sql(self) -> str:
-        quote = connections[self.using].ops.quote_name
-        meta = IdempotencyStep._meta
-        fields = {field.name: field for field in meta.concrete_fields}
-        columns = ", ".join(quote(str(fields[name].column)) for name in _STEP)
-        return (
-            f"INSERT INTO {quote(meta.db_table)} ({columns}) "
-            f"SELECT {self.names['id']}, %s, %s, %s, %s, %s, {self.now} FROM {self.names['table']} "
-            f"WHERE {self._owned()}{self.lock}{self.returning.format(**self.names)}"
-        )
-
-    @abstractmethod
-    def _extend_sql(self) -> tuple[str, str]:
-        """How to renew the leases of several claims, and how to ask which are their owners'."""
 
     @abstractmethod
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
@@ -154,9 +71,26 @@ class Dialect(ABC):
     def owned(self, claims: Sequence[Claim]) -> set[int]:
         """The records of those claims that are their owners', locked or not."""
 
-    @abstractmethod
-    def purge(self, batch: QuerySet[IdempotencyKey, Any]) -> int:
-        """Delete the rows whose ids a query locks and gives, and their steps; how many?"""
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        """Delete one batch of purgeable records, with their steps; how many?
+
+        The caller has opened a transaction.
+        """
+        given = {
+            "older_than": older_than.total_seconds(),
+            "limit": limit,
+            "grace": GRACE.total_seconds(),
+        }
+        with connections[self.using].cursor() as cursor:
+            return self.purged(cursor, given)
+
+    def purged(self, cursor: Any, given: Parameters) -> int:
+        """The same, through a cursor."""
+        cursor.execute(self.sql["choose_purgeable"], given)
+        ids = {"ids": json.dumps([row[0] for row in cursor.fetchall()])}
+        cursor.execute(self.sql["purge_steps"], ids)
+        cursor.execute(self.sql["purge"], ids)
+        return int(cursor.rowcount)
 
     @abstractmethod
     def claim(self, operation: Operation, token: str) -> int | None:
@@ -197,32 +131,40 @@ class Dialect(ABC):
             return False
         return any(map(self._ends.match, self._aside.sub(" ", text).split(";")))
 
-    def write(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
+    def write(self, claim: Claim, sql: str, given: Parameters) -> bool:
         """Execute what writes a row for the claim, if it is its owner's."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(sql, parameters)
+            cursor.execute(sql, given)
             return bool(cursor.rowcount)
 
     def fence(self, claim: Claim) -> bool:
         """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
+        given = {"id": claim.record_id, "token": claim.token}
+        return self.write_fence(self.sql["fence"], given)
+
+    def write_fence(self, sql: str, given: Parameters) -> bool:
+        """Execute what locks the claim's row, and what may add a step to it."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(self.fence_sql, (claim.record_id, claim.token))
-            return cursor.fetchone() is not None
+            cursor.execute(sql, given)
+            return bool(cursor.rowcount)
 
     def save_step(self, claim: Claim, step: Step, stored: StoredStep) -> bool:
         """Lock the claim's row likewise, and add a step to it."""
-        values = (step.position, step.name, step.attempt, stored.result, stored.failure)
-        return self.write_step(self.step_sql, (*values, claim.record_id, claim.token))
+        given = {
+            "position": step.position,
+            "name": step.name,
+            "attempt": step.attempt,
+            "result": stored.result,
+            "failure": stored.failure,
+            "id": claim.record_id,
+            "token": claim.token,
+        }
+        return self.write_fence(self.sql["save_step"], given)
 
-    def write_step(self, sql: str, parameters: Sequence[Any]) -> bool:
-        """Execute what adds a step to its owner's claim."""
+    def read(self, key: str, scope: str) -> tuple[Any, ...] | None:
+        given: Parameters = {"key": key, "scope": scope, "grace": GRACE.total_seconds()}
         with connections[self.using].cursor() as cursor:
-            cursor.execute(sql, parameters)
-            return bool(cursor.rowcount)
-
-    def select(self, key: str, scope: str) -> tuple[Any, ...] | None:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.select_sql, [-GRACE.total_seconds(), key, scope])
+            cursor.execute(self.sql["read"], given)
             row: tuple[Any, ...] | None = cursor.fetchone()
             return row
 

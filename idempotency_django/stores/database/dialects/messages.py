@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any
 
 from django.db import Error as DatabaseFault
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....errors import ClaimLost
 from ....records import Claim
+from .joining import can_combine, if_written_with_commit, with_begin, with_commit
+from .statements import Parameters
 
 logger = logging.getLogger("idempotency_django")
 
-LOST: Final = "idempotency_django: the claim has another owner"
-"""What the server says when it did not commit, because a statement found no row of its owner's."""
-
 _IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # of libpq's PGTransactionStatusType
-_NO_PIPELINE = 0  # of its PGpipelineStatus
-
-# The server stops at an error, so that nothing is committed for a late owner.
-_COMMIT: Final = (
-    "WITH written AS (\n{statement}\n) "
-    f"SELECT CAST(CASE count(*) WHEN 0 THEN '{LOST}' ELSE '1' END AS integer) FROM written; COMMIT"
-)
 
 
 class Messages:
@@ -39,17 +31,17 @@ class Messages:
         """The statement in the block counts a replay, if there is one."""
         return nullcontext()
 
-    def counted(self, sql: str, parameters: Sequence[Any]) -> None:
+    def counted(self, sql: str, given: Parameters) -> None:
         """A replay was counted; the statement takes that back."""
 
     def claimed(self, claim: Claim) -> None:
         """The transaction holds the claim."""
 
-    def keep(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
+    def keep(self, claim: Claim, sql: str, given: Parameters) -> bool:
         """Whether this statement, which writes a row for the claim, is sent with the COMMIT."""
         return False
 
-    def keep_fenced(self, sql: str, parameters: Sequence[Any]) -> bool:
+    def keep_fenced(self, sql: str, given: Parameters) -> bool:
         """The same for what locks the row of an earlier transaction's claim, or adds a step."""
         return False
 
@@ -79,8 +71,8 @@ class CombinedMessages(Messages):
         self._found = False  # BEGIN went with a claim that found a record; nothing was sent since
         self._ended = False  # COMMIT went with the count of a replay
         self._tokens: set[str] = set()
-        self._last: tuple[str, Sequence[Any]] | None = None
-        self._undo: list[tuple[str, Sequence[Any]]] = []
+        self._last: tuple[str, Parameters] | None = None
+        self._undo: list[tuple[str, Parameters]] = []
         self._rolls_back = False
         self._stopped = False
         self.over = False  # what hooks do after the commit is their own affair
@@ -91,7 +83,7 @@ class CombinedMessages(Messages):
         if not self._may_combine(_IDLE):
             yield
             return
-        with self._connection.execute_wrapper(_with_begin):
+        with self._connection.execute_wrapper(with_begin):
             yield
         self._found = True
 
@@ -102,35 +94,35 @@ class CombinedMessages(Messages):
         if not (found and self._may_combine(_IN_TRANSACTION)):
             yield
             return
-        with self._connection.execute_wrapper(_with_commit):
+        with self._connection.execute_wrapper(with_commit):
             yield
         self._ended = True
 
-    def counted(self, sql: str, parameters: Sequence[Any]) -> None:
+    def counted(self, sql: str, given: Parameters) -> None:
         if self._ended:
-            self._undo.append((sql, parameters))
+            self._undo.append((sql, given))
 
     def claimed(self, claim: Claim) -> None:
         self._found = False
         self._tokens.add(claim.token)
 
-    def keep(self, claim: Claim, sql: str, parameters: Sequence[Any]) -> bool:
-        return claim.token in self._tokens and self._keep(sql, parameters, _IN_TRANSACTION)
+    def keep(self, claim: Claim, sql: str, given: Parameters) -> bool:
+        return claim.token in self._tokens and self._keep(sql, given, _IN_TRANSACTION)
 
-    def keep_fenced(self, sql: str, parameters: Sequence[Any]) -> bool:
-        return self._keep(sql, parameters, _IDLE, _IN_TRANSACTION)
+    def keep_fenced(self, sql: str, given: Parameters) -> bool:
+        return self._keep(sql, given, _IDLE, _IN_TRANSACTION)
 
     @property
     def stopped_before_commit(self) -> bool:
         """Whether the server refused what was sent with the COMMIT, and came to no COMMIT."""
         return self._stopped
 
-    def _keep(self, sql: str, parameters: Sequence[Any], *statuses: int) -> bool:
+    def _keep(self, sql: str, given: Parameters, *statuses: int) -> bool:
         if not self._may_combine(*statuses):
             return False
         if not self._send():  # another claim's
             raise ClaimLost
-        self._last = (sql, parameters)
+        self._last = (sql, given)
         # The outermost, so that it is not taken for another one's when that is removed.
         self._connection.execute_wrappers.insert(0, self._before_another)
         return True
@@ -168,7 +160,7 @@ class CombinedMessages(Messages):
             raise ClaimLost
         return execute(*arguments)
 
-    def _take(self) -> tuple[str, Sequence[Any]] | None:
+    def _take(self) -> tuple[str, Parameters] | None:
         last, self._last = self._last, None
         if last is not None:
             self._connection.execute_wrappers.remove(self._before_another)
@@ -186,9 +178,9 @@ class CombinedMessages(Messages):
         with self._connection.cursor() as cursor:
             with ExitStack() as wrapped:
                 if last and self._may_combine(_IDLE, _IN_TRANSACTION):
-                    wrapped.enter_context(self._connection.execute_wrapper(_if_written_with_commit))
+                    wrapped.enter_context(self._connection.execute_wrapper(if_written_with_commit))
                     if self._status() == _IDLE:
-                        wrapped.enter_context(self._connection.execute_wrapper(_with_begin))
+                        wrapped.enter_context(self._connection.execute_wrapper(with_begin))
                 cursor.execute(*kept)
             return bool(cursor.rowcount)
 
@@ -205,43 +197,6 @@ class CombinedMessages(Messages):
             and connection.commit_on_exit
             and not connection.needs_rollback
             and connection.execute_wrappers in ([], [self._before_another])
-            and _can_combine(connection)
+            and can_combine(connection)
             and self._status() in statuses
         )
-
-
-def _can_combine(connection: Any) -> bool:
-    """Whether the driver sends a string as it is, and its BEGIN would say no more than ours."""
-    cursors = getattr(connection.Database, "ClientCursor", None)  # psycopg2 has none
-    driver = connection.connection
-    return (
-        cursors is not None
-        and hasattr(driver, "_autocommit")  # see below
-        and isinstance(driver.cursor_factory, type)
-        and issubclass(driver.cursor_factory, cursors)
-        and driver.isolation_level is driver.read_only is driver.deferrable is None
-        and driver.pgconn.pipeline_status == _NO_PIPELINE
-    )
-
-
-def _with_begin(
-    execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]
-) -> Any:
-    driver = context["connection"].connection
-    driver.autocommit = True  # else psycopg would send a BEGIN of its own before
-    try:
-        result = execute(f"BEGIN; {sql}", params, many, context)
-    finally:
-        # As Django has set it, and asks for it: where it is on, iterator() declares its cursors
-        # WITH HOLD, which cannot lock rows. The property cannot be set within a transaction.
-        driver._autocommit = False
-    context["cursor"].nextset()
-    return result
-
-
-def _with_commit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-    return execute(f"{sql}\n; COMMIT", *arguments)
-
-
-def _if_written_with_commit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-    return execute(_COMMIT.format(statement=sql), *arguments)

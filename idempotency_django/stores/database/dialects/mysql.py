@@ -6,13 +6,12 @@ import json
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from django.db import Error as DatabaseFault
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import QuerySet
 
-from ....models import STEPS_INDEX, IdempotencyKey
+from ....models import IdempotencyKey
 from ....records import Claim, Operation
 from .base import Dialect
 from .values import lock_digest, values_of
@@ -21,20 +20,10 @@ _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the protocol
 
 
 class MySQL(Dialect):
-    """The lock is a named one of the session, taken before the INSERT and released after COMMIT.
+    """The lock is a named one of the session, taken before the INSERT and released after COMMIT."""
 
-    The INSERT looks before it touches the unique index: a row that somebody has locked, a purge or
-    the count of a replay, would make it wait.
-    """
-
+    vendor = "mysql"
     locks_sessions = True
-    now = "UTC_TIMESTAMP(6)"
-    later = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
-    left = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {lease_expires_at}) / 1e6"
-    insert = (
-        "INSERT INTO {table} ({columns}) SELECT {values} FROM DUAL WHERE NOT EXISTS "
-        "(SELECT 1 FROM {table} WHERE {key} = %s AND {scope} = %s)"
-    )
     # record has changed since last read, lock wait timeout, deadlock, the same of the lock on the
     # next number of a table (as InnoDB has it), NOWAIT failed
     busy = frozenset({1020, 1205, 1213, 1467, 3572})
@@ -57,36 +46,16 @@ class MySQL(Dialect):
         super().__init__(using, combine=combine)
         self._held = threading.local()
 
-    # From the batch to its rows by their index. IN, where few rows are left, would read the whole
-    # table and wait for each row that somebody holds: two purges would deadlock.
-    delete_batch = (
-        "DELETE target FROM JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$')) batch "
-        "STRAIGHT_JOIN {target} target FORCE INDEX FOR JOIN ({index}) ON target.{column} = batch.id"
-    )
-
-    def purge(self, batch: QuerySet[IdempotencyKey, Any]) -> int:
-        ids = json.dumps([row["id"] for row in batch])
-        steps = self.delete_batch.format(
-            target=self.names["steps"], column="record_id", index=STEPS_INDEX
-        )
-        records = self.delete_batch.format(target=self.names["table"], column="id", index="PRIMARY")
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(steps, [ids])
-            cursor.execute(records, [ids])
-            return int(cursor.rowcount)
-
     def claim(self, operation: Operation, token: str) -> int | None:
-        sql = self.insert_sql
-        parameters = [*values_of(operation, token), operation.key, operation.scope]
+        given = values_of(operation, token)
+        statement = "claim"
         if operation.lease is not None:
-            # Committed at once, it makes nobody wait; it only must not wait for a transaction.
-            sql += " AND IS_FREE_LOCK(%s)"
-            parameters.append(self._lock_name(operation))
+            statement, given["lock"] = "claim_leased", self._lock_name(operation)
         elif not self._lock(operation):
             return None
         with connections[self.using].cursor() as cursor:
             try:
-                cursor.execute(sql, parameters)
+                cursor.execute(self.sql[statement], given)
             except (IntegrityError, OperationalError) as error:
                 # Somebody was faster, or holds the row after all: the caller reads what is there.
                 if self.code(error.__cause__) not in self.taken:
@@ -94,39 +63,21 @@ class MySQL(Dialect):
                 return None
             return int(cursor.lastrowid) if cursor.rowcount == 1 else None
 
-    def _extend_sql(self) -> tuple[str, str]:
-        # From the claims to their rows by the primary key. IN might read the whole table, and wait
-        # for each row that somebody holds.
-        names = self.names
-        mine = (
-            "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$[0]', token VARCHAR(32) PATH '$[1]')) "
-            f"mine STRAIGHT_JOIN {names['table']} row_of FORCE INDEX FOR JOIN (PRIMARY) "
-            f"ON row_of.{names['id']} = mine.id"
-        )
-        owned = (
-            f"SELECT row_of.{names['id']} FROM {mine} "
-            f"WHERE row_of.{names['owner_token']} = mine.token AND row_of.{self._in_progress()}"
-        )
-        return f"UPDATE {mine} SET row_of.{names['lease_expires_at']} = {self.later}", owned
-
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
-        # No UPDATE skips what is locked: the rows are locked first.
-        skip = connections[self.using].features.has_select_for_update_skip_locked
-        lock = f"{self.owned_sql} FOR UPDATE{' SKIP LOCKED' if skip else ''}"
         with transaction.atomic(using=self.using):
-            renewed = self._ids(lock, claims)
+            renewed = self._ids("lock_owned", claims)
             if renewed:
                 left = [claim for claim in claims if claim.record_id in renewed]
                 with connections[self.using].cursor() as cursor:
-                    cursor.execute(self.extend_sql, [_pairs(left), seconds])
+                    cursor.execute(self.sql["extend"], {"claims": _pairs(left), "seconds": seconds})
         return renewed
 
     def owned(self, claims: Sequence[Claim]) -> set[int]:
-        return self._ids(self.owned_sql, claims)
+        return self._ids("owned", claims)
 
-    def _ids(self, sql: str, claims: Sequence[Claim]) -> set[int]:
+    def _ids(self, statement: str, claims: Sequence[Claim]) -> set[int]:
         with connections[self.using].cursor() as cursor:
-            cursor.execute(sql, [_pairs(claims)])
+            cursor.execute(self.sql[statement], {"claims": _pairs(claims)})
             return {row[0] for row in cursor.fetchall()}
 
     def lockable(
@@ -147,7 +98,7 @@ class MySQL(Dialect):
         # Without a connection the session is gone, and its locks with it.
         with suppress(DatabaseFault), connections[self.using].cursor() as cursor:
             for name in names:
-                cursor.execute("SELECT RELEASE_LOCK(%s)", [name])
+                cursor.execute(self.sql["unlock_key"], {"lock": name})
 
     @staticmethod
     def in_transaction(driver: Any) -> bool:
@@ -161,7 +112,7 @@ class MySQL(Dialect):
     def _lock(self, operation: Operation) -> bool:
         name = self._lock_name(operation)
         with connections[self.using].cursor() as cursor:
-            cursor.execute("SELECT GET_LOCK(%s, 0)", [name])
+            cursor.execute(self.sql["lock_key"], {"lock": name})
             row = cursor.fetchone()
         if not (row and row[0]):
             return False

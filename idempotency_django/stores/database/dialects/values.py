@@ -42,34 +42,26 @@ def lock_number(operation: Operation) -> int:
     return int.from_bytes(lock_digest(operation, 8), signed=True)
 
 
-VALUES = (
-    "key scope operation fingerprint owner_token principal method path caused_by hold "
-    "ttl kept lease"
-).split()
-"""The names of what :func:`values_of` gives."""
-
-
-def values_of(operation: Operation, token: str) -> list[Any]:
-    """The parameters of ``insert_sql``, in the order of its columns."""
+def values_of(operation: Operation, token: str) -> dict[str, Any]:
+    """The parameters of the statements that claim, besides the lock."""
     ttl = None if operation.ttl is None else operation.ttl.total_seconds()
-    kept = None if ttl is None else ttl + operation.retention.total_seconds()
     texts = operation.name, operation.principal, operation.method, operation.path
     if not _PLAIN.fullmatch("\n".join(texts)):  # which few are not
         limits = 255, 255, 16, 2048
         texts = tuple(map(plain, texts, limits))  # type: ignore[assignment]
     name, principal, method, path = texts
-    return [
-        operation.key,
-        operation.scope,
-        name,
-        operation.fingerprint,
-        token,
-        principal,
-        method,
-        path,
-        operation.caused_by,
-        operation.hold,
-        ttl,
-        kept,
-        None if operation.lease is None else operation.lease.total_seconds(),
-    ]
+    return {
+        "key": operation.key,
+        "scope": operation.scope,
+        "operation": name,
+        "fingerprint": operation.fingerprint,
+        "owner_token": token,
+        "principal": principal,
+        "method": method,
+        "path": path,
+        "caused_by": operation.caused_by,
+        "hold": operation.hold,
+        "ttl": ttl,
+        "kept": None if ttl is None else ttl + operation.retention.total_seconds(),
+        "lease": None if operation.lease is None else operation.lease.total_seconds(),
+    }
