@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from django.db import Error as DatabaseFault
 from django.db import IntegrityError, OperationalError, connections, transaction
