@@ -177,7 +177,10 @@ class TestOnce:
     def test_what_a_handler_causes(self) -> None:
         """What a handler does once in its turn names the event's record, alone or in a batch."""
 
+        called = []
+
         def cause(event: Event, execution: ExecutionContext) -> None:
+            called.append(event.id)
             assert current_execution() is execution
             idempotent_call(key=f"call-{event.id}", scope="calls", fn=lambda _: None)
 
@@ -185,6 +188,7 @@ class TestOnce:
         billing.handle(paid("0"))
         billing.handle_many([paid("1"), paid("2")])
         assert current_execution() is None
+        assert called == ["0", "1", "2"]
         calls = IdempotencyKey.objects.filter(scope="calls").order_by("key")
         assert [row.caused_by for row in calls] == [
             f"{at} consumer:billing:/shop" for at in range(3)
@@ -640,17 +644,24 @@ class TestBatches:
         assert effects() == 0
         assert IdempotencyKey.objects.count() == 0
 
-    def test_order(self) -> None:
-        """Handlers run in the order of the batch, also around one that fails."""
+    @pytest.mark.parametrize("recovers", [False, True])
+    def test_around_a_failure(self, recovers: bool) -> None:
+        """Those before a failure commit together, it runs alone, and those after it together."""
         committed: list[str] = []
+        seen: list[tuple[str, str]] = []
 
         def note(event: Event, execution: ExecutionContext) -> None:
             transaction.on_commit(lambda: committed.append(event.id))
-            if event.id == "2":
+            again = ("2", "") in seen
+            seen.append((event.id, "".join(committed)))
+            if event.id == "2" and not (again and recovers):
                 raise Poison
 
         consumer("billing", note).handle_many([paid(f"{number}") for number in range(5)])
-        assert committed == ["0", "1", "3", "4"]
+        first = [("0", ""), ("1", ""), ("2", "")]
+        done = "012" if recovers else "01"
+        assert seen == [*first, *first[:2], ("2", "01"), ("3", done), ("4", done)]
+        assert committed == [*done, "3", "4"]
 
     def test_swallowed_database_error(self) -> None:
         """A handler that spoils the transaction and hides it does not fail its neighbours."""

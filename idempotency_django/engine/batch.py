@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from django.db import connections
-
 from .. import signals
 from ..errors import ClaimLost, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record
@@ -194,7 +192,7 @@ class _Attempt:
             raise _AtFault(position) from None
         finally:
             CURRENT.reset(token)
-        if not isinstance(result.payload, Payload) or self._is_marked():
+        if not isinstance(result.payload, Payload):
             raise _AtFault(position)
         self._answers.append((found, result.payload))
         return Executed(result.response)
@@ -203,10 +201,6 @@ class _Attempt:
         pairs = zip(self.items, outcomes, strict=True)
         replays = [(o.record, i.operation) for i, o in pairs if isinstance(o, Replayed)]
         self.store.record_replays([each for each in replays if not each[0].counted])
-
-    def _is_marked(self) -> bool:
-        """Whether the transaction cannot be committed, because a handler has caught its error."""
-        return self.store.using is not None and connections[self.store.using].needs_rollback
 
     def _announce(self) -> None:
         self._committed = True
