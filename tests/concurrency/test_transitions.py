@@ -153,32 +153,36 @@ from tests.concurrency.models import Owner, Ticket
 from idempotency_django.concurrency.transitions import transition
 
 def effect(ticket):
-    Owner.objects.using(using).create(name=None)
+    Owner.objects.using(ticket._state.db).create(name=None)
     os.kill(os.getpid(), signal.SIGKILL)
 
-using, pk = sys.argv[1:]
-transition(Ticket.objects.using(using).get(pk=pk), "pending", "paid", effect=effect)
+for using, pk in zip(sys.argv[1::2], sys.argv[2::2]):
+    if os.fork() == 0:
+        transition(Ticket.objects.using(using).get(pk=pk), "pending", "paid", effect=effect)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def test_sigkill(ticket: Ticket) -> None:
+def test_sigkill() -> None:
     """A process that is killed within the effect has moved nothing; a retry does."""
-    using = ticket._state.db
-    databases = {alias: connections[alias].settings_dict for alias in connections}
-    environment = os.environ | {
-        "DJANGO_SETTINGS_MODULE": "tests.concurrency.killed_settings",
-        "KILLED_DATABASES": repr({a: str(s["NAME"]) for a, s in databases.items()}),
-    }
+    tickets = [Ticket.objects.using(using).create(title="a") for using in connections]
+    databases = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, using, str(ticket.pk)],
-        env=environment,
+        [sys.executable, "-c", KILLED, *(str(w) for t in tickets for w in (t._state.db, t.pk))],
+        env=os.environ
+        | {
+            "DJANGO_SETTINGS_MODULE": "tests.concurrency.killed_settings",
+            "KILLED_DATABASES": repr(databases),
+        },
         capture_output=True,
-        check=False,
+        check=True,
+        text=True,
     )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    # It waits for the killed one's lock, where the server has not noticed yet.
-    assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
-    assert effects(using) == 1
+    assert done.stdout.split() == [str(-signal.SIGKILL)] * len(tickets), done.stderr
+    for ticket in tickets:
+        # It waits for the killed one's lock, where the server has not noticed yet.
+        assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
+        assert effects(ticket._state.db) == 1
 
 
 class MachineFlow:
