@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, assert_never
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from . import engine
 from .engine import Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result, refusal
 from .engine.context import ExecutionContext
-from .engine.steps import as_json
+from .engine.steps import encode_json, no_json
 from .errors import IdempotencyError, ResponseNotStored
 from .planning import Plan, plan_call
-from .policy import PROJECT_POLICY, UNSET, Policy
+from .policy import PROJECT_POLICY, UNSET, Policy, resolve
 from .policy.canonical import canonical, content_digest
 from .records import Payload
-from .stores.atomic_blocks import is_open, opened_by_django, refuse_others
+from .stores.atomic_blocks import is_atomic, is_open, opened_by_django, refuse_others
 
 METHOD: Final = "CALL"
 """What stands for the HTTP method in the audit."""
@@ -148,14 +148,20 @@ def _outcome(policy: Policy | None, key: str, scope: str, asked: _Asked) -> Call
 def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
     """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
     using = plan.store.using
-    if using and not is_open(using):
+    if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
         refuse_others(f"The result of {plan.operation.name}", using, opened_by_django())
 
     def execute(execution: ExecutionContext) -> Result:
         return _answer(plan, fn(execution))
 
-    with _foreign_errors():
-        return _result(engine.run(plan.store, plan.operation, execute, _raise))
+    try:
+        outcome = engine.run(plan.store, plan.operation, execute, _raise)
+        if isinstance(outcome, Executed):
+            return CallOutcome(outcome.response, replayed=False)
+        return _result(outcome)
+    except IdempotencyError as error:
+        error.foreign = True  # a request that makes the call is another operation
+        raise
 
 
 async def _aoutcome(policy: Policy | None, key: str, scope: str, asked: _Asked) -> CallOutcome:
@@ -164,16 +170,8 @@ async def _aoutcome(policy: Policy | None, key: str, scope: str, asked: _Asked) 
     async def execute(execution: ExecutionContext) -> Result:
         return _answer(plan, await asked[1](execution))
 
-    with _foreign_errors():
-        outcome = await engine.arun(plan.store, plan.operation, execute, _raise)
-        return _result(outcome)
-
-
-@contextmanager
-def _foreign_errors() -> Iterator[None]:
-    """A request that makes the call is another operation, which does not end in this error."""
     try:
-        yield
+        return _result(await engine.arun(plan.store, plan.operation, execute, _raise))
     except IdempotencyError as error:
         error.foreign = True
         raise
@@ -201,19 +199,24 @@ def _planned(
     name, fn, fingerprint = asked
     named = _named(fn)
     return plan_call(
-        (policy or PROJECT_POLICY).resolved(),
+        resolve(policy or PROJECT_POLICY),
         key=key,
         scope=scope,
         name=name or named.__qualname__,
         # With the name, so that another function under the key is not given this one's result.
-        content=content_digest(canonical((name or _path_of(named), fingerprint))),
+        content=content_digest(
+            canonical((name or f"{named.__module__}.{named.__qualname__}", fingerprint))
+        ),
         method=METHOD,
         asynchronous=asynchronous,
     )
 
 
 def _answer(plan: Plan, result: Any) -> Result:
-    body = as_json(plan.operation.name, result).encode()
+    try:
+        body = encode_json(result).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise no_json(plan.operation.name, error) from error
     kept = plan.policy.store_body and len(body) <= plan.policy.max_response_bytes
     headers = (("Content-Type", "application/json"),)
     return Result(json.loads(body), Payload(200, headers, body if kept else None))
@@ -235,11 +238,6 @@ def _result(outcome: Outcome) -> CallOutcome:
             raise refusal(outcome)
         case _:
             assert_never(outcome)
-
-
-def _path_of(named: Any) -> str:
-    """Where a function is defined, which tells two of one name apart."""
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _named(function: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from functools import cached_property, partial
 from typing import Any
 
 from asgiref.sync import (
@@ -25,10 +26,10 @@ from .http.declared import ViewFunction, is_async, is_exempt, is_marked, policy_
 from .http.frameworks import is_exempt_by_module
 from .http.handlers import ensure_claimed
 from .http.inspection import kept
-from .http.messages import key_header
+from .http.messages import meta_name
 from .http.opening import PROTECTED
 from .http.wrapping import protect
-from .policy import PROJECT_POLICY, UNSET, Policy
+from .policy import PROJECT_POLICY, UNSET, resolve
 from .policy.validators import UNSAFE_METHODS
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
@@ -69,8 +70,8 @@ class IdempotencyMiddleware:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run the view with protection, if it has a policy; otherwise Django runs it as usual."""
-        policy = self._policy_for(request, view)
-        return self._run(request, view, args, kwargs) if policy else None
+        known = self._to_protect(request, view)
+        return self._run(known, request, args, kwargs) if known else None
 
     async def _aprocess_view(
         self,
@@ -79,51 +80,48 @@ class IdempotencyMiddleware:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        policy = self._policy_for(request, view)
-        if policy is None:
+        known = self._to_protect(request, view)
+        if known is None:
             return None
-        if not is_async(view):
-            return await sync_to_async(self._run)(request, view, args, kwargs)
+        if not known.is_async:
+            return await sync_to_async(self._run)(known, request, args, kwargs)
         try:
-            return _claimed(
-                view, request, await self._protected_view(view)(request, *args, **kwargs)
-            )
+            return _claimed(view, request, await known.protected(request, *args, **kwargs))
         except Exception as error:
             response = await sync_to_async(self._offered)(error, request)
             if response is None:
                 raise
             return response
 
-    def _policy_for(self, request: HttpRequest, view: ViewFunction) -> Policy | None:
-        """The policy to run the view with; ``None``: the view is not protected."""
+    def _to_protect(self, request: HttpRequest, view: ViewFunction) -> _Known | None:
+        """The view, if this request runs with protection."""
         method = request.method or ""
         if method not in UNSAFE_METHODS:
             return None
-        if is_marked(view, PROTECTED) or is_exempt(view):
-            return None
-        if is_async(view) and asks_for_transaction(view):
-            return None  # Django refuses to run it, and says why
-        declared = policy_of(view, method)
+        known: _Known = kept(view, "_idempotency_in_middleware", partial(_Known, view))
+        if known.is_left_alone or (known.is_async and asks_for_transaction(view)):
+            return None  # Django refuses to run the latter, and says why
+        declared = known.policies[method] if method in known.policies else known.policy(method)
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
-        policy = (PROJECT_POLICY if declared is UNSET else declared).resolved()
-        has_key = policy.client_key and key_header(request) is not None
+        policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
+        has_key = policy.client_key and meta_name(conf.header) in request.META
         if not (has_key or policy.key or policy.requires_key(method)):
             return None
-        return None if is_exempt_by_module(view) else policy
+        return None if conf.middleware_exempt and is_exempt_by_module(view) else known
 
     def _run(
         self,
+        known: _Known,
         request: HttpRequest,
-        view: ViewFunction,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        protected = self._protected_view(view)
-        if is_async(view):  # under WSGI, where Django calls it likewise
+        protected = known.protected
+        if known.is_async:  # under WSGI, where Django calls it likewise
             protected = async_to_sync(protected)
         try:
-            return _claimed(view, request, protected(request, *args, **kwargs))
+            return _claimed(known.view, request, protected(request, *args, **kwargs))
         except Exception as error:
             response = self._offered(error, request)
             if response is None:
@@ -139,12 +137,30 @@ class IdempotencyMiddleware:
             return None
         return self._handler.process_exception_by_middleware(error, request)  # type: ignore[no-any-return]
 
-    def _protected_view(self, view: ViewFunction) -> ViewFunction:
-        def make() -> Any:
-            declared = policy_of(view)
-            return protect(view, PROJECT_POLICY if declared is UNSET else declared)
 
-        return kept(view, "_idempotency_below_middleware", make)  # type: ignore[no-any-return]
+class _Known:
+    """What a view says of itself, which is looked up once.
+
+    Args:
+        view: what the URL leads to.
+    """
+
+    def __init__(self, view: ViewFunction) -> None:
+        self.view = view
+        self.is_left_alone = is_marked(view, PROTECTED) or is_exempt(view)
+        self.is_async = is_async(view)
+        self.policies: dict[str, Any] = {}  # by method, as far as they were asked for
+
+    def policy(self, method: str) -> Any:
+        """See :func:`~idempotency_django.http.declared.policy_of`."""
+        self.policies[method] = policy_of(self.view, method)
+        return self.policies[method]
+
+    @cached_property
+    def protected(self) -> Any:
+        """The view with its innermost function protected."""
+        declared = policy_of(self.view)
+        return protect(self.view, PROJECT_POLICY if declared is UNSET else declared)
 
 
 def _handler_in_the_making() -> Any:

@@ -67,8 +67,8 @@ def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | 
     """
     header = asked.header()
     if policy.client_key and header is not None:
-        usual = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
-        key = usual[1] if usual else identity.client_key(policy, header)
+        quoted = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
+        key = quoted[1] if quoted else identity.client_key(policy, header)
     else:
         key = None
     if key is None and policy.key is None:
@@ -87,7 +87,14 @@ def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | 
     if not (derived or invocation.principal):
         identity.refuse_guessable(invocation, key)
     store = stores.made.get(policy.store) or stores[policy.store]
-    lease = lease_of(policy, store, asynchronous=asynchronous)
+    lease = None
+    if (
+        asynchronous
+        or policy.mode == "leased"
+        or not store.supports_transactions
+        or policy.on_conflict == "accepted"
+    ):
+        lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.operation(policy, invocation, key=key, scope=scope, lease=lease)
     parent = CURRENT.get()
     if parent is not None:
@@ -126,7 +133,7 @@ def plan_call(
         KeyMalformed: the key is not 1-255 visible ASCII characters.
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
-    store = stores[policy.store]
+    store = stores.made.get(policy.store) or stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.named_operation(
         policy,

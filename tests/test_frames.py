@@ -35,10 +35,10 @@ PACKAGE = Path(idempotency_django.__file__).parent
 MIDDLEWARE = [*django_settings.MIDDLEWARE, "idempotency_django.middleware.IdempotencyMiddleware"]
 
 BUDGET = {
-    "drf": (73, 40),
-    "decorator": (62, 36),
-    "middleware": (68, 40),
-    "idempotent_call": (50, 30),
+    "drf": (70, 35),
+    "decorator": (59, 32),
+    "middleware": (65, 36),
+    "idempotent_call": (39, 21),
 }
 """The most frames, and changes of file. They can only fall; where they are to go is
 drf 100 and 35, middleware 110 and 37, idempotent_call 45 and 18.

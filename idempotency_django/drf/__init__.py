@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
+from django.db import connections
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from rest_framework.renderers import BrowsableAPIRenderer
@@ -30,7 +31,12 @@ from ..conf import conf
 from ..engine.context import ExecutionContext
 from ..errors import ResponseNotStored
 from ..http.adapter import Adapter, refuse_result
-from ..http.atomic_requests import OwnedTransactions, RequestTransactions, request_transactions
+from ..http.atomic_requests import (
+    NONE,
+    OwnedTransactions,
+    RequestTransactions,
+    request_transactions,
+)
 from ..http.dispatching import add_framework
 from ..http.handlers import ensure_reached, place
 from ..http.messages import meta_name, principal_of
@@ -39,6 +45,7 @@ from ..http.status import described, record_of
 from ..policy import Policy
 from ..policy.validators import UNSAFE_METHODS
 from ..records import Record
+from ..stores.atomic_blocks import is_atomic
 from .adapter import DRFAdapter, answer
 from .forms import key_in_form, with_keys
 from .problems import IdempotencyAPIException
@@ -98,7 +105,9 @@ class IdempotentViewMixin:  # see below
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         left_out = self.idempotency_left_out  # None: not through as_view(), it is Django's affair
-        transactions = None if left_out is None else request_transactions(left_out)
+        transactions = None if left_out is None else NONE
+        if left_out is not None and any(map(is_atomic, connections.settings.values())):
+            transactions = request_transactions(left_out)
         self._idempotency_transactions = transactions
         response: HttpResponseBase
         with transactions if transactions and transactions.aliases else nullcontext():

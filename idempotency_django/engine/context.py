@@ -9,6 +9,7 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..records import Claim, Operation, Step, derived_key, reference
 from ..stores import Store
 from .leases import Lease
 from .steps import Steps, refuse_nested, refuse_unfit, running
-from .threads import handlers_thread, refuse_another
+from .threads import refuse_another
 
 CURRENT: ContextVar[ExecutionContext | None] = ContextVar("idempotency_execution", default=None)
 """The execution whose handler runs; the engine sets it."""
@@ -34,21 +35,15 @@ def current_execution() -> ExecutionContext | None:
     return CURRENT.get()
 
 
+@dataclass(eq=False, repr=False)
 class ExecutionContext:
-    """One attempt at an operation, as its handler sees it.
+    """One attempt at an operation, as its handler sees it."""
 
-    Args:
-        store: where the operation's record lives.
-        claim: the right to execute.
-        lease: the claim's lease; ``None``: a transaction holds the claim.
-    """
-
-    def __init__(self, store: Store, claim: Claim, lease: Lease | None) -> None:
-        self._store = store
-        self._claim = claim
-        self._lease = lease
-        self._has_derived = False
-        self._thread = None if lease is None else handlers_thread()
+    _store: Store  # where the operation's record lives
+    _claim: Claim  # the right to execute
+    _lease: Lease | None  # None: a transaction holds the claim
+    _thread: int | None = None  # the handler's, whose steps have an order; None: no matter which
+    _has_derived: bool = field(default=False, init=False)
 
     @cached_property
     def _steps(self) -> Steps:  # few handlers have any

@@ -30,6 +30,7 @@ from .outcomes import (
     failure,
 )
 from .settling import Attempt, hold_exhausted
+from .threads import handlers_thread
 from .unprotected import Unprotected
 from .waiting import ConflictWait
 
@@ -150,7 +151,8 @@ class Run:
     async def _attempted(self, claim: Claim, asked: float) -> Outcome:
         """Run the handler and store its answer, or record why not."""
         lease = Lease(self.store, claim, self.seconds, asked)
-        self.attempt = Attempt(self.driver, lease, ExecutionContext(self.store, claim, lease))
+        execution = ExecutionContext(self.store, claim, lease, handlers_thread())
+        self.attempt = Attempt(self.driver, lease, execution)
         ended: Result | Exception
         try:
             return await self._executed()

@@ -190,7 +190,8 @@ class Steps:
             )
 
 
-_encode = json.JSONEncoder(allow_nan=False).encode
+encode_json = json.JSONEncoder(allow_nan=False).encode
+"""A value as JSON, to be stored; :func:`as_json` says which function has returned what is none."""
 
 
 def as_json(name: str, result: Any) -> str:
@@ -200,13 +201,18 @@ def as_json(name: str, result: Any) -> str:
         TypeError: it is not JSON.
     """
     try:
-        return _encode(result)
+        return encode_json(result)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(
-            f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
-            "only dicts, lists, texts, numbers, booleans and None: for example an id instead of "
-            "an object."
-        ) from error
+        raise no_json(name, error) from error
+
+
+def no_json(name: str, error: Exception) -> TypeError:
+    """The error of a function or step that returned what is not JSON."""
+    return TypeError(
+        f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
+        "only dicts, lists, texts, numbers, booleans and None: for example an id instead of "
+        "an object."
+    )
 
 
 def _named(names: list[str]) -> str:

@@ -192,7 +192,7 @@ def request_transactions(excluded: set[str]) -> RequestTransactions:
         # An OwnedTransactions is asked for its members: it says yes to any `in`.
         if settings["ATOMIC_REQUESTS"] and alias not in set(iter(excluded)):
             aliases.append(alias)
-    return RequestTransactions(aliases) if aliases else _NONE
+    return RequestTransactions(aliases) if aliases else NONE
 
 
 def asks_for_transaction(view: Callable[..., Any]) -> bool:
@@ -200,4 +200,5 @@ def asks_for_transaction(view: Callable[..., Any]) -> bool:
     return bool(request_transactions(getattr(view, "_non_atomic_requests", set())).aliases)
 
 
-_NONE: Final = RequestTransactions([])
+NONE: Final = RequestTransactions([])
+"""What most projects ask for."""

@@ -94,7 +94,7 @@ def kept(view: Any, where: str, make: Callable[[], Any]) -> Any:
         where: the attribute. A copy of it, as ``functools.wraps`` makes, does not count.
         make: makes it.
     """
-    attributes = vars_of(view)
+    attributes = getattr(view, "__dict__", {})
     known = attributes.get(where)
     if known is None or known[0] is not view:
         known = attributes[where] = (view, make())

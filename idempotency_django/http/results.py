@@ -35,7 +35,7 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
     status = response.status_code
     if status >= 500 or status in policy.never_store:  # not policy.keeps(status)
         return Result(response, None, error=f"The answer was {status}.", failed=status >= 500)
-    if policy.stores is not None or hasattr(response, "context_data"):
+    if policy.stores is not None or getattr(response, "context_data", None):
         unwanted = _unwanted(adapter, response, policy)
         if unwanted:
             return Result(response, None, error=unwanted)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from contextlib import nullcontext
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.http import HttpRequest
 from django.views.generic import View
 
 from ..policy import Policy
+from ..stores.atomic_blocks import is_atomic
 from .atomic_requests import (
+    NONE,
     OwnedTransactions,
     asks_for_transaction,
     own,
@@ -138,8 +140,9 @@ def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
             request, instance = _request_among(args), _instance_of(args)
             if not isinstance(request, HttpRequest):
                 return serve_once(policy, None, None, request, run)
-        transactions = request_transactions(owned)
-        with transactions if transactions.aliases else nullcontext():
+        if not any(map(is_atomic, connections.settings.values())):
+            return answer(policy, NONE, instance, request, run)
+        with request_transactions(owned) as transactions:
             return answer(policy, transactions, instance, request, run)
 
     owned = own(protected)

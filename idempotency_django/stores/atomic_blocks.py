@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
+
+is_atomic: Final = itemgetter("ATOMIC_REQUESTS")
+"""Whether the settings of a database ask for a transaction around each request."""
 
 SHARED: Final = ("pool", "isolation_level")
 """Options of a database that its other users need, but a heartbeat must not use."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any, Final
+from typing import Any
 
 from ...models import DatabaseNow
-from ...records import Claim, Operation, Record, Status
+from ...records import Operation, Record, Status
 from ..codec import decode
-
-PROMPT: Final = 10
-"""An attempt is prompt if it takes less than this fraction of its time to live."""
 
 
 def in_progress(operation: Operation) -> Record:
@@ -47,12 +43,3 @@ def record_of(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = Fal
         counted=counted,
         record_id=record_id,
     )
-
-
-def took_long(claim: Claim) -> bool:
-    """Whether so much of its time to live is over that the answer must get a new one.
-
-    Not after every attempt: these columns have indexes, which a quick one leaves as they are.
-    """
-    ttl = claim.operation.ttl
-    return ttl is not None and (time.monotonic() - claim.asked) * PROMPT > ttl.total_seconds()

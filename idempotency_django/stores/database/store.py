@@ -20,10 +20,13 @@ from .batches import acquire_many
 from .checks import check_database, check_migrated, check_writable
 from .dialects import Batching, plain
 from .replays import record_replays
-from .rows import in_progress, lifetime, record_of, took_long
+from .rows import in_progress, lifetime, record_of
 from .takeover import take_over
 from .transactional import TransactionalStore
 from .transactions import forbid_atomic_block, restore_autocommit
+
+PROMPT: Final = 10
+"""An attempt is prompt if it takes less than this fraction of its time to live."""
 
 _FREE: Final = {
     "status": Status.FAILED,
@@ -237,3 +240,12 @@ class DatabaseStore(TransactionalStore):
         connection = connections[self.using]
         if not (connection.in_atomic_block or connection.get_autocommit()):
             restore_autocommit(self.using, claim.operation.name, commit=commit)
+
+
+def took_long(claim: Claim) -> bool:
+    """Whether so much of its time to live is over that the answer must get a new one.
+
+    Not after every attempt: these columns have indexes, which a quick one leaves as they are.
+    """
+    ttl = claim.operation.ttl
+    return ttl is not None and (time.monotonic() - claim.asked) * PROMPT > ttl.total_seconds()
