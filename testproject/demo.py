@@ -18,16 +18,22 @@ from pathlib import Path
 from threading import Barrier
 
 import httpx
+from redis import Redis
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from testproject import ledger
 from testproject.server import running
+from tests.servers import valkey
 
 CHARGES = "/api/charges/"
 TRANSFERS = "/api/transfers/"
 UNPROTECTED = "/api/unprotected/"
+JOBS = "/api/jobs/"
+UNPROTECTED_JOBS = "/api/unprotectedjobs/"
+WORK = "sleep-ms=3000"
+REDELIVERY = "1"  # seconds
 AT_ONCE = 20
 LEASE = "3"  # seconds
 PATIENCE = 10  # how often the client sends a request that is answered "in progress"
@@ -190,6 +196,20 @@ def crash_between_steps(client: Client) -> Iterator[Step]:
     yield Step(sent, "201", said(resumed), "1+1+1", client.parts(transfer))
 
 
+def redeliveries(protected: Client, unprotected: Client, broker: Redis) -> Iterator[Step]:
+    job, other = Charge(), Charge()
+    answers = [protected.send(job, WORK), protected.send(job, WORK), unprotected.send(other, WORK)]
+    while broker.llen("celery") or broker.hlen("unacked"):
+        time.sleep(0.1)
+    sent = "A job of 3 s that Redis delivers each second: ours"
+    yield Step(sent, "202", said(answers[0]), 1, protected.effects(job))
+    sent = "The request for it again: a retry"
+    yield Step(sent, "202 replayed", said(answers[1]), 1, protected.effects(job))
+    sent = "To compare: with Celery's own deduplication"
+    done = unprotected.effects(other)
+    yield Step(sent, "202", said(answers[2]), max(done, 2), done)
+
+
 def comparison(client: Client) -> Iterator[Step]:
     charge = Charge()
     answer = said_at_once(client.send_at_once(charge))
@@ -198,7 +218,7 @@ def comparison(client: Client) -> Iterator[Step]:
     yield Step(sent, expected, answer, AT_ONCE, client.effects(charge))
 
 
-def chapters(url: str, ledger_url: str, path: str) -> Iterator[list[Step]]:
+def chapters(url: str, ledger_url: str, broker: str, path: str) -> Iterator[list[Step]]:
     """Everything that is shown, in order."""
     one_request_each = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=url, limits=one_request_each, timeout=60) as http:
@@ -206,23 +226,28 @@ def chapters(url: str, ledger_url: str, path: str) -> Iterator[list[Step]]:
         for chapter in (retries, duplicates, crash_before_the_commit, crash_after_the_commit):
             yield list(chapter(client))
         yield list(crash_between_steps(Client(http, TRANSFERS, ledger_url)))
+        with Redis.from_url(broker) as queue:
+            clients = Client(http, JOBS), Client(http, UNPROTECTED_JOBS)
+            yield list(redeliveries(*clients, queue))
         yield list(comparison(Client(http, UNPROTECTED)))
 
 
 def shown(folder: Path, path: str) -> Iterator[list[Step]]:
     """The same, with servers that keep their data and their logs in the folder."""
-    with ledger.running(folder / "ledger.log") as ledger_url:
+    with ledger.running(folder / "ledger.log") as ledger_url, valkey() as broker:
         environment = {
             "DATABASE_URL": f"sqlite:///{folder}/demo.sqlite3",
             "REDIS_URL": "",
             "ASGI": "",
             "LEDGER_URL": ledger_url,
             "LEASE_SECONDS": LEASE,
+            "BROKER_URL": broker.url,
+            "REDELIVERY_SECONDS": REDELIVERY,
             "SIMULATE": "1",
             "WORKERS": "2",
         }
         with running(folder / "server.log", **environment) as url:
-            yield from chapters(url, ledger_url, path)
+            yield from chapters(url, ledger_url, broker.url, path)
 
 
 def table_of(told: list[list[Step]]) -> Table:

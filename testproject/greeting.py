@@ -25,6 +25,7 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /api/payouts/         long work: a duplicate gets 202 and the address of the status
   /api/unprotected/     no protection at all
   /api/events/          a consumer: POST a CloudEvent of the type order.paid instead
+  /api/jobs/            enqueues a Celery task once; see BROKER_URL in testproject/settings.py
   /plain/orders/        a Django view, which the middleware protects
   /decorated/orders/    a Django view with the decorator
   /async/orders/        an async Django view with the decorator

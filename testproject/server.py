@@ -2,7 +2,7 @@
 
 ``PORT`` (8000), ``WORKERS`` (2) and ``ASGI`` (``1``: uvicorn's workers instead of gunicorn's
 threads) come from the environment, and what ``settings.py`` lists. Where ``LEDGER_URL`` is not
-among it, a ledger is started for as long as this serves.
+among it, a ledger is started for as long as this serves; where ``BROKER_URL`` is, a Celery worker.
 
 :func:`running` does the same in a process of its own, for the demo and the tests.
 """
@@ -21,7 +21,7 @@ import django
 import httpx
 from django.core.management import call_command
 
-from testproject import ledger
+from testproject import ledger, worker
 
 ROOT = Path(__file__).parents[1]
 BACKLOG = 1024
@@ -37,6 +37,8 @@ def main() -> None:
     django.setup()
     call_command("migrate", verbosity=0)
     call_command("seed")
+    if os.environ.get("BROKER_URL"):
+        _outlived_by_none(worker.start())
     command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.gunicorn_config"]
     os.execv(sys.executable, command)  # noqa: S606  # nothing in it comes from outside
 
@@ -44,10 +46,15 @@ def main() -> None:
 def _start_ledger() -> None:
     """Start a ledger that ends when this process, gunicorn by then, has ended with its workers."""
     process, url = ledger.start()
-    assert process.stdin is not None  # noqa: S101  # it is a pipe
-    os.set_inheritable(process.stdin.fileno(), True)
+    _outlived_by_none(process)
     os.environ["LEDGER_URL"] = url
     print(f"Ledger: {url} (look at {url}/calls?reference=…).", flush=True)
+
+
+def _outlived_by_none(process: subprocess.Popen[bytes]) -> None:
+    """Let a process end that reads its standard input when this one and its children have ended."""
+    assert process.stdin is not None  # noqa: S101  # it is a pipe
+    os.set_inheritable(process.stdin.fileno(), True)
 
 
 @contextmanager

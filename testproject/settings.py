@@ -10,6 +10,11 @@
     How long a claim that no transaction holds outlives its process; 30 by default.
 ``LEDGER_URL``
     The ledger that transfers are booked in; see ``ledger.py``.
+``BROKER_URL``
+    The broker of Celery's tasks: Redis, Valkey or RabbitMQ. By default a task runs at once, in the
+    process that serves the request.
+``REDELIVERY_SECONDS``
+    After how long Redis delivers a task again that no worker has acknowledged.
 ``SIMULATE``
     ``1`` lets the header ``X-Simulate`` inject faults, down to killing the process that serves.
 """
@@ -65,6 +70,8 @@ if REDIS_URL := os.environ.get("REDIS_URL"):
     }
 
 LEDGER_URL = os.environ.get("LEDGER_URL") or "http://127.0.0.1:8001"
+BROKER_URL = os.environ.get("BROKER_URL") or ""
+REDELIVERY_SECONDS = float(os.environ.get("REDELIVERY_SECONDS") or 0)
 SIMULATE = os.environ.get("SIMULATE") == "1"
 
 SECRET_KEY = "known to everybody: this project is for trying things out"

@@ -49,10 +49,10 @@ class Faults:
         self._asked = {name: value for name, _, value in named}
 
     def sleep(self) -> None:
-        time.sleep(self._seconds)
+        time.sleep(self.seconds)
 
     async def asleep(self) -> None:
-        await asyncio.sleep(self._seconds)
+        await asyncio.sleep(self.seconds)
 
     def before_effect(self) -> None:
         self.reached("before-effect")
@@ -72,5 +72,6 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
 
     @property
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
+        """How long to work before the effect, or, in a job, after it."""
         return int(self._asked.get("sleep-ms", 0)) / 1000

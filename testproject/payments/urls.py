@@ -4,7 +4,7 @@ from django.urls import path
 
 from idempotency_django.drf import IdempotencyStatusView
 
-from . import events, views
+from . import events, jobs, views
 
 urlpatterns = [
     path("api/charges/", views.ChargeViewSet.as_view({"post": "create"})),
@@ -14,6 +14,8 @@ urlpatterns = [
     path("api/transfers/", views.TransferView.as_view()),
     path("api/payouts/", views.PayoutView.as_view()),
     path("api/events/", events.receive),
+    path("api/jobs/", jobs.JobView.as_view()),
+    path("api/unprotectedjobs/", jobs.UnprotectedJobView.as_view()),
     path("plain/orders/", views.plain_order),
     path("decorated/orders/", views.decorated_order),
     path("async/orders/", views.async_order),

@@ -93,7 +93,7 @@ def serve(database: Database, ledger_url: str, tmp_path_factory: pytest.TempPath
             "LEASE_SECONDS": LEASE,
             "SIMULATE": "1",
             "WORKERS": str(WORKERS),
-            **dict.fromkeys(("ASGI", "CACHED", "REDIS_URL"), ""),
+            **dict.fromkeys(("ASGI", "BROKER_URL", "CACHED", "REDIS_URL"), ""),
             **environment,
         }
         with running(log, **given) as url:

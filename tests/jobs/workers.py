@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, Signature
+from celery import Celery, Signature, states
 
 from tests.e2e.databases import Database
 from tests.outside import ROOT
@@ -103,7 +103,9 @@ class Jobs:
 
     def results(self, ids: Iterable[str]) -> list[Any]:
         """The results of tasks, when they are there."""
-        return [self.client.AsyncResult(one).get(timeout=PATIENCE, interval=0.1) for one in ids]
+        backend, ids = self.client.backend, list(ids)
+        until(lambda: all(backend.get_state(one) in states.READY_STATES for one in ids))
+        return [backend.get_result(one) for one in ids]
 
     @cached_property
     def client(self) -> Celery:
@@ -112,6 +114,8 @@ class Jobs:
             "client", broker=self.broker, backend=self.results_url, set_as_current=False
         )
         client.conf.task_default_queue = self.queue
+        # Nobody listens for results, over a connection that outlives the test: they are asked for.
+        client.backend.on_task_call = lambda *_: None
         return client
 
     def effects(self, reference: str) -> Counter[str]:
