@@ -292,8 +292,11 @@ class StoreMachine(RuleBasedStateMachine):
         step = Step(
             position=len(steps), name=f"step {len(steps)}", attempt=claim.attempt, result="[1]"
         )
-        with self.store.durable("The step"):
-            done = self.store.save_step(claim, step)
+        try:
+            with self.store.durable("The step"):
+                done = self.store.save_step(claim, step)
+        except ClaimLost:  # the store has noticed at the commit
+            done = False
         self._judge(slot, claim, done, "save a step", steps=[*steps, step])
         if slot.life and slot.is_owner(slot.life.claim):
             self._look_at_steps(slot.life)
