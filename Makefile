@@ -13,9 +13,9 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
-# The parts of the tests, the longest ones first. Much of what they do is to wait: one more runs at a
-# time than there are cores.
-PARTS := $(addprefix test-,inside duplicates outside faults psycopg2 machine)
+# The parts of the tests: first the long ones that are one process each, which can have one core
+# only. Much of what the others do is to wait: one more runs at a time than there are cores.
+PARTS := $(addprefix test-,inside machine duplicates outside faults psycopg2)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
 .DEFAULT_GOAL := help
