@@ -40,7 +40,6 @@ INTERRUPTED_MESSAGE: Final = (
     "The idempotency store cannot be reached, so the operation was interrupted. Retry later with "
     "the same key: the operation resumes."
 )
-
 HELD_MESSAGE: Final = (
     "The idempotency store cannot be reached, so the operation was interrupted. How much of it "
     "was done is unknown. It is not repeated until an operator settles it."

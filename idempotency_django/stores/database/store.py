@@ -28,11 +28,7 @@ from .transactions import forbid_atomic_block, restore_autocommit
 PROMPT: Final = 10
 """An attempt is prompt if it takes less than this fraction of its time to live."""
 
-_FREE: Final = {
-    "status": Status.FAILED,
-    "completed_at": DatabaseNow(),
-    "lease_expires_at": None,
-}
+_FREE: Final = {"status": Status.FAILED, "completed_at": DatabaseNow(), "lease_expires_at": None}
 # In progress under a lease that is over, with a token that nobody has.
 _HELD: Final = {"hold": True, "lease_expires_at": DatabaseNow(), "owner_token": ""}
 
