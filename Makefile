@@ -51,7 +51,7 @@ quick-stores:
 quick-adapters:
 	@TEST_DATABASES=sqlite $(PY) $(QUICKLY) $(QUICK_ADAPTERS:%=tests/%)
 
-test: $(VENV)/.installed-test  ## Run all tests on all databases, then on psycopg2; branch coverage.
+test: $(VENV)/.installed-test  ## Run all tests on all databases, and on psycopg2; branch coverage.
 	$(PY) -m coverage erase
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target $(PARTS)
 	$(PY) -m coverage combine
