@@ -96,7 +96,7 @@ class Run:
             unavailable = error
         else:
             if isinstance(found, Claim):
-                if found.interrupted and await self._exhausted(found):
+                if found.interrupted and await self.driver.call(hold_exhausted, self.store, found):
                     return Held()
                 # Of a late owner it may be the answer of its successor.
                 return await self._admitted(await self._attempted(found, asked))
@@ -112,9 +112,6 @@ class Run:
             if known is not None:
                 return known
         return await self.driver.call(self.store.acquire, self.operation)
-
-    async def _exhausted(self, claim: Claim) -> bool:
-        return await self.driver.call(hold_exhausted, self.store, claim)
 
     async def _admitted(self, outcome: Outcome) -> Outcome:
         """The outcome, unless it is a replay that is refused."""
