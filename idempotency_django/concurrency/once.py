@@ -18,6 +18,7 @@ from ..functions import idempotent_call
 from ..policy import Policy
 from ..policy.canonical import digest
 from ..policy.keys import MAX_LENGTH
+from .locks import in_transaction
 from .natural import compared, refuse_unfit, row_of
 
 Function = Callable[..., Any]
@@ -98,6 +99,11 @@ class _OncePer:
                 "takes the fields of the natural key by their names."
             )
 
+    @property
+    def using(self) -> str:
+        """The database that the rows are written to."""
+        return router.db_for_write(self.model)
+
     def row(self, *args: Any, **kwargs: Any) -> models.Model:
         """The row of a call: the one that it makes, or the one that is there."""
         bound = self.signature.bind(*args, **kwargs)
@@ -108,7 +114,8 @@ class _OncePer:
         made: list[models.Model] = []
 
         def execute(_: ExecutionContext) -> None:
-            made[:] = [self._there(lookup, others) or self._made(lookup, bound)]
+            with in_transaction(self.using):  # the claim's own, unless it is leased
+                made[:] = [self._there(lookup, others) or self._made(lookup, bound)]
 
         try:
             self._call(lookup, others, execute)
@@ -160,7 +167,7 @@ class _OncePer:
         return row
 
     def _find(self, lookup: Mapping[str, Any]) -> models.Model | None:
-        return row_of(self.model, router.db_for_write(self.model), lookup)
+        return row_of(self.model, self.using, lookup)
 
     def _differs(self, row: models.Model, name: str, value: Any) -> bool:
         """Whether the row has another value than the argument; no: it has no such field."""

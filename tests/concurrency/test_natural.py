@@ -18,6 +18,7 @@ from idempotency_django.errors import (
     ResponseNotStored,
 )
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
 from idempotency_django.testing.support import PATIENCE, in_threads
 from tests.concurrency.models import Owner, Payment, Ticket
 
@@ -231,6 +232,23 @@ class TestOncePer:
         Owner.objects.all().delete()
         pay(17, 500)
         assert Calls.count == 2
+
+    def test_leased(self) -> None:
+        """In the leased mode, the function has a transaction of its own."""
+
+        @once_per("order", model=Payment, policy=Policy(mode="leased"))
+        def pay_leased(order: int, amount: int) -> Payment:
+            Owner.objects.create(name=f"{order}")
+            return Payment.objects.create(order=order, amount=amount, receipt="r")
+
+        assert pay_leased(17, 5).pk == pay_leased(17, 5).pk
+        with pytest.raises(FingerprintMismatch):
+            pay_leased(17, 6)
+        with pytest.raises(IntegrityError):  # the same receipt
+            pay_leased(18, 5)
+        assert (Payment.objects.count(), Owner.objects.count()) == (1, 1)
+        IdempotencyKey.objects.all().delete()
+        assert pay_leased(17, 5).order == 17
 
     def test_result(self) -> None:
         """The result is made of the row, the first time and later."""
