@@ -38,6 +38,7 @@ class Jobs:
         log: the file for what the workers say.
         lease: seconds.
         visibility: seconds after which Redis delivers again what nobody acknowledged.
+        app: the module of the workers' app.
         deduplicate: whether Celery looks at the result backend before it runs a task again.
     """
 
@@ -48,6 +49,7 @@ class Jobs:
     lease: float = 1.0
     visibility: float = 1.0
     deduplicate: bool = False
+    app: str = "tests.jobs.app"
     queue: str = field(default_factory=lambda: f"jobs-{secrets.token_hex(4)}")
 
     @property
@@ -69,7 +71,7 @@ class Jobs:
     @contextmanager
     def worker(self, processes: int = 8) -> Iterator[subprocess.Popen[bytes]]:
         """A worker with so many processes; it and they are a group, which may have been killed."""
-        command = [sys.executable, "-m", "celery", "-A", "tests.jobs.app", "worker", "-l", "INFO"]
+        command = [sys.executable, "-m", "celery", "-A", self.app, "worker", "-l", "INFO"]
         command += [
             "-n",
             f"{self.queue}-{secrets.token_hex(2)}@here",
