@@ -17,7 +17,6 @@ from idempotency_django.stores import Store
 from idempotency_django.stores import cached_database as cached_store
 from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.database import rows as database_rows
 from idempotency_django.stores.database import store as database_store
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.redis import RedisStore
@@ -81,7 +80,7 @@ class Database:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()
-        for module in (cached_store, database_rows, database_store):
+        for module in (cached_store, database_store):
             monkeypatch.setattr(module, "time", self.clock)
 
     def __call__(self, store: Store, key: str, seconds: float) -> None:
