@@ -40,6 +40,7 @@ from django.views.static import serve
 from idempotency_django.http.inspection import kept, name_of
 from idempotency_django.http.opening import innermost, opened
 from tests import ways
+from tests.support import new_key
 
 
 class Middleware(MiddlewareMixin):
@@ -322,11 +323,14 @@ class TestKept:
 
         middleware = IdempotencyMiddleware(lambda request: HttpResponse())
         views = [make(), login_required(make()), ways.a_class(ways.handler()).as_view()]
+        request = RequestFactory().post("/", headers={"Idempotency-Key": new_key()})
         for each in views:
-            middleware._protected_view(each)
+            known = middleware._to_protect(request, each)
+            assert known is not None
+            assert known.protected is not each
         references = [weakref.ref(each) for each in views]
         views.clear()
-        del each
+        del each, known
         gc.collect()
         assert [reference() for reference in references] == [None] * 3
 
