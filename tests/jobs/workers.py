@@ -117,7 +117,7 @@ class Jobs:
         )
         client.conf.task_default_queue = self.queue
         # Nobody listens for results, over a connection that outlives the test: they are asked for.
-        client.backend.on_task_call = lambda *_: None
+        client.backend.on_task_call = client.backend.remove_pending_result = lambda *_: None
         return client
 
     def effects(self, reference: str) -> Counter[str]:
