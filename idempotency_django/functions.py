@@ -141,8 +141,8 @@ async def aidempotent_outcome(
 _Asked = tuple[str, Callable[..., Any], Any]  # its name, the function, its fingerprint
 
 
-def _outcome(policy: Policy | None, key: str, scope: str, asked: _Asked) -> CallOutcome:
-    return run_plan(_planned(policy, key, scope, asked), asked[1])
+def _outcome(policy: Policy | None, key: str, scope: str, call: _Asked) -> CallOutcome:
+    return run_plan(_planned(policy, key, scope, call), call[1])
 
 
 def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
@@ -164,11 +164,11 @@ def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
         raise
 
 
-async def _aoutcome(policy: Policy | None, key: str, scope: str, asked: _Asked) -> CallOutcome:
-    plan = _planned(policy, key, scope, asked, asynchronous=True)
+async def _aoutcome(policy: Policy | None, key: str, scope: str, call: _Asked) -> CallOutcome:
+    plan = _planned(policy, key, scope, call, asynchronous=True)
 
     async def execute(execution: ExecutionContext) -> Result:
-        return _answer(plan, await asked[1](execution))
+        return _answer(plan, await call[1](execution))
 
     try:
         return _result(await engine.arun(plan.store, plan.operation, execute, _raise))
@@ -181,7 +181,7 @@ def _planned(
     policy: Policy | None,
     key: str,
     scope: str,
-    asked: _Asked,
+    call: _Asked,
     *,
     asynchronous: bool = False,
 ) -> Plan:
@@ -196,7 +196,7 @@ def _planned(
             "The scope is empty. Pass the namespace that the key is unique in, for example the "
             "name of the operation or of the tenant."
         )
-    name, fn, fingerprint = asked
+    name, fn, fingerprint = call
     named = _named(fn)
     return plan_call(
         resolve(policy or PROJECT_POLICY),

@@ -91,7 +91,7 @@ class Claim:
         attempt: 1 for the first execution of this key, and one more for each later one.
         token: the owner's secret; a store writes for a claim only if the token is the record's.
         record_id: the store's own number of the record; 0 where it has none.
-        asked: a value of ``time.monotonic()`` from before the claim was made.
+        asked_at: a value of ``time.monotonic()`` from before the claim was made.
         interrupted: whether the attempt before it was interrupted, and not ended.
     """
 
@@ -99,7 +99,7 @@ class Claim:
     attempt: int
     token: str
     record_id: int = 0
-    asked: float = field(default_factory=time.monotonic, compare=False, repr=False)
+    asked_at: float = field(default_factory=time.monotonic, compare=False, repr=False)
     interrupted: bool = False
 
     @property

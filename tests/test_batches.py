@@ -89,7 +89,7 @@ def test_slow_batch_lives_on(store: DatabaseStore) -> None:
     quick, slow = several(2, lease=SECOND * 99, ttl=timedelta(hours=1))
     found = claims(store.acquire_many([quick, slow]))
     ends = dict(IdempotencyKey.objects.using(store.using).values_list("key", "expires_at"))
-    found[1] = replace(found[1], asked=found[1].asked - 3000)
+    found[1] = replace(found[1], asked_at=found[1].asked_at - 3000)
     assert all(store.complete_many([(claim, ANSWER) for claim in found]))
     later = dict(IdempotencyKey.objects.using(store.using).values_list("key", "expires_at"))
     assert later[quick.key] == ends[quick.key]

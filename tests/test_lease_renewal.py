@@ -67,7 +67,7 @@ def test_statements_do_not_grow_with_the_leases(database: str) -> None:
         ends = dict(rows.filter(key__in=keys).values_list("key", "lease_expires_at"))
         for claim in claims:
             assert isinstance(claim, Claim)
-            kept.enter_context(kept_alive(Lease(store, claim, 6, claim.asked)))
+            kept.enter_context(kept_alive(Lease(store, claim, 6, claim.asked_at)))
 
         def renewed() -> bool:
             now = dict(rows.filter(key__in=keys).values_list("key", "lease_expires_at"))

@@ -126,11 +126,11 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     # What is shown.
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        asked = ["key", "scope", "operation", "principal", "request_line"]
+        fields = ["key", "scope", "operation", "principal", "request_line"]
         if self.has_view_answer_permission(request):
-            asked.append("fingerprint")
+            fields.append("fingerprint")
         return [
-            (_("Request"), {"fields": asked}),
+            (_("Request"), {"fields": fields}),
             (_("State"), {"fields": ["status_shown", "attempt"]}),
         ]
 

@@ -42,12 +42,12 @@ class Answer:
     @classmethod
     def of(cls, rows: Any) -> Answer | None:
         """The answer of the one record among ``rows``; ``None``: it has been purged since."""
-        found = rows.values_list(
+        stored = rows.values_list(
             "response_status", "response_headers", "response_body", "error"
         ).first()
-        if found is None:
+        if stored is None:
             return None
-        code, headers, body, error = found
+        code, headers, body, error = stored
         answer = decode(code, headers, body)
         return cls(_named(code), answer.headers, answer.body, error)
 

@@ -94,15 +94,15 @@ def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
     """
     if not text:
         return rows
-    found = Q()
+    matching = Q()
     if text.isascii():
         beyond = text + _AFTER_ASCII
-        found = Q(key__gte=text, key__lt=beyond) | Q(scope__gte=text, scope__lt=beyond)
+        matching = Q(key__gte=text, key__lt=beyond) | Q(scope__gte=text, scope__lt=beyond)
     recent = [row["pk"] for row in _recently_by(rows, text)]
     if recent:
         rows = rows.annotate(**{_RECENT: Value(True)})
-        found |= Q(pk__in=recent)
-    return rows.filter(found) if found else rows.none()
+        matching |= Q(pk__in=recent)
+    return rows.filter(matching) if matching else rows.none()
 
 
 def _recently_by(rows: QuerySet[Any], text: str) -> QuerySet[Any, dict[str, Any]]:

@@ -35,8 +35,8 @@ def check_views(**_: Any) -> Sequence[CheckMessage]:
     project = list(promise(Policy(), PROJECT))
     # A view inherits what is wrong with the project's policy, which is reported only once.
     known = {message.msg for message in project}
-    found = chain(*(check() for check in of_frameworks), _of_endpoints())
-    views = [message for message in found if message.msg not in known]
+    messages = chain(*(check() for check in of_frameworks), _of_endpoints())
+    views = [message for message in messages if message.msg not in known]
     return each_once([*project, *views])
 
 
@@ -50,11 +50,11 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     everything = list(endpoints())
     yield from _frameworks(everything)
     yield from _locked_out(everything)
-    told: set[tuple[Any, str]] = set()  # a view may have many routes
+    reported: set[tuple[Any, str]] = set()  # a view may have many routes
     for endpoint in everything:
         for message in _check_endpoint(endpoint):
-            if (endpoint.view, message.msg) not in told:
-                told.add((endpoint.view, message.msg))
+            if (endpoint.view, message.msg) not in reported:
+                reported.add((endpoint.view, message.msg))
                 yield message
 
 

@@ -158,11 +158,11 @@ class _Attempt:
         outcomes: list[Outcome] = []
         try:
             with self.store.transaction():
-                found = self.store.acquire_many([item.operation for item in self.items])
+                claim_or_record = self.store.acquire_many([item.operation for item in self.items])
                 self.claimed = True
                 self.store.on_commit(self._announce)  # before the handlers' own hooks
                 with self.store.unbroken(f"a batch of {len(self.items)}"):
-                    for position, record in enumerate(found):
+                    for position, record in enumerate(claim_or_record):
                         outcomes.append(self._outcome(position, record))
                 if not all(self.store.complete_many(self._answers)):
                     raise ClaimLost
@@ -178,13 +178,13 @@ class _Attempt:
         self._announce_others(outcomes)
         return outcomes
 
-    def _outcome(self, position: int, found: Claim | Record) -> Outcome:
+    def _outcome(self, position: int, claim_or_record: Claim | Record) -> Outcome:
         item = self.items[position]
-        if not isinstance(found, Claim):
-            return decide(found, item.operation)
-        if found.interrupted:
+        if not isinstance(claim_or_record, Claim):
+            return decide(claim_or_record, item.operation)
+        if claim_or_record.interrupted:
             raise _AtFault(position)  # alone, it is held if its attempts are used up
-        execution = ExecutionContext(self.store, found, None)
+        execution = ExecutionContext(self.store, claim_or_record, None)
         token = CURRENT.set(execution)
         try:
             result = item.execute(execution)
@@ -194,7 +194,7 @@ class _Attempt:
             CURRENT.reset(token)
         if not isinstance(result.payload, Payload):
             raise _AtFault(position)
-        self._answers.append((found, result.payload))
+        self._answers.append((claim_or_record, result.payload))
         return Executed(result.response)
 
     def _count_replays(self, outcomes: list[Outcome]) -> None:

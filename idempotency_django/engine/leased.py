@@ -85,9 +85,9 @@ class Run:
         return await self.wait.last(self._look, self.driver.pause)
 
     async def _look(self) -> Outcome:
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         try:
-            found = await self._found()
+            claim_or_record = await self._found()
         except OperationInProgress:
             return InProgress()
         except StoreUnavailable as error:
@@ -95,12 +95,14 @@ class Run:
                 raise
             unavailable = error
         else:
-            if isinstance(found, Claim):
-                if found.interrupted and await self.driver.call(hold_exhausted, self.store, found):
+            if isinstance(claim_or_record, Claim):
+                if claim_or_record.interrupted and await self.driver.call(
+                    hold_exhausted, self.store, claim_or_record
+                ):
                     return Held()
                 # Of a late owner it may be the answer of its successor.
-                return await self._admitted(await self._attempted(found, asked))
-            outcome = await self._admitted(decide(found, self.operation))
+                return await self._admitted(await self._attempted(claim_or_record, asked_at))
+            outcome = await self._admitted(decide(claim_or_record, self.operation))
             if isinstance(outcome, Replayed) and not outcome.record.counted:
                 await self.driver.call(self.store.record_replay, outcome.record, self.operation)
             return outcome
@@ -144,9 +146,9 @@ class Run:
 
     # Once it is claimed.
 
-    async def _attempted(self, claim: Claim, asked: float) -> Outcome:
+    async def _attempted(self, claim: Claim, asked_at: float) -> Outcome:
         """Run the handler and store its answer, or record why not."""
-        lease = Lease(self.store, claim, self.seconds, asked)
+        lease = Lease(self.store, claim, self.seconds, asked_at)
         execution = ExecutionContext(self.store, claim, lease, handlers_thread())
         self.attempt = Attempt(self.driver, lease, execution)
         ended: Result | Exception

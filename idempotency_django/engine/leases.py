@@ -38,16 +38,16 @@ class Lease:
         store: where the claim was made.
         claim: the claim.
         seconds: how long it lives without renewal.
-        asked: ``time.monotonic()`` before the store was asked for the claim.
+        asked_at: ``time.monotonic()`` before the store was asked for the claim.
     """
 
-    def __init__(self, store: Store, claim: Claim, seconds: float, asked: float) -> None:
+    def __init__(self, store: Store, claim: Claim, seconds: float, asked_at: float) -> None:
         self.store = store
         self.claim = claim
         self.seconds = seconds
         self.ended = False
         self.renewed = False
-        self._valid_until = asked + self.seconds
+        self._valid_until = asked_at + self.seconds
 
     @property
     def is_over(self) -> bool:
@@ -62,15 +62,15 @@ class Lease:
             OperationInProgress: the record is locked now; the lease has not changed.
             StoreUnavailable: the store cannot be reached; the lease has not changed.
         """
-        asked = time.monotonic()
-        if not self.note(self.store.extend(self.claim, self.seconds), asked):
+        asked_at = time.monotonic()
+        if not self.note(self.store.extend(self.claim, self.seconds), asked_at):
             raise ClaimLost
 
-    def note(self, extended: bool, asked: float) -> bool:
+    def note(self, extended: bool, asked_at: float) -> bool:
         """Take note of whether the store, ``asked`` at that time, could still extend the lease."""
         if extended:
             self.renewed = True
-            self._valid_until = asked + self.seconds
+            self._valid_until = asked_at + self.seconds
         else:
             self._valid_until = 0.0  # ensure() asks again: from within a test's transaction, say
         return extended
@@ -177,7 +177,7 @@ class _Heartbeat:
 
     def _renew(self, leases: Sequence[Lease]) -> None:
         """Renew leases of one length, and see when each is due again."""
-        asked, seconds = time.monotonic(), leases[0].seconds
+        asked_at, seconds = time.monotonic(), leases[0].seconds
         problem: Exception = OperationInProgress("The record is locked by somebody else.")
         answers: dict[Lease, bool | None] = dict.fromkeys(leases)
         try:
@@ -188,7 +188,7 @@ class _Heartbeat:
         for lease, answer in answers.items():
             if answer is None:
                 self._again(lease, seconds / RETRIES)
-            elif lease.note(answer, asked):
+            elif lease.note(answer, asked_at):
                 self._again(lease, seconds / RENEWALS)
             else:
                 self.drop(lease)

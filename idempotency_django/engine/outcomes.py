@@ -116,28 +116,28 @@ class RolledBack(Exception):  # carries a result out of a transaction; no error
 
 
 @overload
-def decide(found: Record, operation: Operation) -> Outcome: ...
+def decide(claim_or_record: Record, operation: Operation) -> Outcome: ...
 
 
 @overload
-def decide(found: Claim, operation: Operation) -> Claim: ...
+def decide(claim_or_record: Claim, operation: Operation) -> Claim: ...
 
 
-def decide(found: Claim | Record, operation: Operation) -> Claim | Outcome:
+def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Outcome:
     """The outcome for the record that a store returned; pure."""
-    match found:
+    match claim_or_record:
         case Claim():
-            return found
+            return claim_or_record
         case Record(status=Status.IN_PROGRESS, fingerprint=operation.fingerprint, held=True):
             return Held()
         case Record(status=Status.IN_PROGRESS, fingerprint="" | operation.fingerprint):
-            return InProgress(found.lease_left)
+            return InProgress(claim_or_record.lease_left)
         case Record(status=Status.FAILED, fingerprint=operation.fingerprint):
             return InProgress()  # no answer, and no claim: the store is to free the key for a retry
         case Record(fingerprint=operation.fingerprint):
-            return Replayed(found)
+            return Replayed(claim_or_record)
         case _:
-            return Mismatched(found)
+            return Mismatched(claim_or_record)
 
 
 def failure(error: Exception) -> Result:
@@ -159,16 +159,16 @@ def announcement(outcome: Outcome) -> tuple[Signal, dict[str, Any]] | None:
     """The signal of an outcome, and its arguments, if it has receivers."""
     match outcome:
         case Replayed(record):
-            found: tuple[Signal, dict[str, Any]] = (signals.replayed, {"record": record})
+            message: tuple[Signal, dict[str, Any]] = (signals.replayed, {"record": record})
         case InProgress() | Held():
-            found = (signals.conflicted, {})
+            message = (signals.conflicted, {})
         case Mismatched(record):
-            found = (signals.mismatched, {"record": record})
+            message = (signals.mismatched, {"record": record})
         case Executed():
             return None  # its signals were sent on the way
         case _:
             assert_never(outcome)
-    return found if found[0].has_listeners(Operation) else None
+    return message if message[0].has_listeners(Operation) else None
 
 
 def end_signal(result: Result) -> Signal:

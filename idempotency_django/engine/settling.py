@@ -208,11 +208,11 @@ def settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: bo
     uncounted = replace(claim.operation, count_replays=False)
     try:
         with store.transaction():
-            found = store.acquire(uncounted)
+            claim_or_record = store.acquire(uncounted)
             # A record that is not claimed here is not ours, unless the handler has ended its
             # transaction unseen. Where that is to be held, it is left to a person.
             left = None if claim.operation.hold else claim
-            mine = found if isinstance(found, Claim) else left
+            mine = claim_or_record if isinstance(claim_or_record, Claim) else left
             if mine and payload is not None and store.complete(mine, payload):
                 store.on_commit(partial(announce, signals.completed, mine, payload=payload))
                 return

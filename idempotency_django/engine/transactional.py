@@ -112,12 +112,12 @@ class Run:
             return recalled
         try:
             with self.store.transaction(after=self.after):
-                found = self.store.acquire(self.operation)
-                if isinstance(found, Claim):
-                    if found.interrupted and hold_exhausted(self.store, found):
+                claim_or_record = self.store.acquire(self.operation)
+                if isinstance(claim_or_record, Claim):
+                    if claim_or_record.interrupted and hold_exhausted(self.store, claim_or_record):
                         return Held()
-                    return Executed(self._executed(found))
-                outcome = decide(found, self.operation)
+                    return Executed(self._executed(claim_or_record))
+                outcome = decide(claim_or_record, self.operation)
                 if isinstance(outcome, Replayed):
                     self._replay(outcome.record)
                 return outcome

@@ -149,8 +149,8 @@ class Store(WithoutTransactions, ABC):
         # In one order everywhere, so that two batches do not wait for each other.
         names = [(operation.scope, operation.key) for operation in operations]
         order = sorted(range(len(names)), key=names.__getitem__)
-        found = {index: self._acquired(operations[index]) for index in order}
-        return [found[index] for index in range(len(names))]
+        results = {index: self._acquired(operations[index]) for index in order}
+        return [results[index] for index in range(len(names))]
 
     def _acquired(self, operation: Operation) -> Claim | Record:
         try:

@@ -109,23 +109,29 @@ class CachedStore(DatabaseStore):
             )
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        asked, timeline = time.monotonic(), self._timeline.latest(ask=False)
-        found = super().acquire(operation)
-        if isinstance(found, Record) and found.status is Status.COMPLETED and not found.expired:
+        asked_at, timeline = time.monotonic(), self._timeline.latest(ask=False)
+        claim_or_record = super().acquire(operation)
+        if (
+            isinstance(claim_or_record, Record)
+            and claim_or_record.status is Status.COMPLETED
+            and not claim_or_record.expired
+        ):
             try:
                 with self._on_its_own():
-                    left = self._lifetime_left(found)
+                    left = self._lifetime_left(claim_or_record)
             except (StoreUnavailable, OperationInProgress):
                 if connections[self.using].in_atomic_block:  # nothing more can be done in it
                     raise
-                logger.warning("The answer of %s is not cached.", found.key, exc_info=True)
-                return found
+                logger.warning(
+                    "The answer of %s is not cached.", claim_or_record.key, exc_info=True
+                )
+                return claim_or_record
             if timeline is None:  # what is asked only now may be newer than what was read
                 self._timeline.current()
-                return found
+                return claim_or_record
             # Its own transaction may have stored it, and may still roll back.
-            self.on_commit(lambda: self._remember(found, left, asked, timeline))
-        return found
+            self.on_commit(lambda: self._remember(claim_or_record, left, asked_at, timeline))
+        return claim_or_record
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         timeline = self._timeline.latest(ask=True)  # no newer than the commit that is to come
@@ -154,7 +160,7 @@ class CachedStore(DatabaseStore):
             record_id=claim.record_id,
         )
         ttl = claim.operation.ttl
-        self.on_commit(lambda: self._remember(record, ttl, claim.asked, timeline))
+        self.on_commit(lambda: self._remember(record, ttl, claim.asked_at, timeline))
 
     def check(self) -> Sequence[CheckMessage]:
         return [*super().check(), *self._check_cache()]
@@ -215,10 +221,10 @@ class CachedStore(DatabaseStore):
         """How long a record still lives, by the database's clock; ``None``: forever."""
         left = ExpressionWrapper(F("expires_at") - DatabaseNow(), fields.DurationField())
         rows = self._rows.filter(pk=record.record_id).annotate(left=left)
-        found: Any = rows.values_list("left", "expires_at").first()
-        if found is None:
+        times: Any = rows.values_list("left", "expires_at").first()
+        if times is None:
             return timedelta(0)
-        return None if found[1] is None else found[0]
+        return None if times[1] is None else times[0]
 
     def _name(self, key: str, scope: str) -> str:
         connection = connections[self.using]

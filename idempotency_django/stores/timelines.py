@@ -67,7 +67,7 @@ class Timeline:
         self._known = None
 
     def _ask(self) -> str | None:
-        connection, asked = connections[self._using], time.monotonic()
+        connection, asked_at = connections[self._using], time.monotonic()
         question = QUESTIONS.get(connection.vendor)
         if question is None:
             self._known = "", float("inf")
@@ -92,5 +92,5 @@ class Timeline:
             if not within:
                 connection.close_if_unusable_or_obsolete()
             return None
-        self._known = timeline, asked
+        self._known = timeline, asked_at
         return timeline

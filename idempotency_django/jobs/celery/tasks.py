@@ -182,7 +182,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
     def _plan(self, args: Any, kwargs: Any, delivery: Delivery | None = None) -> Plan:
         job = f"the task {self.name}"
-        asked = fingerprint_of(job, self.run, args, kwargs)
+        arguments = fingerprint_of(job, self.run, args, kwargs)
         if self.key is not None:
             key = key_of(self.key, job, self.run, args, kwargs)
         else:
@@ -193,7 +193,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             key=key,
             scope=scopes.fit(f"task:{self.name}"),
             name=self.name,
-            content=content_digest(canonical((self.name, asked))),
+            content=content_digest(canonical((self.name, arguments))),
             method=METHOD,
             max_attempts=self.max_attempts,
             caused_by=delivery.caused_by if delivery else "",

@@ -26,8 +26,8 @@ _INTERRUPTED: Final = 130  # what shells answer for a process that Ctrl-C has en
 
 def duration(text: str) -> timedelta:
     """A duration in words of the command line: ``7d``, ``12h``, ``30m``, ``90s``."""
-    found = re.fullmatch(r"([0-9]{1,9})([dhms])", text)
-    length = timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else None
+    match = re.fullmatch(r"([0-9]{1,9})([dhms])", text)
+    length = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
     if length is None or length > _CENTURY:
         raise ArgumentTypeError(
             f"{text!r} is not a duration of up to a century. Write a number and its unit, "

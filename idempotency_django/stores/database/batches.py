@@ -16,7 +16,7 @@ Name = tuple[str, str]
 def acquire_many(
     dialect: Batching,
     operations: Sequence[Operation],
-    asked: float,
+    asked_at: float,
     resolved: Callable[[Operation, Record, str], Claim | Record],
 ) -> list[Claim | Record]:
     """Claim the operations, or return their records: one statement, and one look at what is left.
@@ -24,7 +24,7 @@ def acquire_many(
     Args:
         dialect: of the database.
         operations: what is wanted.
-        asked: a value of ``time.monotonic()`` from now.
+        asked_at: a value of ``time.monotonic()`` from now.
         resolved: takes over the key of a record if it is free, with the given token.
     """
     wanted: dict[Name, Operation] = {}
@@ -35,21 +35,21 @@ def acquire_many(
     ids = dialect.claim_many([(wanted[name], token) for name, token in tokens.items()])
     rest = [name for name, token in tokens.items() if token not in ids]
     rows = dialect.read_many(rest) if rest else {}
-    found: dict[Name, Claim | Record] = {}
+    by_name: dict[Name, Claim | Record] = {}
     for name, token in tokens.items():
         operation = wanted[name]
         if token in ids:
-            found[name] = Claim(operation, 1, token, ids[token], asked)
+            by_name[name] = Claim(operation, 1, token, ids[token], asked_at)
         elif name in rows:
-            found[name] = resolved(operation, record_of(*name, rows[name]), token)
+            by_name[name] = resolved(operation, record_of(*name, rows[name]), token)
         else:  # an insert that is not committed yet holds the key
-            found[name] = in_progress(operation)
+            by_name[name] = in_progress(operation)
     results: list[Claim | Record] = []
     for operation in operations:
-        result = found[_name(operation)]
+        result = by_name[_name(operation)]
         results.append(result)
         if isinstance(result, Claim):  # which the first one gets; for others, it is in progress
-            found[_name(operation)] = in_progress(operation)
+            by_name[_name(operation)] = in_progress(operation)
     return results
 
 

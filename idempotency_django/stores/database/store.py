@@ -61,12 +61,12 @@ class DatabaseStore(TransactionalStore):
             if not connections[self.using].in_atomic_block:
                 self._forbid_misplaced(operation)
             try:
-                found = self._acquire(operation)
+                claim_or_record = self._acquire(operation)
             except DatabaseFault as error:
                 self._raise(error)
-            if self._dialect.combines and isinstance(found, Claim):
-                self._dialect.claimed(found)
-            return found
+            if self._dialect.combines and isinstance(claim_or_record, Claim):
+                self._dialect.claimed(claim_or_record)
+            return claim_or_record
         self._forbid_misplaced(operation)
         self._dialect.begin()
         try:
@@ -88,25 +88,25 @@ class DatabaseStore(TransactionalStore):
             )
 
     def _acquire(self, operation: Operation) -> Claim | Record:
-        token, asked = secrets.token_hex(16), time.monotonic()
+        token, asked_at = secrets.token_hex(16), time.monotonic()
         record_id = self._dialect.claim(operation, token)
         if record_id is not None:
-            return Claim(operation, 1, token, record_id, asked)
+            return Claim(operation, 1, token, record_id, asked_at)
         if operation.count_replays and not operation.extend_on_replay:
             row = self._dialect.replay(operation)
             if row is not None:
                 return record_of(operation.key, operation.scope, row, counted=True)
-        found = self.get(operation.key, operation.scope)
-        if found is None:  # an insert that is not committed yet holds the key
+        record = self.get(operation.key, operation.scope)
+        if record is None:  # an insert that is not committed yet holds the key
             return in_progress(operation)
-        return self._resolved(operation, found, token)
+        return self._resolved(operation, record, token)
 
-    def _resolved(self, operation: Operation, found: Record, token: str) -> Claim | Record:
+    def _resolved(self, operation: Operation, record: Record, token: str) -> Claim | Record:
         """The record, or a claim where its key is free."""
-        if found.status is Status.FAILED or found.interrupted or found.expired:
+        if record.status is Status.FAILED or record.interrupted or record.expired:
             with transaction.atomic(using=self.using, savepoint=False):
-                return take_over(self._dialect, operation, found, token)
-        return found
+                return take_over(self._dialect, operation, record, token)
+        return record
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
         dialect = self._dialect
@@ -115,11 +115,11 @@ class DatabaseStore(TransactionalStore):
         for operation in {operation.lease is None: operation for operation in operations}.values():
             self._forbid_misplaced(operation)
         with self._on_its_own():
-            found = acquire_many(dialect, operations, time.monotonic(), self._resolved)
-        for claim in found:
+            claims_and_records = acquire_many(dialect, operations, time.monotonic(), self._resolved)
+        for claim in claims_and_records:
             if isinstance(claim, Claim) and claim.operation.lease is None:
                 dialect.claimed(claim)
-        return found
+        return claims_and_records
 
     def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
         dialect = self._dialect
@@ -244,4 +244,4 @@ def took_long(claim: Claim) -> bool:
     Not after every attempt: these columns have indexes, which a quick one leaves as they are.
     """
     ttl = claim.operation.ttl
-    return ttl is not None and (time.monotonic() - claim.asked) * PROMPT > ttl.total_seconds()
+    return ttl is not None and (time.monotonic() - claim.asked_at) * PROMPT > ttl.total_seconds()

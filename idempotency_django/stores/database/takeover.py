@@ -20,35 +20,37 @@ from .dialects import Dialect, plain
 from .rows import in_progress, lifetime
 
 
-def take_over(dialect: Dialect, operation: Operation, found: Record, token: str) -> Claim | Record:
+def take_over(dialect: Dialect, operation: Operation, before: Record, token: str) -> Claim | Record:
     """Claim a key that has a record, if it is free, unless another contender is faster.
 
     Args:
         dialect: of the database that has the record.
         operation: what wants the key.
-        found: the record, as it was seen before anything was locked.
+        before: the record, as it was seen before anything was locked.
         token: the new owner's.
     """
-    mine = IdempotencyKeyQuerySet(IdempotencyKey, using=dialect.using).filter(pk=found.record_id)
+    mine = IdempotencyKeyQuerySet(IdempotencyKey, using=dialect.using).filter(pk=before.record_id)
     row = _locked(dialect, operation, mine)
     if row is None:
         return in_progress(operation)
     attempt, status, same, expired, interrupted, hold, pinned = row
     if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
-        return found if found.status is Status.IN_PROGRESS else in_progress(operation)
+        return before if before.status is Status.IN_PROGRESS else in_progress(operation)
     if status == Status.COMPLETED and not expired:
         return in_progress(operation)  # since we looked; the next retry is answered
-    steps = IdempotencyStep.objects.using(dialect.using).filter(record=found.record_id)
+    steps = IdempotencyStep.objects.using(dialect.using).filter(record=before.record_id)
     if status == Status.IN_PROGRESS:
         pinned = True  # nobody knows what its owner has done
     elif expired or status == Status.COMPLETED:
         pinned = False
         steps.delete()
     elif not same and (pinned or steps.exists()):
-        seen = found.status is Status.FAILED and found.fingerprint != operation.fingerprint
-        return found if seen else in_progress(operation)  # since we looked, likewise
+        failed_for_another = (
+            before.status is Status.FAILED and before.fingerprint != operation.fingerprint
+        )
+        return before if failed_for_another else in_progress(operation)  # since we looked, likewise
     late = status == Status.IN_PROGRESS
-    claim = Claim(operation, attempt + 1, token, found.record_id, interrupted=late)
+    claim = Claim(operation, attempt + 1, token, before.record_id, interrupted=late)
     mine.update(**_fresh(claim), pinned=pinned)
     return claim
 
@@ -58,12 +60,12 @@ def _locked(
 ) -> tuple[Any, ...] | None:
     """What a take-over depends on; the row is locked from here on."""
     skip = connections[dialect.using].features.has_select_for_update_skip_locked
-    told: QuerySet[Any, Any] = rows.annotate(
+    described: QuerySet[Any, Any] = rows.annotate(
         same=_is(fingerprint=operation.fingerprint),
         expired=_is(expires_at__lte=DatabaseNow()),
         interrupted=_is(lease_is_over()),
     )
-    free: Any = dialect.lockable(told, operation).select_for_update(skip_locked=skip)
+    free: Any = dialect.lockable(described, operation).select_for_update(skip_locked=skip)
     row: tuple[Any, ...] | None = free.values_list(
         "attempt", "status", "same", "expired", "interrupted", "hold", "pinned"
     ).first()

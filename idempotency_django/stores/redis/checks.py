@@ -48,11 +48,13 @@ def _info(node: Redis) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "decode_responses": True,
     }
-    asked = ConnectionPool(connection_class=pool.connection_class, max_connections=1, **options)
+    pool_of_one = ConnectionPool(
+        connection_class=pool.connection_class, max_connections=1, **options
+    )
     try:
-        info: dict[str, Any] = Redis(connection_pool=asked).info()
+        info: dict[str, Any] = Redis(connection_pool=pool_of_one).info()
     finally:
-        asked.disconnect()
+        pool_of_one.disconnect()
     return info
 
 

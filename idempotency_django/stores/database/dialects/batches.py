@@ -37,9 +37,13 @@ class Batching(Dialect):
     def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
         """The rows of these keys and scopes, as :meth:`read` has them, by key and scope."""
         keys, scopes = [key for key, _ in names], sorted({scope for _, scope in names})
-        asked: dict[str, Any] = {"keys": keys, "scopes": scopes, "grace": GRACE.total_seconds()}
+        parameters: dict[str, Any] = {
+            "keys": keys,
+            "scopes": scopes,
+            "grace": GRACE.total_seconds(),
+        }
         with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["read_many"], asked)
+            cursor.execute(self.sql["read_many"], parameters)
             return {(key, scope): tuple(row) for key, scope, *row in cursor.fetchall()}
 
     def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:

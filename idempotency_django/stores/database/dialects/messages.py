@@ -68,7 +68,9 @@ class CombinedMessages(Messages):
     ) -> None:
         self._connection = connection
         self._is_lost = is_lost
-        self._found = False  # BEGIN went with a claim that found a record; nothing was sent since
+        self._saw_record = (
+            False  # BEGIN went with a claim that found a record; nothing was sent since
+        )
         self._ended = False  # COMMIT went with the count of a replay
         self._tokens: set[str] = set()
         self._last: tuple[str, Parameters] | None = None
@@ -79,19 +81,19 @@ class CombinedMessages(Messages):
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        self._found = False
+        self._saw_record = False
         if not self._may_combine(_IDLE):
             yield
             return
         with self._connection.execute_wrapper(with_begin):
             yield
-        self._found = True
+        self._saw_record = True
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        self._ended, found = False, self._found
-        self._found = False
-        if not (found and self._may_combine(_IN_TRANSACTION)):
+        self._ended, saw_record = False, self._saw_record
+        self._saw_record = False
+        if not (saw_record and self._may_combine(_IN_TRANSACTION)):
             yield
             return
         with self._connection.execute_wrapper(with_commit):
@@ -103,7 +105,7 @@ class CombinedMessages(Messages):
             self._undo.append((sql, given))
 
     def claimed(self, claim: Claim) -> None:
-        self._found = False
+        self._saw_record = False
         self._tokens.add(claim.token)
 
     def keep(self, claim: Claim, sql: str, given: Parameters) -> bool:

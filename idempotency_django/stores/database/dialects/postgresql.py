@@ -131,10 +131,10 @@ class PostgreSQL(Batching):
         messages = self._messages()
         with connection.cursor() as cursor, messages.counting():
             cursor.execute(self.sql[statement], given)
-            found = cursor.fetchone()
-        if found is None:
+            values = cursor.fetchone()
+        if values is None:
             return None
-        *row, last_replayed_at = found
+        *row, last_replayed_at = values
         before = {"last_replayed_at": last_replayed_at, "id": row[0]}
         messages.counted(self.sql["uncount_replay"], before)
         return tuple(row)
