@@ -22,6 +22,8 @@ def app() -> Iterator[Celery]:
     before = Celery("before", set_as_current=False)
     with Celery("shop", broker="memory://", backend="redis://127.0.0.1:1/0") as app:
         app.conf.broker_transport_options = {"visibility_timeout": 10}
+        for shared in [name for name in app.tasks if not name.startswith("celery.")]:
+            del app.tasks[shared]  # of other tests: each new app gets them
         yield app
     before.set_current()
     Celery("default").set_current()

@@ -7,6 +7,8 @@ elsewhere (races over real processes, stores, bodies), the shortest proof of it 
 from __future__ import annotations
 
 import ast
+import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -242,9 +244,9 @@ class TestVarious:
 
     def test_session_advisory_locks(self) -> None:
         """Session locks are lost or leaked behind PgBouncer; here they end with the transaction."""
-        from idempotency_django.stores.database.dialects import PostgreSQL
-
-        assert "pg_try_advisory_xact_lock" in PostgreSQL.insert
+        sql = files("idempotency_django.stores.database.dialects") / "sql" / "postgresql.sql"
+        locks = set(re.findall(r"\w*advisory\w*", sql.read_text()))
+        assert locks == {"pg_try_advisory_xact_lock"}
 
     def test_lost_insert_race(self) -> None:
         """The loser of an insert race got a 500."""
