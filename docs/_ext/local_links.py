@@ -21,9 +21,10 @@ def make_local(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         target = reference.get("refuri", "")
         if not target.startswith(PUBLISHED):
             continue
-        page = target.removeprefix(PUBLISHED) or "index"
+        path, mark, section = target.removeprefix(PUBLISHED).partition("#")
+        page = path or "index"
         if page in app.env.found_docs:
-            reference["refuri"] = app.builder.get_relative_uri(docname, page)
+            reference["refuri"] = app.builder.get_relative_uri(docname, page) + mark + section
         else:
             logger.warning("There is no page %s", target, location=reference)
 
