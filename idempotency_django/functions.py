@@ -233,7 +233,7 @@ def _result(outcome: Outcome) -> CallOutcome:
         case Replayed(record):
             if record.payload is None or record.payload.body is None:
                 raise ResponseNotStored
-            return CallOutcome(json.loads(record.payload.body), replayed=True)
+            return CallOutcome(record.payload.result, replayed=True)
         case InProgress() | Held() | Mismatched():
             raise refusal(outcome)
         case _:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 
 class Status(StrEnum):
@@ -154,6 +155,19 @@ class Payload:
     def sent_headers(self) -> Iterator[tuple[str, str]]:
         """The headers that are sent with the answer."""
         return (pair for pair in self.headers if not pair[0].startswith(":"))
+
+    @property
+    def result(self) -> Any:
+        """What a function, a task or a handler of events returned, of which this is the answer.
+
+        An answer that was written by hand may be no JSON: an empty body is ``None``, and any other
+        is a text.
+        """
+        body = self.body or b"null"
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            return body.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

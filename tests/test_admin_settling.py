@@ -161,6 +161,8 @@ class TestCompleting:
             ({"body": "[" * 100_000}, "This is not JSON"),
             ({"content_type": "application/problem+json", "body": "no"}, "This is not JSON"),
             ({"content_type": ""}, "Enter the media type of the body."),
+            ({"body": ""}, "Enter JSON, such as null, or leave out the content type."),
+            ({"content_type": "application/problem+json", "body": ""}, "Enter JSON, such as null"),
             ({"status": 204}, "An answer with this status code has no body."),
             ({"content_type": "text"}, "Enter a media type, for example application/json."),
             ({"content_type": "text/plain\r\nSet-Cookie: a=b"}, "Enter a media type"),

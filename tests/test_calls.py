@@ -183,6 +183,15 @@ def test_in_progress_and_held() -> None:
     assert told == ["both"]
 
 
+@pytest.mark.parametrize(("body", "result"), [(b"", None), (b"done", "done"), (b"[1]", [1])])
+def test_completed_by_hand(body: bytes, result: Any) -> None:
+    """A result that an operator wrote by hand is returned, even if it is not JSON."""
+    call(MODES[0])
+    IdempotencyKey.objects.update(response_body=body)
+    assert call(MODES[0]) == result
+    assert effects() == 1
+
+
 def test_async() -> None:
     """A coroutine function is awaited, once."""
 

@@ -391,6 +391,31 @@ class TestFailures:
         assert billing.handle(paid()) == Handled(3)
         assert effects() == 1
 
+    @pytest.mark.parametrize(
+        ("kind", "body", "result"),
+        [
+            ("application/json", '{"given": "up"}', {"given": "up"}),
+            ("application/json", "null", None),
+            ("", "", None),
+            ("text/plain", "given up", "given up"),
+        ],
+    )
+    def test_given_up(self, kind: str, body: str, result: Any) -> None:
+        """A parked event that an operator completes is a duplicate from then on, in any body."""
+        billing = consumer(max_attempts=1)
+        poison = paid(data={"reference": "a", "poison": True})
+        with pytest.raises(MessageParked):
+            billing.handle(poison)
+        row = IdempotencyKey.objects.held().get()
+        answer = {"attempt": row.attempt, "status": 200, "content_type": kind, "body": body}
+        client = member("view_idempotencykey", "settle")
+        told = client.post(detail(row, "complete"), answer | {"reason": "Lost."}, follow=True)
+        assert messages(told) == ["The idempotency key was completed by hand."]
+        assert billing.handle(poison) == Duplicate(result)
+        neighbour = paid("2")
+        assert billing.handle_many([neighbour, poison])[1] == Duplicate(result)
+        assert billing.handle(neighbour) == Duplicate({"id": "2", "attempt": 1})
+
     def test_parked_is_not_purged(self) -> None:
         """A parked event is kept past its lifetime."""
         billing = consumer(max_attempts=1, ttl=timedelta(milliseconds=1))

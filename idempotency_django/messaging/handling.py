@@ -137,8 +137,10 @@ class Handling:
             case engine.Executed(result):
                 return Handled(result)
             case engine.Replayed(record):
-                body = record.payload.body if record.payload else None
-                return Duplicate(None, kept=False) if body is None else Duplicate(json.loads(body))
+                payload = record.payload
+                if payload is None or payload.body is None:
+                    return Duplicate(None, kept=False)
+                return Duplicate(payload.result)
             case engine.Held():
                 error: IdempotencyError = self._is_parked("An earlier attempt at it")
             case engine.InProgress() | engine.Mismatched():

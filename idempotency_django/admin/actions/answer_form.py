@@ -94,11 +94,15 @@ class AnswerForm(forms.Form):
         if body and given.get("content_type") == "":
             self.add_error("content_type", _("Enter the media type of the body."))
         media_type, _parameters = parse_header_parameters(given.get("content_type", ""))
-        if body and media_type.endswith(("/json", "+json")):
+        bodiless = given.get("status") in BODILESS
+        if body is not None and not bodiless and media_type.endswith(("/json", "+json")):
             self._check_json(body)
         return given
 
     def _check_json(self, body: str) -> None:
+        if not body:
+            self.add_error("body", _("Enter JSON, such as null, or leave out the content type."))
+            return
         try:
             json.loads(body)
         except (ValueError, RecursionError) as error:
