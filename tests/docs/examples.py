@@ -19,7 +19,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,9 @@ class Urls:
 class Page:
     """One document, and what its examples have done so far."""
 
-    def __init__(self, path: Path, settings: Any, client: Any) -> None:
+    def __init__(self, path: Path, settings: Any, client: Any, broker: Callable[[], str]) -> None:
         self.settings = settings
+        self.broker = broker
         self.client = client
         self.response: Any = None
         parsers = [

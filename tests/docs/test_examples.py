@@ -27,12 +27,20 @@ def name(path: Path) -> str:
 
 @pytest.mark.django_db(transaction=True, reset_sequences=True)
 @pytest.mark.parametrize("path", [path for path in PAGES if path != TUTORIAL], ids=name)
-def test_examples(path: Path, settings, client: Client) -> None:
+def test_examples(path: Path, settings, client: Client, request: pytest.FixtureRequest) -> None:
     """The examples of a page do what the page says."""
     settings.ROOT_URLCONF = "shop.urls"
     settings.DEBUG = False
     client.force_login(User.objects.create_user("alice", password="alice"))
-    Page(path, settings, client).run()
+    Page(path, settings, client, lambda: broker(request)).run()
+
+
+def broker(request: pytest.FixtureRequest) -> str:
+    """The URL of RabbitMQ, or of kombu's own where there is none."""
+    try:
+        return str(request.getfixturevalue("rabbit").url)
+    except pytest.skip.Exception:
+        return "memory://"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
