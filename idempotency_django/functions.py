@@ -158,7 +158,7 @@ def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
         outcome = engine.run(plan.store, plan.operation, execute, _raise)
         if isinstance(outcome, Executed):
             return CallOutcome(outcome.response, replayed=False)
-        return _result(outcome)
+        return _result(outcome, plan)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
         raise
@@ -171,7 +171,7 @@ async def _aoutcome(policy: Policy | None, key: str, scope: str, call: _Asked) -
         return _answer(plan, await call[1](execution))
 
     try:
-        return _result(await engine.arun(plan.store, plan.operation, execute, _raise))
+        return _result(await engine.arun(plan.store, plan.operation, execute, _raise), plan)
     except IdempotencyError as error:
         error.foreign = True
         raise
@@ -226,7 +226,7 @@ def _raise(error: Exception) -> Result:
     raise error
 
 
-def _result(outcome: Outcome) -> CallOutcome:
+def _result(outcome: Outcome, plan: Plan) -> CallOutcome:
     match outcome:
         case Executed(result):
             return CallOutcome(result, replayed=False)
@@ -235,7 +235,7 @@ def _result(outcome: Outcome) -> CallOutcome:
                 raise ResponseNotStored
             return CallOutcome(record.payload.result, replayed=True)
         case InProgress() | Held() | Mismatched():
-            raise refusal(outcome)
+            raise refusal(outcome, f"The key {plan.operation.key!r} of {plan.operation.name}")
         case _:
             assert_never(outcome)
 

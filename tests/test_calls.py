@@ -101,7 +101,7 @@ def test_fingerprint(policy: Policy) -> None:
     """The same key for something else is refused; the order of members does not matter."""
     call(policy, fingerprint={"amount": 1, "to": "bob"})
     call(policy, fingerprint={"to": "bob", "amount": 1})
-    with pytest.raises(FingerprintMismatch):
+    with pytest.raises(FingerprintMismatch, match=r"'order-17' of pay is on record with"):
         call(policy, fingerprint={"amount": 2, "to": "bob"})
     assert effects() == 1
 
@@ -168,13 +168,13 @@ def test_in_progress_and_held() -> None:
     told: list[str] = []
 
     def meddle(execution: ExecutionContext) -> Any:
-        with pytest.raises(OperationInProgress) as refused:
+        with pytest.raises(OperationInProgress, match=r"'order-17' of .*meddle is") as refused:
             call(policy, meddle)
         assert refused.value.remaining is not None
         assert 0 < refused.value.remaining <= 30
         past = DatabaseNow() - timedelta(seconds=1)
         IdempotencyKey.objects.update(lease_expires_at=past)
-        with pytest.raises(OperationHeld):
+        with pytest.raises(OperationHeld, match=r"failed or was interrupted.*in the admin"):
             call(policy, meddle)
         told.append("both")
         return None

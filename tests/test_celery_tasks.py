@@ -79,7 +79,7 @@ def test_by_a_key(app: Celery, key: Any) -> None:
     assert pay.apply_async(kwargs={"amount": 5, "order_id": 17}).get() == first
     assert pay.apply_async((18, 5)).get() != first
     assert effects("order-17") == 1
-    with pytest.raises(FingerprintMismatch):
+    with pytest.raises(FingerprintMismatch, match=rf"'order-17' of {pay.name} is on record"):
         pay.apply_async((17, 6))
 
 

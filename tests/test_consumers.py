@@ -244,7 +244,7 @@ class TestIdentity:
         billing = consumer()
         billing.on("order.refunded")(book)
         billing.handle(paid())
-        with pytest.raises(FingerprintMismatch):
+        with pytest.raises(FingerprintMismatch, match="The event '1' of '/shop' for billing order"):
             billing.handle(paid(**other))
         assert Effect.objects.count() == 1
 
@@ -275,6 +275,12 @@ class TestIdentity:
         """A consumer's name cannot be taken for a part of a source."""
         with pytest.raises(ValueError, match="cannot be called"):
             Consumer(name)
+
+    @pytest.mark.parametrize("handler", [lambda event: None, lambda event, *, execution: None])
+    def test_handler_that_cannot_be_called(self, handler: Any) -> None:
+        """A handler that does not take an event and its execution is refused where it is made."""
+        with pytest.raises(ImproperlyConfigured, match="cannot be called with.*event, execution"):
+            consumer("billing", handler)
 
     def test_two_handlers(self) -> None:
         """A type has one handler."""
@@ -368,7 +374,7 @@ class TestFailures:
         assert calls == [1, 2, 3]
         assert billing.handle_many([paid()])[0].rejected
 
-    def test_released(self) -> None:
+    def test_released(self, caplog: pytest.LogCaptureFixture) -> None:
         """An operator who releases a parked event has the next delivery run it once more."""
         healthy = []
 
@@ -384,8 +390,10 @@ class TestFailures:
         row = IdempotencyKey.objects.held().get()
         assert "the reason" in row.error
         _release(row)
+        caplog.clear()
         with pytest.raises(MessageParked):  # it fails again: it has no attempts left
             billing.handle(paid())
+        assert "is held after attempt 2 (max_attempts=1), until" in caplog.text
         _release(IdempotencyKey.objects.get())
         healthy.append(True)
         assert billing.handle(paid()) == Handled(3)

@@ -70,7 +70,7 @@ def evaluate(
     """
     if conditions.if_match is not None:
         if not _matches(conditions.if_match, etag, exists=exists, strong=True):
-            raise _failed(conditions.if_match)
+            raise _failed(conditions.if_match, etag)
     elif not _unmodified(conditions.if_unmodified_since, modified):
         raise PreconditionFailed
     if conditions.if_none_match is not None:
@@ -126,7 +126,18 @@ def _matches(header: str, etag: str | None, *, exists: bool, strong: bool) -> bo
     return any(compare(given, etag) for given in _ETAGS.findall(header))
 
 
-def _failed(if_match: str) -> PreconditionFailed:
+def _failed(if_match: str, etag: str | None) -> PreconditionFailed:
+    if etag is not None and any(equal_weakly(tag, etag) for tag in _ETAGS.findall(if_match)):
+        return PreconditionFailed(
+            "If-Match compares ETags strongly, and a weak one (W/) never matches, so the request "
+            "was not executed. "
+            + (
+                "The ETag of this resource is weak: its server must give it a strong one."
+                if etag.startswith("W/")
+                else 'Send it without the W/, such as If-Match: "3". If you received it with the '
+                "W/, what compresses the answers has added it."
+            )
+        )
     if if_match.strip() == ANY or _ETAGS.search(if_match):
         return PreconditionFailed()
     return PreconditionFailed(

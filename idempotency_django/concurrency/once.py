@@ -198,8 +198,9 @@ class _OncePer:
 
 
 _DELETED = (
-    "The {} was made, and deleted since, so it is not made again. To allow it, delete the "
-    "idempotency record as well."
+    "The {} was made, and deleted since, so it is not made again: this may be a late retry. To "
+    "make another one on purpose, give it another natural key, for example with the number of the "
+    "attempt."
 )
 
 

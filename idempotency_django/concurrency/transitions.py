@@ -163,4 +163,6 @@ def illegal(obj: models.Model, state: Any, *targets: Any) -> IllegalTransition:
 def missing(obj: models.Model) -> ObjectDoesNotExist:
     """The model's own error for a row that is gone."""
     error: type[ObjectDoesNotExist] = type(obj).DoesNotExist  # type: ignore[attr-defined]
+    if obj._state.adding:
+        return error(f"The {obj._meta.verbose_name} is not saved, so no row can be moved. Save it.")
     return error(f"The {obj._meta.verbose_name} {obj.pk} does not exist.")

@@ -88,19 +88,36 @@ Recover = Callable[[Exception], Result]
 Outcome = Executed | Replayed | InProgress | Held | Mismatched
 
 
-def refusal(outcome: InProgress | Held | Mismatched) -> IdempotencyError:
-    """The error that tells the caller why nothing was executed and nothing is replayed."""
+def refusal(outcome: InProgress | Held | Mismatched, what: str = "") -> IdempotencyError:
+    """The error that tells the caller why nothing was executed and nothing is replayed.
+
+    Args:
+        outcome: what was found.
+        what: names the operation in the log of a program that executes many, such as "The event
+            'e-17' of '/shop'". By default, the error is about the caller's own request.
+    """
     match outcome:
         case InProgress(remaining):
-            error = OperationInProgress()
+            error = OperationInProgress(what and what + _IN_PROGRESS)
             error.remaining = remaining
             return error
         case Held():
-            return OperationHeld()
+            return OperationHeld(what and what + _HELD)
         case Mismatched():
-            return FingerprintMismatch()
+            return FingerprintMismatch(what and what + _MISMATCHED)
         case _:
             assert_never(outcome)
+
+
+_IN_PROGRESS: Final = " is being executed elsewhere. Try again later to get the result."
+_HELD: Final = (
+    " is held, because its last attempt failed or was interrupted. It is not executed again until "
+    "an operator completes or releases its record in the admin."
+)
+_MISMATCHED: Final = (
+    " is on record with other content, so nothing was executed. Look at its record in the admin. "
+    "If this is another operation, give it an id or a key of its own."
+)
 
 
 UNCERTAIN_ERRORS: Final = (OperationalError, InterfaceError)

@@ -181,7 +181,7 @@ def hold_exhausted(store: Store, claim: Claim) -> bool:
 def log_held(claim: Claim, error: str) -> None:
     """Tell the operator, who must settle it."""
     logger.error(
-        "%s is held after attempt %d of %d, until an operator settles it: %s (key %s)",
+        "%s is held after attempt %d (max_attempts=%d), until an operator settles it: %s (key %s)",
         claim.operation.name,
         claim.attempt,
         claim.operation.max_attempts,

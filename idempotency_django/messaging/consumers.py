@@ -18,7 +18,7 @@ from ..policy.canonical import canonical, content_digest
 from .events import Event
 from .handling import Handler, Handling, alone, together
 from .outcomes import Duplicate, Failed, Handled, Outcome
-from .policies import policy_of
+from .policies import policy_of, refuse_unfit
 
 METHOD: Final = "EVENT"
 """What stands for the HTTP method in the audit."""
@@ -28,9 +28,7 @@ _Handler = TypeVar("_Handler", bound=Handler)
 
 
 class Consumer:
-    """Handles each event once; a redelivered event gets the result of the first time.
-
-    ::
+    """Handles each event once; a redelivered event gets the first result. ::
 
         billing = Consumer("billing")
 
@@ -99,6 +97,7 @@ class Consumer:
 
         Raises:
             ValueError: no type is given, or one of them has a handler already.
+            ImproperlyConfigured: the function cannot be called with an event and an execution.
         """
         if not types:
             raise ValueError("Consumer.on() needs a type of events, such as 'order.paid'.")
@@ -109,6 +108,7 @@ class Consumer:
             )
 
         def register(handler: _Handler) -> _Handler:
+            refuse_unfit(handler, self.name)
             self._handlers.update(dict.fromkeys(types, handler))
             return handler
 

@@ -144,7 +144,8 @@ class Handling:
             case engine.Held():
                 error: IdempotencyError = self._is_parked("An earlier attempt at it")
             case engine.InProgress() | engine.Mismatched():
-                error = engine.refusal(ended)
+                what = f"The event {self.event.id!r} of {self.event.source!r}"
+                error = engine.refusal(ended, f"{what} for {self.plan.operation.name}")
             case _:
                 assert_never(ended)
         error.foreign = True  # a request that made the call is another operation

@@ -1,9 +1,11 @@
-"""The policies of consumers."""
+"""What a consumer is declared with: its policy and its handlers."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -11,6 +13,24 @@ from ..policy import UNSET, Policy
 
 LIFETIME: Final = timedelta(days=30)
 """How long a consumer remembers an event, unless it or its policy says otherwise."""
+
+
+def refuse_unfit(handler: Callable[..., Any], name: str) -> None:
+    """Refuse a handler that no event could be given to.
+
+    Raises:
+        ImproperlyConfigured: it does not take an event and an execution.
+    """
+    try:
+        inspect.signature(handler).bind("event", "execution")
+    except TypeError as error:
+        raise ImproperlyConfigured(
+            f"The handler {getattr(handler, '__qualname__', handler)} of the consumer {name!r} "
+            f"cannot be called with an event and its execution: {error}. Declare it as "
+            "def handler(event, execution)."
+        ) from None
+    except ValueError:  # a callable that does not tell its signature
+        return
 
 
 def policy_of(name: str, policy: Policy | None, ttl: timedelta | None, store: str | None) -> Policy:

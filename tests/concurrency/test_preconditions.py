@@ -309,7 +309,9 @@ class TestChanges:
         """With another ETag it is refused, and nothing is executed."""
         ticket.save()
         for header in ('"1"', 'W/"2"', "2"):
-            assert_problem(send(at, ticket, If_Match=header), 412, "precondition-failed")
+            answer = send(at, ticket, If_Match=header)
+            assert_problem(answer, 412, "precondition-failed")
+            assert ("without the W/" in answer.json()["detail"]) == (header == 'W/"2"')
         assert (Ticket.objects.get().title, effects()) == ("a", 0)
 
     @every
@@ -435,7 +437,10 @@ class TestReads:
     def test_weak(self, ticket: Ticket) -> None:
         """A weak ETag spares a transfer, and allows no change."""
         assert send("weak", ticket, "get", If_None_Match='"1"').status_code == 304
-        assert send("weak", ticket, If_Match='W/"1"').status_code == 412
+        for header in ('"1"', 'W/"1"'):
+            refused = send("weak", ticket, If_Match=header)
+            assert_problem(refused, 412, "precondition-failed")
+            assert "must give it a strong one" in refused.json()["detail"]
         assert send("weak", ticket).status_code == 200
         date = "Sat, 29 Oct 1994 19:43:31 GMT"
         assert send("weak", ticket, "get", If_Modified_Since=date).status_code == 304

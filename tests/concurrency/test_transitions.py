@@ -65,6 +65,11 @@ class TestTransition:
             assert obj.state == "paid"
         assert effects(ticket._state.db) == 1
 
+    def test_unsaved(self, using: str) -> None:
+        """An object without a row is refused with what to do."""
+        with pytest.raises(Ticket.DoesNotExist, match="is not saved, so no row can be moved"):
+            transition(Ticket(title="a"), "pending", "paid")
+
     def test_illegal(self, ticket: Ticket) -> None:
         """From another state it is refused, naming both; the object stays as it was."""
         with pytest.raises(IllegalTransition, match=r"state 'pending'.*cannot become 'shipped'"):

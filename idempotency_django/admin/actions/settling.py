@@ -87,8 +87,8 @@ class Complete(AnswerForm, Settlement):
             )
             % {"time": until.exactly, "age": until.age},
             _(
-                "What the interrupted attempt has done stays done, and what it has not done stays "
-                "undone. Find out which, so that the answer is true."
+                "What the last attempt has done stays done, and what it has not done, or what was "
+                "rolled back, stays undone. Find out which, so that the answer is true."
             ),
             _(
                 "If the original process is merely late, it can no longer complete; its client "
@@ -137,8 +137,9 @@ class Release(Settlement):
             _("The next retry executes the operation again. Without a retry, nothing happens."),
             _resumption(self.record),
             _(
-                "Whatever else the interrupted attempt has done is done a second time, unless the "
-                "other side recognises it by its derived key. Find that out first."
+                "Whatever else the last attempt has done, and was not rolled back, is done a "
+                "second time, unless the other side recognises it by its derived key. Find that "
+                "out first."
             ),
             _("If the original process is merely late, it can no longer complete."),
         ]
