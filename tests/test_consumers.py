@@ -279,7 +279,7 @@ class TestIdentity:
     @pytest.mark.parametrize("handler", [lambda event: None, lambda event, *, execution: None])
     def test_handler_that_cannot_be_called(self, handler: Any) -> None:
         """A handler that does not take an event and its execution is refused where it is made."""
-        with pytest.raises(ImproperlyConfigured, match="cannot be called with.*event, execution"):
+        with pytest.raises(ImproperlyConfigured, match=r"cannot be called with.*event, execution"):
             consumer("billing", handler)
 
     def test_two_handlers(self) -> None:
