@@ -6,10 +6,12 @@ import json
 from typing import Any
 from uuid import uuid4
 
+from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
 
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.testing import eventually, in_threads
 from tests.models import Effect
 
 
@@ -73,3 +75,34 @@ def assert_problem(response: HttpResponse, status: int, slug: str) -> dict[str, 
     assert problem["title"]
     assert problem["detail"]
     return problem
+
+
+def cut_connection() -> None:
+    """End the connection of this thread, from another one."""
+    mine, alive, kill = {
+        "postgresql": (
+            "SELECT pg_backend_pid()",
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = %s",
+            "SELECT pg_terminate_backend(%s)",
+        ),
+        "mysql": (
+            "SELECT CONNECTION_ID()",
+            "SELECT count(*) FROM information_schema.processlist WHERE id = %s",
+            "KILL %s",
+        ),
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(mine)
+        [number] = cursor.fetchone()
+
+    def cut() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(kill, [number])
+
+            def gone() -> bool:
+                cursor.execute(alive, [number])
+                return bool(cursor.fetchone() == (0,))
+
+            eventually(gone)
+
+    in_threads([cut])

@@ -66,7 +66,16 @@ from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, an_operation, eventually, in_threads
 from tests.models import Effect
-from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post, record
+from tests.support import (
+    assert_problem,
+    assert_replays,
+    cut_connection,
+    effects,
+    is_replay,
+    new_key,
+    post,
+    record,
+)
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -1225,7 +1234,7 @@ class TestBrokenConnection:
     def test_returns(self) -> None:
         """A handler that does not notice is completed, on another connection."""
         store, operation = DatabaseStore("default"), leased()
-        assert isinstance(attempt(store, operation, lambda e: _cut()), Executed)
+        assert isinstance(attempt(store, operation, lambda e: cut_connection()), Executed)
         assert found(store, operation).payload == STORED
 
     def test_raises(self) -> None:
@@ -1233,7 +1242,7 @@ class TestBrokenConnection:
         store, operation = DatabaseStore("default"), leased()
 
         def handler(execution: ExecutionContext) -> None:
-            _cut()
+            cut_connection()
             Effect.objects.count()
 
         with pytest.raises((DatabaseError, InterfaceError)):
@@ -1245,40 +1254,9 @@ class TestBrokenConnection:
         """So does a step that could not be stored."""
         store, operation = DatabaseStore("default"), leased()
         with pytest.raises((DatabaseError, InterfaceError, StoreUnavailable)):
-            attempt(store, operation, lambda e: e.step("a", _cut))
+            attempt(store, operation, lambda e: e.step("a", cut_connection))
         assert found(store, operation).status is Status.FAILED
         assert attempt(store, operation, lambda e: e.step("a", lambda: 1)) == Executed(1)
-
-
-def _cut() -> None:
-    """End the connection of this thread, from another one."""
-    mine, alive, kill = {
-        "postgresql": (
-            "SELECT pg_backend_pid()",
-            "SELECT count(*) FROM pg_stat_activity WHERE pid = %s",
-            "SELECT pg_terminate_backend(%s)",
-        ),
-        "mysql": (
-            "SELECT CONNECTION_ID()",
-            "SELECT count(*) FROM information_schema.processlist WHERE id = %s",
-            "KILL %s",
-        ),
-    }[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.execute(mine)
-        [number] = cursor.fetchone()
-
-    def cut() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(kill, [number])
-
-            def gone() -> bool:
-                cursor.execute(alive, [number])
-                return bool(cursor.fetchone() == (0,))
-
-            eventually(gone)
-
-    in_threads([cut])
 
 
 class TestInterrupted:

@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from .. import signals
-from ..errors import ClaimLost, StoreUnavailable
-from ..records import Claim, Operation, Payload, Record
+from ..errors import StoreUnavailable
+from ..errors.operations import ROLLED_BACK_MESSAGE
+from ..records import Operation
 from ..stores import Store
 from . import run
-from .context import CURRENT, ExecutionContext
-from .outcomes import (
-    Executed,
-    InProgress,
-    Mismatched,
-    Outcome,
-    Replayed,
-    Result,
-    announce,
-    announcement,
-    decide,
-    send,
-)
+from .context import ExecutionContext
+from .joint import AtFault, Attempt, Item
+from .outcomes import InProgress, Mismatched, Outcome, Result
 
-logger = logging.getLogger("idempotency_django")
+__all__ = ["Item", "run_many"]
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One of the operations of a batch.
-
-    Attributes:
-        operation: what to execute.
-        execute: executes it.
-    """
-
-    operation: Operation
-    execute: Callable[[ExecutionContext], Result]
-
-
-class _AtFault(Exception):  # carries the position of an item out of a transaction
-    def __init__(self, position: int) -> None:
+class _Unreachable(Exception):  # the store, once more, before anything is executed
+    def __init__(self, error: StoreUnavailable) -> None:
         super().__init__()
-        self.position = position
+        self.error = error
 
 
 def run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
@@ -55,8 +30,8 @@ def run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
     alone (which records its failure), and the ones after it follow together. So nobody's failure
     undoes a neighbour, and their order stays. Alone
     means as by :func:`~idempotency_django.engine.run`; it is also the way of operations with a
-    lease. Where nobody knows whose the failure is, because it came at the COMMIT, each is executed
-    alone.
+    lease. Where nobody knows whose the failure is, because it came at the COMMIT or the connection
+    is lost, each is executed alone. If the store cannot be reached then, no further one is tried.
 
     Args:
         store: where the records live.
@@ -73,6 +48,8 @@ class _Batch:
         self.store = store
         self.items = items
         self._ended: dict[int, Outcome | Exception] = {}
+        self._lost: dict[int, StoreUnavailable] = {}
+        """What to say of those that were executed, if the store stays out of reach."""
 
     def ended(self) -> list[Outcome | Exception]:
         everyone = range(len(self.items))
@@ -84,31 +61,79 @@ class _Batch:
             pending = [[index] for index in reversed(everyone)]
         while pending:
             indices = pending.pop()
-            if len(indices) > 1:
-                pending += reversed(self._together(indices))
-            elif indices:
-                self._alone(indices[0])
+            try:
+                if len(indices) > 1:
+                    pending += reversed(self._together(indices))
+                elif indices:
+                    self._alone(indices[0])
+            except _Unreachable as unreachable:
+                for index in everyone:
+                    told = self._lost.get(index, unreachable.error)
+                    self._ended.setdefault(index, told)
+                break
         return [self._ended[index] for index in everyone]
 
     def _alone(self, index: int) -> None:
-        item = self.items[index]
+        item, begun, finished = self.items[index], False, False
+
+        def execute(execution: ExecutionContext) -> Result:
+            nonlocal begun, finished
+            begun = True
+            result = item.execute(execution)
+            finished = True
+            return result
+
+        ended: Outcome | Exception
         try:
-            self._ended[index] = run(self.store, item.operation, item.execute, _raise)
+            ended = run(self.store, item.operation, execute, _raise)
         except Exception as error:  # noqa: BLE001  # it is the item's, whatever it is
-            self._ended[index] = error
+            ended = error
+        if self._lost and isinstance(ended, StoreUnavailable):
+            if not begun:
+                raise _Unreachable(ended)
+            if finished and not ended.rolled_back:
+                ended = self._looked_up(item, ended)
+        self._ended[index] = ended
+
+    def _looked_up(self, item: Item, error: StoreUnavailable) -> Outcome | Exception:
+        """What became of an item whose COMMIT was not confirmed.
+
+        If it was rolled back, that is recorded as a failure: who loses the connection at each
+        attempt is to run out of them.
+        """
+        known = StoreUnavailable(ROLLED_BACK_MESSAGE)
+        known.__cause__ = error
+
+        def execute(_: ExecutionContext) -> Result:
+            raise known
+
+        try:
+            return run(self.store, item.operation, execute, _raise)
+        except Exception as again:  # noqa: BLE001  # then nobody knows
+            return known if again is known else error
 
     def _together(self, indices: list[int]) -> list[list[int]]:
         """Execute items in one transaction; return those that are not executed yet, in groups."""
         first, again = self._told_apart(indices)
-        attempt = _Attempt(self.store, [self.items[index] for index in first])
+        attempt = Attempt(self.store, [self.items[index] for index in first])
         try:
             outcomes = attempt.outcomes()
-        except _AtFault as fault:
+        except AtFault as fault:
             culprit = indices.index(first[fault.position])
-            return [indices[:culprit], [indices[culprit]], indices[culprit + 1 :]]
+            after = indices[culprit + 1 :]
+            if not attempt.is_lost:
+                return [indices[:culprit], [indices[culprit]], after]
+            # One before it may have lost the connection, and it was the first to notice.
+            suspects = indices[: culprit + 1]
+            self._lost |= dict.fromkeys(suspects, attempt.lost(None))
+            return [*([index] for index in suspects), after]
         except Exception as error:  # noqa: BLE001  # one of the store's, or one at the COMMIT
-            if attempt.claimed and not isinstance(error, StoreUnavailable):
+            if attempt.claimed:
+                if attempt.is_lost or isinstance(error, StoreUnavailable):
+                    self._lost |= dict.fromkeys(indices, attempt.lost(error))
                 return [[index] for index in indices]  # alone, each meets its own
+            if self._lost and isinstance(error, StoreUnavailable):
+                raise _Unreachable(error) from None
             self._ended |= dict.fromkeys(indices, error)
             return []
         left = []
@@ -136,83 +161,6 @@ class _Batch:
                 return record.fingerprint not in operation.aliases
             case _:
                 return True
-
-
-class _Attempt:
-    """One transaction, with all that is claimed and executed in it."""
-
-    def __init__(self, store: Store, items: Sequence[Item]) -> None:
-        self.store = store
-        self.items = items
-        self.claimed = False
-        self._answers: list[tuple[Claim, Payload]] = []
-        self._committed = False
-
-    def outcomes(self) -> list[Outcome]:
-        """What became of each item.
-
-        Raises:
-            _AtFault: an item failed, and all of them are rolled back.
-            Exception: all of them are rolled back, or nobody knows.
-        """
-        outcomes: list[Outcome] = []
-        try:
-            with self.store.transaction():
-                claim_or_record = self.store.acquire_many([item.operation for item in self.items])
-                self.claimed = True
-                self.store.on_commit(self._announce)  # before the handlers' own hooks
-                with self.store.unbroken(f"a batch of {len(self.items)}"):
-                    for position, record in enumerate(claim_or_record):
-                        outcomes.append(self._outcome(position, record))
-                if not all(self.store.complete_many(self._answers)):
-                    raise ClaimLost
-                self._count_replays(outcomes)
-        except Exception:
-            if not self._committed:
-                raise
-            logger.exception(
-                "What was to follow the commit of a batch of %d operations failed. The operations "
-                "are committed, and are not executed again.",
-                len(self.items),
-            )
-        self._announce_others(outcomes)
-        return outcomes
-
-    def _outcome(self, position: int, claim_or_record: Claim | Record) -> Outcome:
-        item = self.items[position]
-        if not isinstance(claim_or_record, Claim):
-            return decide(claim_or_record, item.operation)
-        if claim_or_record.interrupted:
-            raise _AtFault(position)  # alone, it is held if its attempts are used up
-        execution = ExecutionContext(self.store, claim_or_record, None)
-        token = CURRENT.set(execution)
-        try:
-            result = item.execute(execution)
-        except Exception:  # noqa: BLE001  # it is executed again, alone, and raises there
-            raise _AtFault(position) from None
-        finally:
-            CURRENT.reset(token)
-        if not isinstance(result.payload, Payload):
-            raise _AtFault(position)
-        self._answers.append((claim_or_record, result.payload))
-        return Executed(result.response)
-
-    def _count_replays(self, outcomes: list[Outcome]) -> None:
-        pairs = zip(self.items, outcomes, strict=True)
-        replays = [(o.record, i.operation) for i, o in pairs if isinstance(o, Replayed)]
-        self.store.record_replays([each for each in replays if not each[0].counted])
-
-    def _announce(self) -> None:
-        self._committed = True
-        for claim, payload in self._answers:
-            announce(signals.claimed, claim)
-            announce(signals.completed, claim, payload=payload)
-
-    def _announce_others(self, outcomes: list[Outcome]) -> None:
-        for item, outcome in zip(self.items, outcomes, strict=True):
-            message = announcement(outcome)
-            if message:
-                send(message[0], item.operation, **message[1])
 
 
 def _raise(error: Exception) -> Result:

@@ -8,6 +8,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 
+from ..errors import StoreUnavailable
+from ..errors.operations import ROLLED_BACK_MESSAGE
+
 _IN_A_BLOCK: Final = "when an 'atomic' block is active"
 _DURABLE: Final = "A durable atomic block cannot be nested"
 _FIRST: Final = (
@@ -27,7 +30,7 @@ def explained(error: Exception, operation: str, using: str | None) -> Exception:
     """
     what = _reason(error, using)
     if not what:
-        return error
+        return _rolled_back(error) if isinstance(error, StoreUnavailable) else error
     better = ImproperlyConfigured(
         f"{what} within a transaction, and {operation} runs in one: its idempotency policy is "
         "transactional, so that its effects and its answer commit together. Do that outside the "
@@ -35,6 +38,15 @@ def explained(error: Exception, operation: str, using: str | None) -> Exception:
         "transaction.non_atomic_requests."
     )
     better.__cause__ = error
+    return better
+
+
+def _rolled_back(error: StoreUnavailable) -> StoreUnavailable:
+    """The error, which does not say any more that nothing was executed."""
+    if error.foreign or error.detail != error.default_detail:
+        return error
+    better = StoreUnavailable(ROLLED_BACK_MESSAGE)
+    better.rolled_back, better.__cause__ = True, error
     return better
 
 

@@ -136,7 +136,8 @@ class Run:
         except IdempotencyError as error:
             if not (self._claimed and isinstance(error, StoreUnavailable) and error.rolled_back):
                 raise
-            self._error, result = error, failure(error)
+            self._error = explained(error, self.operation.name, self.store.using)
+            result = failure(self._error)
         except Exception as error:
             if not self._claimed or self._committed:  # then it was raised by a hook
                 raise

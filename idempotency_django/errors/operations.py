@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .base import IdempotencyError
 
 
@@ -114,6 +116,18 @@ class AnswerNotAcceptable(IdempotencyError):
         "answer was stored in a media type that this request's Accept header does not admit. "
         "Retry with the Accept header of the first request."
     )
+
+
+UNCONFIRMED_MESSAGE: Final = (
+    "The database did not confirm the commit of the operation, so nobody knows whether it was "
+    "committed. Retry later with the same key: the retry gets the answer, or executes the "
+    "operation."
+)
+
+ROLLED_BACK_MESSAGE: Final = (
+    "The connection to the database was lost before the operation was committed, so nothing of it "
+    "is committed. Retry later with the same key."
+)
 
 
 class StoreUnavailable(IdempotencyError):

@@ -13,6 +13,7 @@ from django.db import Error as DatabaseFault
 from django.db import InterfaceError, OperationalError, connections, transaction
 
 from ...errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
+from ...errors.operations import UNCONFIRMED_MESSAGE
 from ...records import Claim
 from ..atomic_blocks import outside_pools
 from ..base import Store
@@ -20,7 +21,6 @@ from .dialects import DIALECTS, CombinedMessages, Dialect
 from .faults import raise_translated, translated
 from .transactions import (
     REFUSED_MESSAGE,
-    UNCONFIRMED_MESSAGE,
     forbid_atomic_block,
     log_ended,
     statement_refused,

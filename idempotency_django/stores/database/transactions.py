@@ -13,12 +13,6 @@ from ..atomic_blocks import is_open
 logger = logging.getLogger("idempotency_django")
 
 
-UNCONFIRMED_MESSAGE: Final = (
-    "The database did not confirm the commit of the operation, so nobody knows whether it was "
-    "committed. Retry later with the same key: the retry gets the answer, or executes the "
-    "operation."
-)
-
 REFUSED_MESSAGE: Final = (
     "The database could not commit because of a conflict with another transaction, and has "
     "rolled back. Retry later with the same key."

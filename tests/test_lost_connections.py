@@ -1,0 +1,143 @@
+"""Batches whose connection is lost: only the event that loses it fails, and its attempts count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections
+
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.errors import MessageParked, StoreUnavailable
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.messaging.outcomes import Duplicate, Failed, Handled
+from idempotency_django.models import IdempotencyKey
+from tests.models import Effect
+from tests.support import cut_connection, effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SIZE = 5
+LOSSES = {"cut": cut_connection, "closed": connections.close_all}
+needs_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
+
+
+@pytest.fixture(params=[pytest.param("cut", marks=needs_server), "closed"])
+def lose(request: pytest.FixtureRequest) -> Callable[[], object]:
+    """How a handler loses its connection; only the next statement notices."""
+    return LOSSES[request.param]
+
+
+def consumer(lose: Callable[[], object], *, writes: bool = True, max_attempts: int = 2) -> Consumer:
+    """A consumer whose handler loses its connection if the event says so.
+
+    Args:
+        lose: how.
+        writes: whether the handlers of the other events write, and so notice it.
+        max_attempts: after which an event is parked.
+    """
+    made = Consumer("billing", max_attempts=max_attempts)
+
+    @made.on("order.paid")
+    def book(event: Event, execution: ExecutionContext) -> Any:
+        if writes or event.data["loses"]:
+            Effect.objects.create(reference=event.id)
+        if event.data["loses"]:
+            lose()
+        return event.id
+
+    return made
+
+
+def batch(*places: int) -> list[Event]:
+    """Events, of which those at the given places lose the connection."""
+    return [
+        Event(id=f"{at}", source="/shop", type="order.paid", data={"loses": at in places})
+        for at in range(SIZE)
+    ]
+
+
+def kinds(outcomes: list[Any]) -> list[type]:
+    """What became of each event: the class of its outcome, or of its error."""
+    return [type(each.error if isinstance(each, Failed) else each) for each in outcomes]
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("place", [0, 2, SIZE - 1])
+def test_parked(lose: Callable[[], object], place: int, writes: bool) -> None:
+    """Its neighbours commit at the first delivery; the event fails alone until it is parked."""
+    billing = consumer(lose, writes=writes)
+    error = StoreUnavailable if lose is cut_connection else ImproperlyConfigured
+    others = [at for at in range(SIZE) if at != place]
+    for kind in (Handled, Duplicate):
+        told = kinds(billing.handle_many(batch(place)))
+        assert [told[at] for at in others] == [kind] * len(others)
+        assert issubclass(told[place], (error, MessageParked))
+        assert [effects(f"{at}") for at in others] == [int(writes)] * len(others)
+    row = IdempotencyKey.objects.get(key=f"{place}")
+    assert (row.attempt, row.hold) == (2, True)
+    assert kinds(billing.handle_many(batch(place)))[place] is MessageParked
+    assert effects(f"{place}") == 0
+
+
+def test_several(lose: Callable[[], object]) -> None:
+    """Neither do two of them stop the others, nor one another's attempts."""
+    billing = consumer(lose)
+    told = kinds(billing.handle_many(batch(1, 3)))
+    assert [told[at] for at in (0, 2, 4)] == [Handled] * 3
+    assert [effects(f"{at}") for at in range(SIZE)] == [1, 0, 1, 0, 1]
+    attempts = IdempotencyKey.objects.filter(key__in="13").values_list("attempt", "status")
+    assert [*attempts] == [(1, "failed")] * 2
+
+
+def test_among_handled(lose: Callable[[], object]) -> None:
+    """What was handled before is a duplicate, and is not handled again."""
+    billing = consumer(lose)
+    billing.handle_many(batch()[:2])
+    told = kinds(billing.handle_many(batch(2)))
+    assert [*told[:2], *told[3:]] == [Duplicate, Duplicate, Handled, Handled]
+    assert [effects(f"{at}") for at in range(SIZE)] == [1, 1, 0, 1, 1]
+
+
+def test_once(lose: Callable[[], object]) -> None:
+    """An event whose handler loses its connection only once is handled in the same delivery."""
+    losses = iter([lose])
+    billing = consumer(lambda: next(losses, _nothing)())  # noqa: PLW0108  # another each time
+    assert kinds(billing.handle_many(batch(2))) == [Handled] * SIZE
+    assert [effects(f"{at}") for at in range(SIZE)] == [1] * SIZE
+
+
+@needs_server
+@pytest.mark.parametrize("place", [0, SIZE - 1])
+def test_unreachable(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    """While the server cannot be reached, one of them tries; all of them learn the truth."""
+    attempts: list[object] = []
+    connect = connections["default"].get_new_connection
+
+    def counted(given: Any) -> Any:
+        attempts.append(given)
+        return connect(given)
+
+    with monkeypatch.context() as patched:
+
+        def lose_for_good() -> None:
+            cut_connection()
+            patched.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+            patched.setitem(connection.settings_dict, "PORT", "1")
+            patched.setattr(connections["default"], "get_new_connection", counted)
+
+        outcomes = consumer(lose_for_good).handle_many(batch(place))
+    assert kinds(outcomes) == [StoreUnavailable] * SIZE
+    for outcome in outcomes:
+        assert isinstance(outcome, Failed)
+        assert "nothing of it is committed" in str(outcome.error)
+    assert len(attempts) == 2  # Django's, when it cannot roll back, and the first one alone
+    assert Effect.objects.count() == IdempotencyKey.objects.count() == 0
+    assert kinds(consumer(_nothing).handle_many(batch())) == [Handled] * SIZE
+
+
+def _nothing() -> None:
+    pass
