@@ -28,10 +28,11 @@ def run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
     All of them are claimed in one step, executed one after the other, and committed together. If
     one raises, all are rolled back. The ones before it are then executed together, it is executed
     alone (which records its failure), and the ones after it follow together. So nobody's failure
-    undoes a neighbour, and their order stays. Alone
-    means as by :func:`~idempotency_django.engine.run`; it is also the way of operations with a
-    lease. Where nobody knows whose the failure is, because it came at the COMMIT or the connection
-    is lost, each is executed alone. If the store cannot be reached then, no further one is tried.
+    undoes a neighbour, and their order stays. Alone means as by
+    :func:`~idempotency_django.engine.run`; it is also the way of operations with a lease.
+
+    Where nobody knows whose the failure is, because it came at the COMMIT or the connection is
+    lost, each is executed alone. If the store cannot be reached then, no further one is tried.
 
     Args:
         store: where the records live.

@@ -136,8 +136,7 @@ class Run:
         except IdempotencyError as error:
             if not (self._claimed and isinstance(error, StoreUnavailable) and error.rolled_back):
                 raise
-            self._error = explained(error, self.operation.name, self.store.using)
-            result = failure(self._error)
+            result = self._explained(error)
         except Exception as error:
             if not self._claimed or self._committed:  # then it was raised by a hook
                 raise
@@ -182,8 +181,7 @@ class Run:
                 self._payload = payload
         except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
             self._marked = self._is_marked()
-            self._error = explained(error, claim.operation.name, store.using)
-            raise RolledBack(failure(self._error)) from None
+            raise RolledBack(self._explained(error)) from None
         finally:
             CURRENT.reset(token)
         if self._payload is None:
@@ -191,6 +189,10 @@ class Run:
         if self.after is not None:
             self.after.push(self._ended)
         return result.response
+
+    def _explained(self, error: Exception) -> Result:
+        self._error = explained(error, self.operation.name, self.store.using)
+        return failure(self._error)
 
     def _is_marked(self) -> bool:
         using = self.store.using
