@@ -43,6 +43,17 @@ class Conditions:
         given = (self.if_match, self.if_none_match, self.if_unmodified_since)
         return any(header is not None for header in given)
 
+    def protects(self, *, dated: bool, creates: bool) -> bool:
+        """Whether a change on these conditions overwrites nothing that the client has not read.
+
+        Args:
+            dated: whether it is known when the resource was last changed.
+            creates: whether the request creates what is not there.
+        """
+        if self.if_match is not None or (dated and _date(self.if_unmodified_since) is not None):
+            return True
+        return creates and (self.if_none_match or "").strip() == ANY
+
 
 def evaluate(
     conditions: Conditions,

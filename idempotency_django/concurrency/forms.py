@@ -20,11 +20,19 @@ class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not gen
     """A ``ModelForm`` that is invalid if its object was changed since the form was shown.
 
     Its version field must be among its fields; it is hidden. What is changed between validation
-    and ``save()`` is refused by the model's ``save()``.
+    and ``save()`` is refused by the model's ``save()``. A new object's version is not the user's to
+    choose: what is sent for it is ignored.
 
     Raises:
         ImproperlyConfigured: raised by ``clean()`` if the version is not among the fields.
     """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        name = version_field(self._meta.model).name
+        if self.instance._state.adding and name in self.fields:
+            self.fields[name].disabled = True  # so that its initial value counts
+            self.initial[name] = getattr(self.instance, name)
 
     def clean(self) -> Any:
         cleaned = super().clean()

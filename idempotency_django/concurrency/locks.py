@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import connections, models, router, transaction
 from django.db.models import F
@@ -52,3 +53,33 @@ def follow(obj: ModelT, fresh: ModelT, using: str) -> None:
     # Not by setattr(): a field may protect itself from being set.
     obj.__dict__.update(values)
     obj._state = fresh._state  # with the related objects, which may be others now
+
+
+def take_over(obj: models.Model, using: str, changes: Mapping[str, Any]) -> None:
+    """Give the object the values that its row was given; its old ones again after a rollback."""
+    for name, value in changes.items():
+        field: Any = obj._meta.get_field(name)
+        on_rollback(using, _restorer(obj, field))
+        if hasattr(value, "resolve_expression"):
+            obj.__dict__.pop(field.attname, None)  # deferred: it is loaded when it is read
+            if field.is_relation:
+                obj._state.fields_cache.pop(field.cache_name, None)
+        else:
+            setattr(obj, name, value)
+
+
+def _restorer(obj: models.Model, field: Any) -> Callable[[], None]:
+    """What gives the object a field as it is now, with the related object that was loaded."""
+    places = [(obj.__dict__, field.attname)]
+    if field.is_relation:
+        places.append((obj._state.fields_cache, field.cache_name))
+    before = [(place, name, name in place, place.get(name)) for place, name in places]
+
+    def restore() -> None:
+        for place, name, was_there, value in before:
+            if was_there:
+                place[name] = value
+            else:
+                place.pop(name, None)
+
+    return restore

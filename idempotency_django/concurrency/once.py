@@ -20,6 +20,7 @@ from ..policy.canonical import digest
 from ..policy.keys import MAX_LENGTH
 from .locks import in_transaction
 from .natural import compared, refuse_unfit, row_of
+from .rollbacks import refuse_marked
 
 Function = Callable[..., Any]
 ErrorT = TypeVar("ErrorT", bound=IdempotencyError)
@@ -116,6 +117,7 @@ class _OncePer:
         def execute(_: ExecutionContext) -> None:
             with in_transaction(self.using):  # the claim's own, unless it is leased
                 made[:] = [self._there(lookup, others) or self._made(lookup, bound)]
+                refuse_marked(self.using, self.name)
 
         try:
             self._call(lookup, others, execute)

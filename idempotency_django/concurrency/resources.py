@@ -14,9 +14,12 @@ from django.http.response import HttpResponseBase
 from ..errors import PreconditionFailed, PreconditionRequired
 from .conditions import SAFE, Conditions, evaluate
 from .locks import follow, in_transaction, locked, written_to
+from .rollbacks import refuse_marked
 
 CHANGES: Final = frozenset({"PUT", "PATCH", "DELETE"})
 """The methods that a resource's own URL is changed by."""
+
+_ERRORS: Final = 400  # and above: the status of an answer that tells of no success
 
 Run = Callable[[], HttpResponseBase]
 
@@ -61,12 +64,24 @@ class Resource(ABC):
     def not_modified(self, etag: str | None) -> HttpResponseBase:
         """The 304."""
 
+    def require(self, *, dated: bool) -> None:
+        """Refuse a change whose conditions would let it overwrite what the client has not read."""
+        if self.required and not self.conditions.protects(dated=dated, creates=self.creates):
+            raise PreconditionRequired
+
     def holds(self, obj: Any) -> bool:
-        """Whether the conditions hold for the object; ``False``: the client has it already."""
+        """Whether the conditions hold for the object; ``False``: the client has it already.
+
+        Raises:
+            PreconditionRequired: they are not what is required.
+            PreconditionFailed: they do not hold.
+        """
         exists = obj is not None
         etag = self.etag(obj) if exists else None
         modified = self.modified(obj) if exists else None
         safe = self.method in SAFE
+        if not safe:
+            self.require(dated=modified is not None)
         seconds = modified.timestamp() if modified else None
         return evaluate(self.conditions, etag, seconds, exists=exists, safe=safe)
 
@@ -75,14 +90,15 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
     """Run the view if the request's conditions hold.
 
     Raises:
-        PreconditionRequired: the request has no condition, and must have one.
+        PreconditionRequired: the request must have a condition that says what it is meant for.
         PreconditionFailed: a condition does not hold; nothing was executed.
+        TransactionManagementError: the view reports a success, and has marked its transaction for
+            rollback.
     """
     if resource.method in SAFE:
         return _read(resource, run)
+    resource.require(dated=True)  # which only the object can tell
     if not resource.conditions.for_change():
-        if resource.required:
-            raise PreconditionRequired
         return run()
     obj = _found(resource)
     if obj is None:
@@ -99,7 +115,15 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
         follow(obj, fresh, using)
         resource.holds(obj)
         resource.keep(obj)
-        return run()
+        return _committed(run, using)
+
+
+def _committed(run: Run, using: str | None) -> HttpResponseBase:
+    """The view's answer; an error instead of a success whose changes would be rolled back."""
+    response = run()
+    if response.status_code < _ERRORS:
+        refuse_marked(using, "The view")
+    return response
 
 
 def _read(resource: Resource, run: Run) -> HttpResponseBase:
@@ -128,7 +152,7 @@ def _create(resource: Resource, run: Run) -> HttpResponseBase:
     using = router.db_for_write(resource.model) if resource.model else None
     try:
         with transaction.atomic(using=using):
-            return run()
+            return _committed(run, using)
     except Exception:
         resource.forget()
         if _found(resource) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from django.db import connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 
 class _Undo:
@@ -31,3 +31,24 @@ def on_rollback(using: str, undo: Callable[[], object]) -> None:
     """Call ``undo`` if the transaction or the savepoint that is open now is rolled back."""
     if connections[using].in_atomic_block:
         transaction.on_commit(_Undo(undo), using=using)
+
+
+def refuse_marked(using: str | None, what: str) -> None:
+    """Refuse to report a success if the transaction that is open is going to be rolled back.
+
+    Django rolls back a marked transaction without a word.
+
+    Args:
+        using: the database; ``None``: the default one.
+        what: was executed in the transaction, as the first word of the error.
+
+    Raises:
+        TransactionManagementError: the transaction is marked for rollback.
+    """
+    connection = connections[using or DEFAULT_DB_ALIAS]
+    if connection.in_atomic_block and connection.needs_rollback:
+        raise transaction.TransactionManagementError(
+            f"{what} ended without an error, but its transaction is marked for rollback, so "
+            "nothing was changed. Either an error of the database was caught in it: catch it "
+            "around an atomic() of its own. Or set_rollback(True) was called: raise an exception."
+        )

@@ -17,10 +17,11 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import models, transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from ..errors import IllegalTransition
 from .locks import follow, locked, written_to
+from .rollbacks import refuse_marked
 from .versions import Versioned, version_field
 
 
@@ -82,6 +83,8 @@ def transition(
         IllegalTransition: the row is in another state; nothing was done.
         ObjectDoesNotExist: the row is gone.
         ValueError: the target is among the sources, so that no duplicate could be told.
+        TransactionManagementError: the effect has caught an error of the database, or marked the
+            transaction for rollback; the row and the object are as before.
         Exception: whatever the effect raises; the row and the object are as before.
     """
     sources = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
@@ -97,7 +100,7 @@ def transition(
         version = version_field(type(obj)).attname
         changes[version] = F(version) + 1
     with transaction.atomic(using=using):
-        moved = rows.filter(**{f"{field}__in": sources}).update(**changes)
+        moved = rows.filter(_among(field, sources)).update(**changes)
         fresh = _locked(obj, using)
         state = getattr(fresh, field)
         if state != target:
@@ -105,7 +108,15 @@ def transition(
         follow(obj, fresh, using)
         if not moved:
             return AlreadyThere(obj, state)
-        return Moved(obj, state, effect(obj) if effect else None)
+        result = effect(obj) if effect else None
+        refuse_marked(using, "The effect")
+        return Moved(obj, state, result)
+
+
+def _among(field: str, values: list[Any]) -> Q:
+    """The condition that a field has one of the values; SQL's ``IN`` finds no NULL."""
+    found = Q(**{f"{field}__in": [value for value in values if value is not None]})
+    return found | Q(**{f"{field}__isnull": True}) if None in values else found
 
 
 def _locked(obj: models.Model, using: str) -> models.Model:
@@ -146,7 +157,9 @@ def run_locked(
         if not machine.starts_from(state):
             raise illegal(obj, state, *machine.targets)
         result = method()
+        refuse_marked(using, "The method")
         obj.save()
+        refuse_marked(using, "save()")
         return Moved(obj, machine.state(), result)
 
 

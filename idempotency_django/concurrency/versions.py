@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
@@ -27,7 +27,7 @@ from django.forms import Field as FormField
 from django.forms import HiddenInput
 
 from ..errors import ConcurrentModification
-from .locks import in_transaction, written_to
+from .locks import in_transaction, take_over, written_to
 from .rollbacks import on_rollback
 
 
@@ -78,6 +78,17 @@ def version_field(model: type[models.Model]) -> VersionField:
     return found[0]
 
 
+_POSITIONAL: Final = ("force_insert", "force_update", "using", "update_fields")
+
+
+def _named(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of ``save()`` by their names: up to 5.2, Django takes them by place, too."""
+    named = dict(zip(_POSITIONAL, args, strict=False))
+    if len(args) > len(named) or named.keys() & options.keys():
+        raise TypeError(f"save() takes {', '.join(_POSITIONAL)}, and each of them once.")
+    return named | options
+
+
 class _Save:
     """One call of ``save()``: the version that the row must have; ``None``: there is no row yet."""
 
@@ -101,7 +112,8 @@ class Versioned(models.Model):
     class Meta:
         abstract = True
 
-    def save(self, **options: Any) -> None:
+    def save(self, *args: Any, **options: Any) -> None:
+        options = _named(args, options)
         field, fields = version_field(type(self)), options.get("update_fields")
         expected = _expected(self)
         if fields:
@@ -200,18 +212,6 @@ def advance(obj: models.Model, expected: int, using: str) -> None:
         setattr(obj, name, min(expected, getattr(obj, name)))
 
     on_rollback(using, go_back)
-
-
-def take_over(obj: models.Model, using: str, changes: Mapping[str, Any]) -> None:
-    """Give the object the values that its row was given; its old ones again after a rollback."""
-    for name, value in changes.items():
-        attname = obj._meta.get_field(name).attname  # type: ignore[union-attr]
-        if attname in obj.__dict__:
-            on_rollback(using, partial(obj.__dict__.__setitem__, attname, obj.__dict__[attname]))
-        if hasattr(value, "resolve_expression"):
-            obj.__dict__.pop(attname, None)  # deferred: it is loaded when it is read
-        else:
-            setattr(obj, name, value)
 
 
 @contextmanager

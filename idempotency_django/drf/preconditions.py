@@ -24,14 +24,15 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from ..concurrency.conditions import checked_etag, version_etag
-from ..concurrency.resources import CHANGES, Resource, run_conditionally
+from ..concurrency.conditions import SAFE, checked_etag, version_etag
+from ..concurrency.resources import CHANGES, Resource, Run, run_conditionally
 from ..errors import IdempotencyError
 from ..http.inspection import kept, name_of
 from ..http.objects import has_object, lookup_of
 from ..http.opening import PROTECTED, opened, part_of_view
 from . import IdempotentViewMixin
 from .problems import problem
+from .subjects import is_action, is_compared, is_same, shown_by, watch_lookup
 
 _UNKNOWN: Final = object()
 
@@ -48,9 +49,11 @@ class PreconditionMixin:  # see below
     put_creates: ClassVar[bool]
     """Whether PUT creates what is not there. ``If-None-Match: *`` then creates it once."""
 
-    _conditional_object: Any = _UNKNOWN
+    _conditional_object: Any = _UNKNOWN  # what the handler is to find
+    _found_object: Any = None  # what get_object() has returned
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        watch_lookup(self)
         # Before the others: what protects the handler from duplicates is then put around this.
         _guard_handler(self, request)
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
@@ -66,12 +69,12 @@ class PreconditionMixin:  # see below
         self, request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
         response = super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]
-        shown = getattr(getattr(response, "data", None), "serializer", None)
-        obj = getattr(shown, "instance", None)
-        if 200 <= response.status_code < 300 and isinstance(obj, models.Model) and obj.pk:
-            etag = checked_etag(self.get_etag(obj), f"get_etag() of {name_of(type(self))}")
-            if etag is not None and not response.has_header("ETag"):
-                response["ETag"] = etag
+        if 200 <= response.status_code < 300 and not response.has_header("ETag"):
+            obj = shown_by(response)
+            if obj is not None and is_compared(self, obj, response.status_code):
+                etag = checked_etag(self.get_etag(obj), f"get_etag() of {name_of(type(self))}")
+                if etag is not None:
+                    response["ETag"] = etag
         return response
 
     # For subclasses to override.
@@ -176,13 +179,43 @@ def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -
         if not resource.has_object:
             _refuse_unfit(view, resource)
             return run()
-        return run_conditionally(resource, run)
+        if resource.method in SAFE and is_action(view):
+            return _read_action(view, resource, run)
+        return run_conditionally(resource, functools.partial(_changed, view, resource, run))
     except IdempotencyError as error:
         if error.foreign or getattr(request._request, "idempotency", None) is not None:
             raise  # the claim's adapter rolls back and answers
         return problem(view, error)
     finally:
         view._conditional_object = _UNKNOWN
+
+
+def _read_action(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
+    """Compare afterwards, if the action has shown what conditions are about."""
+    response = run()
+    shown = shown_by(response)
+    if shown is None or not is_compared(view, shown, response.status_code):
+        return response
+    return response if resource.holds(shown) else resource.not_modified(resource.etag(shown))
+
+
+def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
+    """Refuse a change of another object than the one that its conditions were compared with."""
+    response = run()
+    found, shown = view._conditional_object, shown_by(response)
+    if (
+        resource.method in CHANGES
+        and isinstance(found, models.Model)
+        and shown is not None
+        and not is_same(found, shown)
+    ):
+        raise ImproperlyConfigured(
+            f"{name_of(type(view))} compares the conditions of {resource.method} with what "
+            f"get_object() returns, the {found._meta.verbose_name} {found.pk}, and has answered "
+            f"with the {shown._meta.verbose_name} {shown.pk}. It was rolled back. Let get_object() "
+            "return what this URL changes, or give that a view of its own."
+        )
+    return response
 
 
 def _required(view: Any) -> Collection[str]:

@@ -82,6 +82,19 @@ class Owner(models.Model):
         return str(self.name)
 
 
+class Deed(Versioned, models.Model):
+    """Who owns something, with a version."""
+
+    owner = models.ForeignKey(Owner, on_delete=models.CASCADE)
+    version = VersionField()
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return str(self.owner)
+
+
 class Payment(models.Model):
     """One row per order; and another constraint."""
 

@@ -95,6 +95,14 @@ class TestForm:
         assert form.is_valid(), form.errors
         assert form.save().version == 1
 
+    @pytest.mark.parametrize("version", ["77", "9223372036854775807", "x", ""])
+    def test_version_of_new(self, version: str) -> None:
+        """Whoever creates something does not choose its version."""
+        form = TicketForm({"title": "a", "version": version}, initial={"version": version})
+        assert form.is_valid(), form.errors
+        form.save().save()
+        assert Ticket.objects.get().version == 2
+
     def test_form_without_version(self) -> None:
         """A form that would notice nothing is refused, with what to do."""
         form = modelform_factory(Ticket, form=VersionedForm, fields=["title"])

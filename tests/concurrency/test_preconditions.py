@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -10,6 +11,8 @@ from uuid import uuid4
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError, transaction
+from django.db.transaction import TransactionManagementError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.test import Client
@@ -101,6 +104,41 @@ class Wrapped(PreconditionMixin, IdempotentViewMixin, Tickets):
 
 class Leased(PreconditionMixin, IdempotentViewMixin, Tickets):
     idempotency_policy = Policy(mode="leased")
+
+
+class Marked(PreconditionMixin, Tickets):
+    """It catches an error of the database, which has marked the transaction by then."""
+
+    def perform_update(self, serializer: Any) -> None:
+        super().perform_update(serializer)
+        for _ in range(2):
+            with suppress(IntegrityError):
+                Owner.objects.create(name="twice")
+
+
+class Borrowing(PreconditionMixin, Tickets):
+    """Its actions show, and change, objects at whose URL they are not."""
+
+    @action(detail=True, methods=["get", "put", "post"])
+    def country(self, request: Request, pk: str) -> Response:
+        self.get_object()
+        country = Country.objects.get()
+        if request.method != "GET":
+            country.name = "changed"
+            country.save()
+        return Response(CountrySerializer(country).data)
+
+    @action(detail=True)
+    def another(self, request: Request, pk: str) -> Response:
+        return Response(self.get_serializer(Ticket.objects.exclude(pk=pk).get()).data)
+
+    @action(detail=True)
+    def itself(self, request: Request, pk: str) -> Response:
+        return Response(self.get_serializer(Ticket.objects.get(pk=pk)).data)
+
+    @action(detail=False)
+    def latest(self, request: Request) -> Response:
+        return Response(self.get_serializer(Ticket.objects.latest("pk")).data)
 
 
 class WeakTickets(PreconditionMixin, Tickets):
@@ -223,9 +261,20 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     return JsonResponse({"title": ticket.title, "version": ticket.version})
 
 
+def marked(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view whose changes are rolled back without an error."""
+    response = change(request, pk)
+    transaction.set_rollback(True)
+    response.status_code = int(request.headers.get("Status", "200"))
+    response["ETag"] = '"2"'  # so that nobody looks the object up
+    return response
+
+
 plain_alone = preconditions(ticket_of)(change)
 plain = idempotent(preconditions(ticket_of, modified=lambda ticket: EDITED)(change))
 plain_middleware = preconditions(ticket_of)(change)
+plain_optional = preconditions(ticket_of, require=())(change)
+plain_marked = preconditions(ticket_of)(marked)
 
 
 def find_country(request: HttpRequest, code: str) -> Country | None:
@@ -248,6 +297,8 @@ VIEWSETS = {
     "leased": Leased,
     "weak": WeakTickets,
     "guarded": Guarded,
+    "marked": Marked,
+    "borrowing": Borrowing,
     "middleware": type("Middleware", (PreconditionMixin, Tickets), {}),
 }
 for name, viewset in VIEWSETS.items():
@@ -262,6 +313,8 @@ urlpatterns = [
     path("plain/<int:pk>/", plain),
     path("plain_alone/<int:pk>/", plain_alone),
     path("plain_middleware/<int:pk>/", plain_middleware),
+    path("plain_optional/<int:pk>/", plain_optional),
+    path("plain_marked/<int:pk>/", plain_marked),
     path("plain_countries/<str:code>/", put_country),
 ]
 
@@ -335,12 +388,25 @@ class TestChanges:
         assert (answer.status_code, answer.headers.get("ETag")) == (204, None)
         assert send(at, ticket, "delete", If_Match='"1"').status_code == 404
 
-    @every
+    @pytest.mark.parametrize("at", ["weak", "plain_optional"])
     def test_if_none_match(self, ticket: Ticket, at: str) -> None:
         """A change on condition that there is something else is refused where there is not."""
         assert send(at, ticket, If_None_Match='"1"').status_code == 412
         assert send(at, ticket, If_None_Match="*").status_code == 412
         assert send(at, ticket, If_None_Match='"7"').status_code == 200
+
+    @every
+    def test_required_and_blind(self, ticket: Ticket, at: str) -> None:
+        """A condition that says nothing of what the client has read is not what is required."""
+        date = "Sat, 29 Oct 1994 19:43:31 GMT"
+        blind = [{"If_None_Match": tag} for tag in ('"0"', '"1"', "*", "junk", "")]
+        blind += [{"If_Unmodified_Since": "yesterday"}, {"If_Modified_Since": date}]
+        if at != "plain":  # the only one that knows when
+            blind.append({"If_Unmodified_Since": date})
+        for headers in blind:
+            assert_problem(send(at, ticket, **headers), 428, "precondition-required")
+        assert send(at, ticket, If_Match="").status_code == 412
+        assert (Ticket.objects.get().title, effects()) == ("a", 0)
 
     def test_optional(self, ticket: Ticket) -> None:
         """Where no condition is required, one that is sent counts nevertheless."""
@@ -453,6 +519,7 @@ class TestCreation:
         assert send(at, "DE", If_Match="*").status_code == 412
         assert send(at, "DE", If_Match='"1"').status_code == 412
         assert_problem(send(at, "DE"), 428, "precondition-required")
+        assert_problem(send(at, "DE", If_None_Match='"1"'), 428, "precondition-required")
         assert not Country.objects.exists()
         body = json.dumps({"code": "DE", "name": "x"})
         headers = {"If-None-Match": "*"}
@@ -481,6 +548,59 @@ class TestCreation:
         assert statuses.count(201) == 1
         assert set(statuses) <= {201, 412}
         assert (Country.objects.count(), effects()) == (1, 1)
+
+
+class TestOthers:
+    @pytest.fixture(autouse=True)
+    def _country(self) -> None:
+        Country.objects.create(code="DE", name="x")
+
+    def test_read(self, ticket: Ticket) -> None:
+        """An action that shows another object sends no ETag of it, and no 304 for it."""
+        Ticket.objects.create(title="another", version=4)
+        for name in ("country", "another"):
+            for headers in ({}, {"If_None_Match": '"1"'}, {"If_None_Match": "*"}):
+                answer = send("borrowing", f"{ticket.pk}/{name}", "get", **headers)
+                assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+        assert send("borrowing", "latest", "get").headers.get("ETag") is None
+
+    def test_itself(self, ticket: Ticket) -> None:
+        """One that shows the object of its URL sends its ETag, however it has found it."""
+        at = f"{ticket.pk}/itself"
+        assert send("borrowing", at, "get")["ETag"] == '"1"'
+        answer = send("borrowing", at, "get", If_None_Match='"1"')
+        assert (answer.status_code, answer["ETag"], answer.content) == (304, '"1"', b"")
+        assert send("borrowing", at, "get", If_None_Match='"2"').status_code == 200
+        assert send("borrowing", at, "get", If_Match='"2"').status_code == 412
+
+    def test_change(self, ticket: Ticket) -> None:
+        """A PUT that changes another object than was compared is an error, and rolled back."""
+        at = f"{ticket.pk}/country"
+        with pytest.raises(ImproperlyConfigured, match=r"the ticket \d+, and .* the country DE"):
+            Client().put(f"/borrowing/{at}/", headers={"If-Match": '"1"'})
+        assert Country.objects.get().name == "x"
+        answer = send("borrowing", at, "post", If_Match='"1"')  # acts on the ticket
+        assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+        assert send("borrowing", at, "post", If_Match='"7"').status_code == 412
+
+
+class TestRollbacks:
+    @pytest.mark.parametrize("at", ["marked", "plain_marked"])
+    def test_success(self, ticket: Ticket, at: str) -> None:
+        """A success whose changes are rolled back is an error."""
+        with pytest.raises(TransactionManagementError, match="marked for rollback"):
+            Client().put(
+                f"/{at}/{ticket.pk}/",
+                json.dumps({"title": "b"}),
+                content_type="application/json",
+                headers={"If-Match": '"1"'},
+            )
+        assert (Ticket.objects.get().title, effects()) == ("a", 0)
+
+    def test_refusal(self, ticket: Ticket) -> None:
+        """A refusal that rolls back is the view's own."""
+        answer = send("plain_marked", ticket, If_Match='"1"', Status="400")
+        assert (answer.status_code, Ticket.objects.get().title) == (400, "a")
 
 
 class TestRaces:

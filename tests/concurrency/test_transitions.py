@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import connections, models, transaction
+from django.db import IntegrityError, connections, models, transaction
+from django.db.transaction import TransactionManagementError
 from django_fsm import TransitionNotAllowed
 from viewflow.fsm import State
 
@@ -17,7 +19,7 @@ from idempotency_django.concurrency import fsm, viewflow
 from idempotency_django.concurrency.transitions import AlreadyThere, Moved, transition
 from idempotency_django.errors import IllegalTransition
 from idempotency_django.testing.support import in_threads
-from tests.concurrency.models import Machine, Owner, Ticket
+from tests.concurrency.models import Machine, Owner, Payment, Ticket
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 THREADS = 30
@@ -40,6 +42,18 @@ def ship(ticket: Ticket) -> str:
 def fail(ticket: Ticket) -> None:
     ship(ticket)
     raise LookupError
+
+
+def swallow(ticket: Ticket) -> None:
+    """Catches an error of the database, which has marked the transaction by then."""
+    for _ in range(2):
+        with suppress(IntegrityError):
+            Owner.objects.using(ticket._state.db).create(name="twice")
+
+
+def mark(ticket: Ticket) -> None:
+    ship(ticket)
+    transaction.set_rollback(True, using=ticket._state.db)
 
 
 @pytest.fixture
@@ -87,6 +101,25 @@ class TestTransition:
         assert (ticket.state, row(ticket).state, ticket.version) == ("pending", "pending", 1)
         assert effects(ticket._state.db) == 0
         assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
+
+    @pytest.mark.parametrize("effect", [swallow, mark])
+    def test_marked(self, ticket: Ticket, effect: Any) -> None:
+        """An effect that has its transaction rolled back without an error has moved nothing."""
+        with pytest.raises(TransactionManagementError, match="marked for rollback"):
+            transition(ticket, "pending", "paid", effect=effect)
+        assert (ticket.state, row(ticket).state, ticket.version) == ("pending", "pending", 1)
+        assert effects(ticket._state.db) == 0
+        assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
+
+    def test_null(self, using: str) -> None:
+        """A row without a state moves, if that is among the sources."""
+        one, two = (Payment.objects.using(using).create(order=order) for order in (1, 2))
+        assert transition(one, None, "x", field="receipt") == Moved(one, "x")
+        assert transition(one, None, "x", field="receipt") == AlreadyThere(one, "x")
+        assert transition(two, ["y", None], "z", field="receipt") == Moved(two, "z")
+        assert transition(two, ["y", "z"], None, field="receipt") == Moved(two, None)
+        with pytest.raises(IllegalTransition):
+            transition(two, ["x", "y"], "z", field="receipt")
 
     def test_effect_fails_within_a_transaction(self, ticket: Ticket) -> None:
         """Where the caller catches the effect's error, its transaction commits without the move."""

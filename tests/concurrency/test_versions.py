@@ -23,7 +23,7 @@ from idempotency_django.concurrency.versions import (
 )
 from idempotency_django.errors import ConcurrentModification
 from idempotency_django.testing.support import PATIENCE, in_threads
-from tests.concurrency.models import Country, Extended, Ticket, UrgentTicket
+from tests.concurrency.models import Country, Deed, Extended, Owner, Ticket, UrgentTicket
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 THREADS = 30
@@ -102,6 +102,18 @@ class TestSave:
         assert (ticket.version, row(ticket).version, row(ticket).title) == (2, 2, "b")
         with pytest.raises(ConcurrentModification):
             stale.save(update_fields=["state"])
+
+    def test_by_place(self, using: str) -> None:
+        """Arguments without names mean what Django 5.2 takes them for."""
+        ticket = new(using, title="a")
+        ticket.title, ticket.amount = "b", 5
+        ticket.save(False, True, using, ["title"])
+        assert (row(ticket).title, row(ticket).amount, row(ticket).version) == ("b", 0, 2)
+        with pytest.raises(IntegrityError):
+            ticket.save(True)
+        for args in ((False,) * 5, (False,)):
+            with pytest.raises(TypeError, match=r"save\(\) takes force_insert"):
+                ticket.save(*args, force_insert=False)
 
     def test_no_fields(self, using: str) -> None:
         """A save of no fields is no change, as in Django."""
@@ -418,6 +430,19 @@ class TestCompareAndSwap:
             raise Change
         assert (ticket.state, ticket.amount, ticket.version) == ("pending", 0, 1)
         compare_and_swap(ticket, state="paid")
+
+    @pytest.mark.parametrize("name", ["owner", "owner_id"])
+    def test_rollback_of_relation(self, using: str, name: str) -> None:
+        """After a rollback, the related object is again the one of the row."""
+        one, two = (Owner.objects.using(using).create(name=name) for name in "12")
+        deed = Deed.objects.using(using).create(owner=one)
+        with transaction.atomic(using=using):
+            compare_and_swap(deed, **{name: two if name == "owner" else two.pk})
+            assert (deed.owner, deed.owner_id) == (two, two.pk)
+            transaction.set_rollback(True, using=using)
+        assert (deed.owner, deed.owner_id, deed.version) == (one, one.pk, 1)
+        deed.save()
+        assert row(deed).owner == one
 
     def test_version_is_not_given(self, using: str) -> None:
         """The version is not to be passed."""
