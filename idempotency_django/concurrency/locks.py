@@ -41,15 +41,17 @@ def locked(obj: ModelT, using: str) -> ModelT | None:
 def follow(obj: ModelT, fresh: ModelT, using: str) -> None:
     """Give the object the values of its row; after a rollback it is again what it was before."""
     values = {field.attname: fresh.__dict__[field.attname] for field in obj._meta.concrete_fields}
-    before = dict(obj.__dict__)
-    if values.items() <= before.items():
-        return  # and the related objects that were loaded with it stay
+    before, related = dict(obj.__dict__), dict(obj._state.fields_cache)
 
     def go_back() -> None:
         obj.__dict__.clear()
         obj.__dict__.update(before)
+        obj._state.fields_cache.clear()
+        obj._state.fields_cache.update(related)
 
-    on_rollback(using, go_back)
+    on_rollback(using, go_back)  # also where it is current: what comes next may change it
+    if values.items() <= before.items():
+        return  # and the related objects that were loaded with it stay
     # Not by setattr(): a field may protect itself from being set.
     obj.__dict__.update(values)
     obj._state = fresh._state  # with the related objects, which may be others now

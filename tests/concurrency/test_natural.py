@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connections, models, transaction
+from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from idempotency_django.concurrency.natural import compared, ensure
@@ -251,6 +252,20 @@ class TestOncePer:
         assert (Payment.objects.count(), Owner.objects.count()) == (1, 1)
         IdempotencyKey.objects.all().delete()
         assert pay_leased(17, 5).order == 17
+
+    def test_marked(self) -> None:
+        """A row that is rolled back without an error is not reported, and can be made later."""
+        fails = [True, False]
+
+        @once_per("order", model=Payment, policy=Policy(mode="leased"))
+        def pay_leased(order: int) -> Payment:
+            payment = Payment.objects.create(order=order)
+            transaction.set_rollback(fails.pop(0))
+            return payment
+
+        with pytest.raises(TransactionManagementError, match="pay_leased ended without an error"):
+            pay_leased(17)
+        assert pay_leased(17) == Payment.objects.get()
 
     def test_result(self) -> None:
         """The result is made of the row, the first time and later."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, connections, models, transaction
+from django.db.models.signals import post_save
 from django.db.transaction import TransactionManagementError
 from django_fsm import TransitionNotAllowed
 from viewflow.fsm import State
@@ -274,6 +275,21 @@ def machine(using: str) -> Machine:
 
 @pytest.mark.parametrize("run", [by_fsm, by_viewflow])
 class TestMachines:
+    @pytest.mark.parametrize(("saved", "what"), [(Owner, "The method"), (Machine, r"save\(\)")])
+    def test_marked(self, machine: Machine, run: Any, saved: Any, what: str) -> None:
+        """What has its transaction rolled back without an error has moved nothing."""
+
+        def mark(using: str, **_: Any) -> None:
+            transaction.set_rollback(True, using=using)
+
+        post_save.connect(mark, saved)
+        try:
+            with pytest.raises(TransactionManagementError, match=f"{what} ended without an error"):
+                run(machine, "pay", "n")
+        finally:
+            post_save.disconnect(mark, saved)
+        assert (machine.state, row(machine).state) == ("pending", "pending")
+
     def test_moved(self, machine: Machine, run: Any) -> None:
         """The method runs on the row as it is now, and the object is saved."""
         Machine.objects.using(machine._state.db).update(state="overdue")
