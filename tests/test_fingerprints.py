@@ -183,6 +183,40 @@ def test_body_that_holds_itself() -> None:
     assert of(Parsed(one)) == of(Parsed(other))
 
 
+def test_object_that_occurs_twice() -> None:
+    """It counts as its copies do: JSON, for one, has no object that occurs twice."""
+    line = {"sku": 1, "sizes": [2, ()]}
+    shared, copied = [line, {"a": line, "b": [line]}], [line, {"a": line, "b": [line]}]
+    copied = json.loads(json.dumps(copied))
+    assert of(Parsed(shared)) == of(Parsed(copied))
+    assert canonical(((), (), line["sizes"])) == canonical([[], [], [2, []]])
+
+
+def test_lists_within_themselves_are_told_apart() -> None:
+    """Which of the lists around it a list contains makes a difference."""
+    found = set()
+    for place in range(3):
+        lists: list[list[Any]] = [[], [], []]
+        lists[0].append(lists[1])
+        lists[1].append(lists[2])
+        lists[2] += ([], lists[place])
+        found.add(canonical(lists[0]))
+    assert len(found) == 3
+
+
+def test_aliases_that_stand_for_more_than_memory_holds() -> None:
+    """YAML's aliases can multiply a list without end; the fingerprint does not take for ever."""
+
+    def multiplied(text: str) -> list[Any]:
+        body: list[Any] = [text]
+        for _ in range(60):
+            body = [body] * 10
+        return body
+
+    assert canonical(multiplied("a")) == canonical(multiplied("a"))
+    assert canonical(multiplied("a")) != canonical(multiplied("b"))
+
+
 # The rest of the request.
 
 

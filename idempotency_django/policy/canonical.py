@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from math import inf
 from typing import Any, Final
 from uuid import UUID
 
 LENGTH: Final = 12
 """Bytes of a content digest: 96 bits tell apart all requests that ever use one key."""
+
+_WRITTEN_OUT: Final = 1024 * 1024
+"""Bytes up to which an object that occurs twice is written twice, as a copy of it would be."""
+
+
+class _TooLong(Exception):
+    """The data takes more than the bytes that it may take."""
 
 
 def digest(*parts: bytes | str) -> str:
@@ -50,36 +58,80 @@ def canonical(value: Any) -> bytes:
     Raises:
         TypeError: it contains something else, whose text may differ in another process.
     """
-    # A stack of its own, because what a client sends may be nested deeper than Python's calls; and
-    # a second sight of the same object is its number, because YAML's may hold themselves.
+    try:
+        return _written(value, at_most=_WRITTEN_OUT)
+    except _TooLong:
+        # A few lines of YAML, whose aliases repeat lists of aliases, may stand for more data than
+        # there is memory. So here an object is written once, and is a number each further time.
+        return _written(value)
+
+
+def _written(value: Any, at_most: float = inf) -> bytes:
+    """The bytes of plain data.
+
+    Args:
+        value: the data.
+        at_most: how many bytes may be written. If there is no limit, each object is written once.
+
+    Raises:
+        _TooLong: there are more.
+    """
+    # A stack of its own, because what a client sends may be nested deeper than Python's calls. A
+    # list or mapping within itself is its number, because YAML's may hold themselves.
     out: list[bytes] = []
+    length = number = 0
     pending = [value]
     seen: dict[int, tuple[int, Any]] = {}  # with the object itself, or its id could be used again
     while pending:
         item = pending.pop()
-        if isinstance(item, Mapping | list | tuple):
+        if type(item) is _End:
+            del seen[item.of]
+            continue
+        written, within, is_list = _opened(item)
+        if is_list:
             if id(item) in seen:
                 out.append(b"r%d:" % seen[id(item)][0])
                 continue
-            seen[id(item)] = (len(seen), item)
+            seen[id(item)] = (number, item)
+            number += 1
+            if at_most < inf:
+                pending.append(_End(id(item)))
+        pending += within
+        out.append(written)
+        length += len(written)
+        if length > at_most:
+            raise _TooLong
+    return b"".join(out)
+
+
+class _End:
+    """Where the items of a list or a mapping end: what comes after is not within it."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: int) -> None:
+        self.of = of
+
+
+def _opened(item: Any) -> tuple[bytes, Sequence[Any], bool]:
+    """How a value begins, what it contains, from the last to the first, and whether it is a list
+    or a mapping.
+    """
+    within: Sequence[Any] = ()
+    scalar = _scalar(item)
+    if scalar is None:
         match item:
             case Mapping():
-                out.append(b"m%d:" % len(item))
-                for name in sorted(item, key=_sort_key, reverse=True):
-                    pending += (item[name], name)
+                names = sorted(item, key=_sort_key, reverse=True)
+                within = [part for name in names for part in (item[name], name)]
+                return b"m%d:" % len(item), within, True
             case list() | tuple():
-                out.append(b"l%d:" % len(item))
-                pending += reversed(item)
-            case _:
-                scalar = _scalar(item)
-                if scalar is None:
-                    label, parts = _parts(item)
-                    pending.append(parts)
-                    scalar = (b"o", label)
-                kind, text = scalar
-                data = text.encode("utf-8", "surrogatepass")
-                out.append(b"%s%d:%s" % (kind, len(data), data))
-    return b"".join(out)
+                return b"l%d:" % len(item), item[::-1], True
+        label, parts = _parts(item)
+        scalar, within = (b"o", label), (parts,)
+    kind, text = scalar
+    data = text.encode("utf-8", "surrogatepass")
+    return b"%s%d:%s" % (kind, len(data), data), within, False
 
 
 def _scalar(item: Any) -> tuple[bytes, str] | None:

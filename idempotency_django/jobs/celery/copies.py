@@ -40,6 +40,10 @@ def send_copy(delivery: Delivery, plan: Plan, reason: IdempotencyError) -> None:
     if isinstance(reason, StoreUnavailable):
         send()
         return
+    request = delivery.request
+    turn = str(request.retries)
+    if request.replaced_task_nesting:  # the id is that of what the task replaces
+        turn += f".{request.replaced_task_nesting}"
     policy = Policy(
         store=plan.policy.store,
         mode=plan.policy.mode,
@@ -49,7 +53,7 @@ def send_copy(delivery: Delivery, plan: Plan, reason: IdempotencyError) -> None:
     )
     try:
         idempotent_call(
-            key=keys.fit(f"{delivery.request.id}:{delivery.request.retries}:{number}"),
+            key=keys.fit(f"{request.id}:{turn}:{number}"),
             scope=scopes.fit(f"copies:{delivery.task.name}"),
             name=f"copy of {delivery.task.name}",
             fn=send,

@@ -19,9 +19,14 @@ def name_parent(*, headers: dict[str, Any], **_: Any) -> None:
     execution = current_execution()
     if execution is None or CAUSED_BY in headers:
         return
-    if current_task and current_task.request.id == headers.get("id"):
+    if current_task and _is_again(headers, current_task.request):
         return
     headers[CAUSED_BY] = execution.reference
+
+
+def _is_again(headers: Mapping[str, Any], request: Any) -> bool:
+    nesting = headers.get("replaced_task_nesting")  # more: it is what replaces the task
+    return bool(request.id == headers.get("id") and request.replaced_task_nesting == nesting)
 
 
 # Of each message that this process sends: an HTTP request's, too.

@@ -14,12 +14,13 @@ from ...engine.context import ExecutionContext
 from ...errors import ClaimLost, OperationInProgress, ResponseNotStored, StoreUnavailable
 from ...functions import run_plan
 from ...planning import Plan, plan_call
-from ...policy import PROJECT_POLICY, UNSET, Policy, keys, scopes
+from ...policy import PROJECT_POLICY, UNSET, Policy, keys
 from ...policy.canonical import canonical, content_digest
 from ...records import reference
 from ..arguments import KeyRule, check_rule, fingerprint_of, key_of
 from .copies import send_copy
 from .deliveries import Delivery
+from .replacements import name_replacement, names_of
 from .results import Ignored, packed, unpacked
 
 METHOD: Final = "TASK"
@@ -180,18 +181,33 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         delivery.name_successors(reference(plan.operation.key, plan.operation.scope))
         return unpacked(outcome.result)
 
-    def _plan(self, args: Any, kwargs: Any, delivery: Delivery | None = None) -> Plan:
-        job = f"the task {self.name}"
-        arguments = fingerprint_of(job, self.run, args, kwargs)
+    def on_replace(self, sig: Any) -> Any:
+        """Called by Celery with what replaces the task, which is an operation of its own.
+
+        Args:
+            sig: the signature that is sent.
+        """
+        request: Any = self.request
+        if not request.called_directly:
+            name_replacement(
+                sig, self.name, self._key(request, request.args, request.kwargs), request
+            )
+        return super().on_replace(sig)
+
+    def _key(self, request: Any, args: Any, kwargs: Any) -> str:
+        """The key of a call or a message, whatever it replaces."""
         if self.key is not None:
-            key = key_of(self.key, job, self.run, args, kwargs)
-        else:
-            assert delivery is not None  # noqa: S101  # a call without a message has a key
-            key = keys.fit(delivery.request.id)
+            return key_of(self.key, f"the task {self.name}", self.run, args, kwargs)
+        return keys.fit(request.id)
+
+    def _plan(self, args: Any, kwargs: Any, delivery: Delivery | None = None) -> Plan:
+        request = delivery.request if delivery else None
+        arguments = fingerprint_of(f"the task {self.name}", self.run, args, kwargs)
+        key, scope = names_of(self.name, self._key(request, args, kwargs), request)
         return plan_call(
             (self.idempotency or PROJECT_POLICY).resolved(),
             key=key,
-            scope=scopes.fit(f"task:{self.name}"),
+            scope=scope,
             name=self.name,
             content=content_digest(canonical((self.name, arguments))),
             method=METHOD,
