@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dramatiq
-import procrastinate
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
@@ -213,6 +212,7 @@ def test_rq(redis_server: Server) -> None:
 @pytest.mark.skipif(os.environ.get("TEST_PSYCOPG") == "2", reason="needs psycopg 3")
 def test_procrastinate() -> None:
     """A job of procrastinate that is retried while it is in progress, on its own tables."""
+    import procrastinate
 
     async def work(url: str) -> None:
         app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url))
