@@ -66,7 +66,8 @@ ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, answer_forms benchmarks b
     calls celery_checks celery_redis check_hints checks conf conformance derived_keys drf_responses errors events fingerprints \
     frameworks hosts http idempotent_jobs inventory keys metadata opening plain_data policy probe public_names \
     redis_store replay_authorization retry_loops scopes seals seams shared_redis status \
-    status_address step_threads steps_changed stored_answers stores template_responses \
+    status_address step_threads steps_changed store_defaults stored_answers stores \
+    template_responses \
     unprotected uploads))
 
 test-inside:

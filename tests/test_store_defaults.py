@@ -1,0 +1,96 @@
+"""What a store that overrides only what it must does with batches, and says of itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from idempotency_django.errors import OperationInProgress
+from idempotency_django.policy.invocation import LazyInvocation
+from idempotency_django.records import Claim, Operation, Record, Status
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.testing import ANSWER, an_operation
+
+LEASE = timedelta(seconds=30)
+
+
+class Store(MemoryStore):
+    """A store that is too busy for some keys, and notes what is asked of it."""
+
+    def __init__(self, busy: str = "") -> None:
+        super().__init__("plain")
+        self.busy = busy
+        self.replays: list[str] = []
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        if operation.key == self.busy:
+            raise OperationInProgress
+        return super().acquire(operation)
+
+    def record_replay(self, record: Record, operation: Operation) -> None:
+        self.replays.append(record.key)
+
+
+def test_batch() -> None:
+    """A batch is claimed, completed and counted one by one, and given back in its order."""
+    store = Store()
+    operations = [an_operation(key=key, lease=LEASE) for key in ("b", "a")]
+    claims = [claim for claim in store.acquire_many(operations) if isinstance(claim, Claim)]
+    assert [claim.key for claim in claims] == ["b", "a"]
+    assert list(store.complete_many([(claim, ANSWER) for claim in claims])) == [True, True]
+    records = [record for record in store.acquire_many(operations) if isinstance(record, Record)]
+    assert [record.payload for record in records] == [ANSWER, ANSWER]
+    store.record_replays([*zip(records, operations, strict=True)])
+    assert store.replays == ["b", "a"]
+
+
+def test_busy_for_one() -> None:
+    """What the store is too busy for is in progress; its neighbours are claimed."""
+    operations = [an_operation(key=key, lease=LEASE) for key in ("b", "a")]
+    busy, claim = Store(busy="b").acquire_many(operations)
+    assert isinstance(busy, Record)
+    assert busy.status is Status.IN_PROGRESS
+    assert isinstance(claim, Claim)
+
+
+def test_busy_in_a_transaction() -> None:
+    """Within a transaction, which may be of no use any more, it is the error of all of them."""
+    with pytest.raises(OperationInProgress):
+        Store(busy="b").acquire_many([an_operation(key="b", lease=None)])
+
+
+def test_without_transactions() -> None:
+    """A store without transactions promises nothing of them, and fences nobody."""
+    store = Store()
+    called: list[str] = []
+    with store.transaction(), store.unbroken("it"), store.durable("it"):
+        store.on_commit(lambda: called.append("now"))
+    assert called == ["now"]
+    assert not store.is_busy(OperationInProgress())
+    claim: Any = store.acquire(an_operation(key="a", lease=LEASE))
+    with pytest.raises(ImproperlyConfigured, match="has no transactions"):
+        store.fenced(claim)
+    assert store.recall(claim.operation) is None
+    assert not store.purgeable(timedelta(0))
+    assert [*store.check_live()] == []
+
+
+def test_body_on_demand() -> None:
+    """A body that is read at its first use is read once, and may be replaced unread."""
+    reads: list[int] = []
+
+    def read() -> bytes:
+        reads.append(1)
+        return b"sent"
+
+    given: dict[str, Any] = {"name": "POST /", "principal": "", "method": "POST", "path": "/"}
+    invocation = LazyInvocation(**given, read=read)
+    assert invocation.changed(body=b"other").body == b"other"
+    assert reads == []
+    assert invocation.changed(principal="user:1").body == b"sent"
+    assert (invocation.body, reads) == (b"sent", [1])
+    with pytest.raises(AttributeError):
+        _ = invocation.nothing  # type: ignore[attr-defined]
