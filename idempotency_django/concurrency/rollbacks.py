@@ -12,7 +12,7 @@ class _Undo:
 
     Django has no hook for a rollback. But it drops the hooks of a transaction or savepoint that is
     rolled back, the newest first, and nothing else holds them: their end is the rollback. Where
-    another hook raises after the commit, Django drops those behind it, too. Then something is
+    another hook raises after the commit, Django drops those after it, too. Then something is
     undone that need not be: the next write is refused as stale, and none is lost.
     """
 

@@ -19,7 +19,7 @@ class Atomic:
 
         Returns:
             The callbacks to run when the store's transaction has ended, which is for the caller
-            to do. If it was rolled back, they are told why. ``None``: the store opens its own.
+            to do, with the error if it was rolled back. ``None``: the store opens its own.
         """
         return None
 

@@ -102,9 +102,9 @@ class Attempt:
     def lost(self, error: Exception | None) -> StoreUnavailable:
         """What to say of its items if the store stays out of reach."""
         known = not self._completed or (isinstance(error, StoreUnavailable) and error.rolled_back)
-        told = StoreUnavailable(ROLLED_BACK_MESSAGE if known else UNCONFIRMED_MESSAGE)
-        told.__cause__ = error
-        return told
+        unavailable = StoreUnavailable(ROLLED_BACK_MESSAGE if known else UNCONFIRMED_MESSAGE)
+        unavailable.__cause__ = error
+        return unavailable
 
     def _outcome(self, position: int, claim_or_record: Claim | Record) -> Outcome:
         item = self.items[position]

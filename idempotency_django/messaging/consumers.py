@@ -52,7 +52,7 @@ class Consumer:
             outside the database; by default the project's.
         store: the alias of the store; by default the policy's.
         federated: whether the events come from several senders who do not trust one another. Then
-            every call says who sent the event, and none is told results of another's.
+            every call says who sent the event, and no sender gets the results of another.
 
     Raises:
         ValueError: the name or ``max_attempts`` cannot be used.
@@ -242,7 +242,7 @@ class Consumer:
             )
         if sender and not self.federated:
             raise ValueError(
-                f"The consumer {self.name!r} was told of a sender, but is not federated. Make it a "
+                f"The consumer {self.name!r} was given a sender, but is not federated. Make it a "
                 "Consumer(…, federated=True), or leave out sender=."
             )
         scope = f"consumer:{self.name}:{event.source}"

@@ -28,7 +28,7 @@ Handler = Callable[[Event, ExecutionContext], Any]
 
 _JSON: Final = (("Content-Type", "application/json"),)
 _NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
-"""Errors that say nothing of the event: if it is parked all the same, the next delivery is told."""
+"""Errors that say nothing about the event: if it is parked after one, the next delivery says so."""
 
 
 class VisiblyClaimed(Atomic):

@@ -130,7 +130,7 @@ class BatchesContract(StepsContract):
             owners = in_threads([partial(self._contend, batch) for batch in batches])
             claimed = [claim.key for owner in owners for claim in owner]
             assert len(claimed) == len(set(claimed))
-            rest = self._contend(operations)  # where somebody was told to come again
+            rest = self._contend(operations)  # where somebody has to try again
             assert sorted(claimed + [claim.key for claim in rest]) == sorted(
                 operation.key for operation in operations
             )
