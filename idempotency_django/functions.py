@@ -152,7 +152,7 @@ def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
         refuse_others(f"The result of {plan.operation.name}", using, opened_by_django())
 
     def execute(execution: ExecutionContext) -> Result:
-        return _answer(plan, fn(execution))
+        return answer_of(plan, fn(execution))
 
     try:
         outcome = engine.run(plan.store, plan.operation, execute, _raise)
@@ -168,7 +168,7 @@ async def _aoutcome(policy: Policy | None, key: str, scope: str, call: _Asked) -
     plan = _planned(policy, key, scope, call, asynchronous=True)
 
     async def execute(execution: ExecutionContext) -> Result:
-        return _answer(plan, await call[1](execution))
+        return answer_of(plan, await call[1](execution))
 
     try:
         return _result(await engine.arun(plan.store, plan.operation, execute, _raise), plan)
@@ -212,7 +212,8 @@ def _planned(
     )
 
 
-def _answer(plan: Plan, result: Any) -> Result:
+def answer_of(plan: Plan, result: Any) -> Result:
+    """What a handler of plain Python returned, and what is kept of it: JSON."""
     try:
         body = encode_json(result).encode()
     except (TypeError, ValueError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -15,10 +14,9 @@ from .. import engine
 from ..engine.atomic import Atomic
 from ..engine.batch import Item, run_many
 from ..engine.context import ExecutionContext
-from ..engine.steps import as_json
 from ..errors import IdempotencyError, MessageParked, OperationInProgress, StoreUnavailable
+from ..functions import answer_of
 from ..planning import Plan
-from ..records import Payload
 from ..stores import Store
 from ..stores.atomic_blocks import is_open
 from .events import Event
@@ -26,7 +24,6 @@ from .outcomes import Duplicate, Failed, Handled, Outcome
 
 Handler = Callable[[Event, ExecutionContext], Any]
 
-_JSON: Final = (("Content-Type", "application/json"),)
 _NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
 """Errors that say nothing about the event: if it is parked after one, the next delivery says so."""
 
@@ -121,15 +118,10 @@ class Handling:
             return Failed(error)
 
     def _execute(self, execution: ExecutionContext) -> engine.Result:
-        return self._answered(self.handler(self.event, execution))
+        return answer_of(self.plan, self.handler(self.event, execution))
 
     async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
-        return self._answered(await self.handler(self.event, execution))
-
-    def _answered(self, result: Any) -> engine.Result:
-        body = as_json(self.plan.operation.name, result).encode()
-        kept = self.plan.policy.store_body and len(body) <= self.plan.policy.max_response_bytes
-        return engine.Result(json.loads(body), Payload(200, _JSON, body if kept else None))
+        return answer_of(self.plan, await self.handler(self.event, execution))
 
     def _told(self, ended: engine.Outcome) -> Handled | Duplicate:
         """What the consumer says of an outcome; raises if that is nothing to acknowledge."""
@@ -172,7 +164,7 @@ class Handling:
         return MessageParked(
             f"The event {self.event.id!r} of {self.event.source!r} is parked by "
             f"{self.plan.operation.name}. {what} was the last one that is made without an "
-            "operator. Look at its record in the admin, mend what is wrong, and release it there. "
+            "operator. Look at its record in the admin, fix what is wrong, and release it there. "
             "Keep the message until then, for example in a dead-letter queue, and deliver it again."
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import date, time, timedelta
@@ -18,10 +18,6 @@ LENGTH: Final = 12
 
 _WRITTEN_OUT: Final = 1024 * 1024
 """Bytes up to which an object that occurs twice is written twice, as a copy of it would be."""
-
-
-class _TooLong(Exception):
-    """The data takes more than the bytes that it may take."""
 
 
 def digest(*parts: bytes | str) -> str:
@@ -44,7 +40,7 @@ def framed(*parts: bytes | str) -> bytes:
     return bytes(out)
 
 
-def canonical(value: Any) -> bytes:
+def canonical(value: Any, *, at_most: float = _WRITTEN_OUT) -> bytes:
     """Plain data as bytes that are equal for equal values and differ for all others.
 
     Each value follows its type and its length or count, so that no two values can be confused: 1,
@@ -53,31 +49,16 @@ def canonical(value: Any) -> bytes:
     Args:
         value: JSON's types, bytes, ``Decimal``, ``UUID``, dates and times, enums, sets,
             dataclasses, Django models (by their label and primary key), pydantic models, and
-            mappings, lists and tuples of these.
+            mappings, lists and tuples of these. A list or mapping within itself, as YAML can say
+            it, is written as its number.
+        at_most: bytes up to which an object that occurs twice is written twice, as a copy of it
+            would be. Beyond that it is its number, too: a few lines of YAML, whose aliases repeat
+            lists of aliases, may stand for more data than there is memory.
 
     Raises:
         TypeError: it contains something else, whose text may differ in another process.
     """
-    try:
-        return _written(value, at_most=_WRITTEN_OUT)
-    except _TooLong:
-        # A few lines of YAML, whose aliases repeat lists of aliases, may stand for more data than
-        # there is memory. So here an object is written once, and is a number each further time.
-        return _written(value)
-
-
-def _written(value: Any, at_most: float = inf) -> bytes:
-    """The bytes of plain data.
-
-    Args:
-        value: the data.
-        at_most: how many bytes may be written. If there is no limit, each object is written once.
-
-    Raises:
-        _TooLong: there are more.
-    """
-    # A stack of its own, because what a client sends may be nested deeper than Python's calls. A
-    # list or mapping within itself is its number, because YAML's may hold themselves.
+    # A stack of its own, because what a client sends may be nested deeper than Python's calls.
     out: list[bytes] = []
     length = number = 0
     pending = [value]
@@ -85,10 +66,9 @@ def _written(value: Any, at_most: float = inf) -> bytes:
     while pending:
         item = pending.pop()
         if type(item) is _End:
-            del seen[item.of]
+            del seen[item]
             continue
-        written, within, is_list = _opened(item)
-        if is_list:
+        if isinstance(item, Mapping | list | tuple):
             if id(item) in seen:
                 out.append(b"r%d:" % seen[id(item)][0])
                 continue
@@ -96,42 +76,31 @@ def _written(value: Any, at_most: float = inf) -> bytes:
             number += 1
             if at_most < inf:
                 pending.append(_End(id(item)))
-        pending += within
+        match item:
+            case Mapping():
+                written = b"m%d:" % len(item)
+                for name in sorted(item, key=_sort_key, reverse=True):
+                    pending += (item[name], name)
+            case list() | tuple():
+                written = b"l%d:" % len(item)
+                pending += reversed(item)
+            case _:
+                scalar = _scalar(item)
+                if scalar is None:
+                    label, parts = _parts(item)
+                    pending.append(parts)
+                    scalar = (b"o", label)
+                data = scalar[1].encode("utf-8", "surrogatepass")
+                written = b"%s%d:%s" % (scalar[0], len(data), data)
         out.append(written)
         length += len(written)
         if length > at_most:
-            raise _TooLong
+            return canonical(value, at_most=inf)
     return b"".join(out)
 
 
-class _End:
-    """Where the items of a list or a mapping end: what comes after is not within it."""
-
-    __slots__ = ("of",)
-
-    def __init__(self, of: int) -> None:
-        self.of = of
-
-
-def _opened(item: Any) -> tuple[bytes, Sequence[Any], bool]:
-    """How a value begins, what it contains, from the last to the first, and whether it is a list
-    or a mapping.
-    """
-    within: Sequence[Any] = ()
-    scalar = _scalar(item)
-    if scalar is None:
-        match item:
-            case Mapping():
-                names = sorted(item, key=_sort_key, reverse=True)
-                within = [part for name in names for part in (item[name], name)]
-                return b"m%d:" % len(item), within, True
-            case list() | tuple():
-                return b"l%d:" % len(item), item[::-1], True
-        label, parts = _parts(item)
-        scalar, within = (b"o", label), (parts,)
-    kind, text = scalar
-    data = text.encode("utf-8", "surrogatepass")
-    return b"%s%d:%s" % (kind, len(data), data), within, False
+class _End(int):
+    """Where the items of a list or mapping with this id end: what comes after is not within it."""
 
 
 def _scalar(item: Any) -> tuple[bytes, str] | None:
