@@ -23,6 +23,7 @@ settings.configure(
         "django.contrib.messages",
         "rest_framework",
         "idempotency_django",
+        "idempotency_django.messaging",
     ],
 )
 django.setup()

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import DEFAULT_DB_ALIAS
 
 from .errors import all_errors
 
@@ -30,12 +31,15 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 NAMES: Final = frozenset(
     {
+        "CONSUMERS",
         "CREDENTIAL_COOKIES",
         "CREDENTIAL_HEADERS",
         "DOCS_URL",
         "HEADER",
+        "MESSAGING_DATABASE",
         "MIDDLEWARE_EXEMPT",
         "MIDDLEWARE_PROTECTS",
+        "OUTBOX",
         "POLICY",
         "REPLAYED_HEADER",
         "STATUS_CODES",
@@ -85,6 +89,11 @@ class Settings:
         return value
 
     @cached_property
+    def consumers(self) -> Sequence[str]:
+        """The paths of the project's consumers, for the commands and tasks that run them."""
+        return self._paths("CONSUMERS", "['shop.consumers.billing']")
+
+    @cached_property
     def credential_cookies(self) -> Sequence[str]:
         """The cookies that may tell callers apart if no principal is known."""
         value = self.raw.get("CREDENTIAL_COOKIES")
@@ -110,14 +119,17 @@ class Settings:
         return self._header("HEADER", "Idempotency-Key")
 
     @cached_property
+    def messaging_database(self) -> str:
+        """The alias of the database with the tables of messaging."""
+        value = self.raw.get("MESSAGING_DATABASE", DEFAULT_DB_ALIAS)
+        if isinstance(value, str) and value:
+            return value
+        return self._refuse("MESSAGING_DATABASE", value, "an alias of DATABASES")
+
+    @cached_property
     def middleware_exempt(self) -> Sequence[str]:
         """The modules whose views the middleware leaves alone, including their submodules."""
-        value = self.raw.get("MIDDLEWARE_EXEMPT", ())
-        if isinstance(value, list | tuple) and all(
-            isinstance(name, str) and name for name in value
-        ):
-            return value
-        return self._refuse("MIDDLEWARE_EXEMPT", value, "a list of modules, such as ['ninja']")
+        return self._paths("MIDDLEWARE_EXEMPT", "['ninja']")
 
     @cached_property
     def middleware_protects(self) -> str:
@@ -131,6 +143,14 @@ class Settings:
             f"{ALL_UNSAFE!r} (every view that is not exempt) or {WITH_POLICY!r} (views that have "
             "a policy)",
         )
+
+    @cached_property
+    def outbox(self) -> Mapping[str, Any]:
+        """How each topic of the outbox is published, by topic."""
+        value = self.raw.get("OUTBOX", _NOTHING)
+        if isinstance(value, Mapping):
+            return value
+        return self._refuse("OUTBOX", value, "a dict of publishers by topic")
 
     @cached_property
     def policy(self) -> Any:
@@ -176,6 +196,14 @@ class Settings:
         if isinstance(value, Mapping):
             return value
         return self._refuse("STORES", value, "a dict of stores by alias")
+
+    def _paths(self, name: str, example: str) -> Sequence[str]:
+        value = self.raw.get(name, ())
+        if isinstance(value, list | tuple) and all(
+            isinstance(path, str) and path for path in value
+        ):
+            return value
+        return self._refuse(name, value, f"a list of dotted paths, such as {example}")
 
     def _names(self, name: str, value: object, what: str) -> Sequence[str]:
         if value is DEFAULT_CREDENTIAL_HEADERS:

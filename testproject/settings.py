@@ -97,6 +97,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "rest_framework.authtoken",
     "idempotency_django",
+    "idempotency_django.messaging",
     "testproject.payments",
     "testproject.invoices",
 ]

@@ -51,6 +51,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "rest_framework.authtoken",
     "idempotency_django",
+    "idempotency_django.messaging",
     "tests",
 ]
 MIDDLEWARE = [

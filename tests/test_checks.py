@@ -99,7 +99,7 @@ def test_ids_are_those_of_the_docs() -> None:
     ("name", "hint"),
     [
         ("STORE", "Did you mean 'STORES'?"),
-        ("XYZ", "Known names: CREDENTIAL_COOKIES"),
+        ("XYZ", "Known names: CONSUMERS"),
         (1, "Known names"),
     ],
 )

@@ -12,12 +12,15 @@ from django.test import override_settings
 from idempotency_django.conf import ALL_UNSAFE, DEFAULT_STORES, NAMES, Settings, conf
 
 DEFAULTS = {
+    "CONSUMERS": (),
     "CREDENTIAL_COOKIES": ["sessionid"],
     "CREDENTIAL_HEADERS": ["Authorization", "X-Api-Key", "X-Auth-Token"],
     "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/",
     "HEADER": "Idempotency-Key",
+    "MESSAGING_DATABASE": "default",
     "MIDDLEWARE_EXEMPT": (),
     "MIDDLEWARE_PROTECTS": "unsafe",
+    "OUTBOX": {},
     "POLICY": {},
     "REPLAYED_HEADER": "Idempotent-Replayed",
     "STATUS_CODES": {},
@@ -25,12 +28,15 @@ DEFAULTS = {
     "STORES": DEFAULT_STORES,
 }
 OTHERS = {
+    "CONSUMERS": ["shop.consumers.billing"],
     "CREDENTIAL_COOKIES": ["jwt"],
     "CREDENTIAL_HEADERS": [],
     "DOCS_URL": "https://docs.example.com/#",
     "HEADER": "X-Request-Key",
+    "MESSAGING_DATABASE": "other",
     "MIDDLEWARE_EXEMPT": ["ninja"],
     "MIDDLEWARE_PROTECTS": "with-policy",
+    "OUTBOX": {"orders": "shop.publishers.Orders"},
     "POLICY": {"required": True},
     "REPLAYED_HEADER": "X-Replayed",
     "STATUS_CODES": {"mismatch": 409},

@@ -1,0 +1,1 @@
+"""The tables of messaging in the admin."""

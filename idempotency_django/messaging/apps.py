@@ -1,0 +1,18 @@
+"""The app: add ``"idempotency_django.messaging"`` to ``INSTALLED_APPS`` for its tables.
+
+Consumers do without it. Streams, the webhook inbox and the outbox need its tables.
+"""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class MessagingConfig(AppConfig):
+    """The tables of streams, webhook inbox and outbox."""
+
+    name = "idempotency_django.messaging"
+    label = "idempotency_messaging"
+    verbose_name = _("Idempotent messaging")
+    default_auto_field = "django.db.models.BigAutoField"

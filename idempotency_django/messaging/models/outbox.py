@@ -1,0 +1,79 @@
+"""The tables of the outbox: what is to be published, and in which order."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ...models import ExactCharField
+
+
+class OutboxState(models.TextChoices):
+    """Where a message of the outbox is on its way."""
+
+    PENDING = "pending", _("pending")  # due at process_after
+    SENT = "sent", _("sent")
+    BLOCKED = "blocked", _("blocked")  # its attempts are used up, and its group waits behind it
+    SKIPPED = "skipped", _("skipped")  # its attempts are used up, and its group goes on
+
+
+class OutboxStream(models.Model):
+    """The messages of one topic and group, which are published in their order."""
+
+    id = models.BigAutoField(primary_key=True)
+    stream = ExactCharField(_("stream"), max_length=255, unique=True)
+    # The number of the last message. Writers raise it, so they commit one after the other.
+    last_sequence = models.BigIntegerField(_("last sequence"), default=0)
+    # The relay that publishes it: one whose lease is over is fenced by the next one's token.
+    token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
+    lease_expires_at = models.DateTimeField(_("lease ends"), null=True, blank=True)
+    # Null where nothing is to be sent.
+    process_after = models.DateTimeField(_("process after"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("outbox stream")
+        verbose_name_plural = _("outbox streams")
+        indexes = [models.Index(fields=["process_after"], name="idempotency_stream_due_idx")]
+
+    def __str__(self) -> str:
+        return str(self.stream)
+
+
+class OutboxMessage(models.Model):
+    """A message that is published if, and only if, the transaction that wrote it was committed."""
+
+    id = models.BigAutoField(primary_key=True)
+    message_id = ExactCharField(_("message id"), max_length=255, unique=True)
+    topic = ExactCharField(_("topic"), max_length=100)
+    # Empty: published in no particular order.
+    stream = ExactCharField(_("stream"), max_length=255, default="", blank=True)
+    sequence = models.BigIntegerField(_("sequence"), default=0)
+    type = models.CharField(_("type"), max_length=255)
+    group = ExactCharField(_("group"), max_length=255, default="", blank=True)
+    payload = models.TextField(_("payload"))
+    headers = models.TextField(_("headers"), default="{}", blank=True)
+    state = models.CharField(
+        _("state"), max_length=16, choices=OutboxState, default=OutboxState.PENDING
+    )
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    # Null where nothing is to be done: the index then holds what is due only.
+    process_after = models.DateTimeField(_("process after"), null=True, blank=True)
+    token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
+    error = models.TextField(_("error"), default="", blank=True)
+    # The reference of the record whose handler published it; see records.reference().
+    caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
+    created_at = models.DateTimeField(_("created"))
+    sent_at = models.DateTimeField(_("sent"), null=True, blank=True)
+    purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
+        indexes = [
+            models.Index(fields=["process_after"], name="idempotency_outbox_due_idx"),
+            models.Index(fields=["stream", "sequence"], name="idempotency_outbox_order_idx"),
+            models.Index(fields=["purge_at"], name="idempotency_outbox_purge_idx"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.message_id} ({self.topic})"

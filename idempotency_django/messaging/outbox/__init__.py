@@ -1,0 +1,1 @@
+"""The outbox: what is published if, and only if, its transaction was committed."""
