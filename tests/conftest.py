@@ -14,8 +14,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
 
 from idempotency_django import signals
+from tests.kafka import kafka as kafka_server
 from tests.rabbit import rabbitmq
 from tests.servers import Server
+from tests.sqs import sqs
 
 SIGNALS = "claimed completed replayed conflicted mismatched failed released lost".split()
 
@@ -108,6 +110,20 @@ def rabbit() -> Iterator[Server]:
     with rabbitmq() as server:
         if server is None:
             pytest.skip("NO rabbitmq-server FOUND: install it, or set TEST_RABBITMQ_URL")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Server]:
+    """A Kafka for all tests, started for the first that asks; name your topics anew."""
+    with kafka_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sqs_server() -> Iterator[Server]:
+    """An SQS for all tests, started for the first that asks; name your queues anew."""
+    with sqs() as server:
         yield server
 
 

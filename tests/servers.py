@@ -37,6 +37,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote, urlsplit
+from urllib.request import urlopen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,6 +144,14 @@ def _version(url: str) -> str:
             f"{at.hostname}:{at.port or 5672}", **login, connect_timeout=5
         ) as link:
             return str(link.server_properties["version"])
+    if at.scheme == "kafka":
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": at.netloc, "log_level": 0})
+        return str(admin.list_topics(timeout=5).cluster_id)  # the protocol tells no version
+    if at.scheme == "sqs+http":
+        with urlopen(f"http://{at.netloc}/moto-api/", timeout=5) as answer:
+            return str(answer.headers["Server"])
     if at.scheme == "epmd":
         socket.create_connection((at.hostname, at.port), timeout=5).close()
         return ""
@@ -287,8 +296,8 @@ def _start(folder: Path, guard: subprocess.Popen[str], order: _Order, url: str) 
     log = (folder / "log").read_text(errors="replace")[-4000:]
     raise RuntimeError(
         f"A test server did not start: {problem}. Mend what its log tells, or have "
-        "TEST_POSTGRES_URL, TEST_VALKEY_URL, TEST_MARIADB_URL or TEST_RABBITMQ_URL name a server "
-        "of yours. "
+        "TEST_POSTGRES_URL, TEST_VALKEY_URL, TEST_MARIADB_URL, TEST_RABBITMQ_URL, TEST_KAFKA_URL "
+        "or TEST_SQS_URL name a server of yours. "
         f"The end of the log:\n{log}"
     )
 
