@@ -3,6 +3,7 @@
 ``PORT`` (8000), ``WORKERS`` (2) and ``ASGI`` (``1``: uvicorn's workers instead of gunicorn's
 threads) come from the environment, and what ``settings.py`` lists. Where ``LEDGER_URL`` is not
 among it, a ledger is started for as long as this serves; where ``BROKER_URL`` is, a Celery worker.
+``background.py`` runs for as long in any case.
 
 :func:`running` does the same in a process of its own, for the demo and the tests.
 """
@@ -21,7 +22,7 @@ import django
 import httpx
 from django.core.management import call_command
 
-from testproject import ledger, worker
+from testproject import background, ledger, worker
 
 ROOT = Path(__file__).parents[1]
 BACKLOG = 1024
@@ -37,6 +38,7 @@ def main() -> None:
     django.setup()
     call_command("migrate", verbosity=0)
     call_command("seed")
+    _outlived_by_none(background.start())
     if os.environ.get("BROKER_URL"):
         _outlived_by_none(worker.start())
     command = [sys.executable, "-m", "gunicorn", "--config", "python:testproject.gunicorn_config"]
