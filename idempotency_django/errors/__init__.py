@@ -23,6 +23,7 @@
     └── ClaimLost                  500  the claim was lost during execution
 
 :exc:`StepFailed` is not one of them: it is raised *to* a handler, as an error of one of its steps.
+Nor are :exc:`StreamFenced` and :exc:`AlreadyProcessed`, which end the loop that reads a stream.
 
 The slug names the page of the documentation that explains the problem; the status is the
 default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
@@ -32,7 +33,7 @@ default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
 from __future__ import annotations
 
 from .base import IdempotencyError, all_errors
-from .messaging import MessageParked, UnknownEventType
+from .messaging import AlreadyProcessed, MessageParked, StreamFenced, UnknownEventType
 from .operations import (
     AnswerNotAcceptable,
     ClaimLost,
@@ -56,6 +57,7 @@ from .writes import (
 )
 
 __all__ = [
+    "AlreadyProcessed",
     "AnswerNotAcceptable",
     "ClaimLost",
     "ConcurrentModification",
@@ -75,6 +77,7 @@ __all__ = [
     "StepFailed",
     "StepsChanged",
     "StoreUnavailable",
+    "StreamFenced",
     "UnknownEventType",
     "all_errors",
 ]

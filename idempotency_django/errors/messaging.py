@@ -1,4 +1,4 @@
-"""The errors of consumers."""
+"""The errors of consumers and streams."""
 
 from __future__ import annotations
 
@@ -33,3 +33,15 @@ class UnknownEventType(IdempotencyError):
         "The consumer has no handler for an event of this type. Nothing was executed, and nothing "
         "is recorded: register a handler, and deliver the event again."
     )
+
+
+class StreamFenced(Exception):
+    """Somebody else has claimed the stream since; nothing of this call is committed.
+
+    Like :exc:`AlreadyProcessed`, it is for the loop that reads a stream, and no answer to a
+    request, so it has no status and no slug.
+    """
+
+
+class AlreadyProcessed(Exception):
+    """The effects of this offset of the stream were committed before; nothing was executed."""

@@ -24,6 +24,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'stream position',
                 'verbose_name_plural': 'stream positions',
+                'permissions': [('reset_streamposition', 'Can reset the positions of streams')],
             },
         ),
     ]

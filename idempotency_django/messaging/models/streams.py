@@ -13,7 +13,7 @@ class StreamPosition(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     stream = ExactCharField(_("stream"), max_length=255, unique=True)
-    # Raised by each new owner: what an earlier one does then matches no row.
+    # Raised by each new owner: what an earlier one does then matches no row. A peer counts its own.
     epoch = models.BigIntegerField(_("epoch"), default=0)
     # The offset of the last message whose effects are committed; -1: none yet.
     position = models.BigIntegerField(_("position"), default=-1)
@@ -22,6 +22,7 @@ class StreamPosition(models.Model):
     class Meta:
         verbose_name = _("stream position")
         verbose_name_plural = _("stream positions")
+        permissions = [("reset_streamposition", _("Can reset the positions of streams"))]
 
     def __str__(self) -> str:
         return str(self.stream)

@@ -1,0 +1,196 @@
+"""Of a peer's messages, each number is accepted once, and none is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from idempotency_django.messaging.models import StreamPosition
+from idempotency_django.messaging.sequences import (
+    Acceptance,
+    Accepted,
+    Duplicate,
+    Fenced,
+    OutOfOrder,
+    accept,
+    reset_peer,
+)
+from idempotency_django.messaging.streams import claim_stream
+from idempotency_django.testing.support import in_threads
+from tests.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+PEER = "peer-7"
+
+
+def take(using: str, epoch: int, sequence: int, *, continued: bool = False) -> Acceptance:
+    """What a receiver does with a message."""
+    with transaction.atomic(using=using):
+        outcome = accept(PEER, epoch=epoch, sequence=sequence, continued=continued, using=using)
+        if isinstance(outcome, Accepted):
+            Effect.objects.using(using).create(reference=f"{epoch}:{sequence}")
+    return outcome
+
+
+def effects(using: str) -> list[str]:
+    return sorted(Effect.objects.using(using).values_list("reference", flat=True))
+
+
+def test_in_order(using: str) -> None:
+    """Each next number is accepted."""
+    assert [take(using, 3, number) for number in range(4)] == [Accepted()] * 4
+    assert effects(using) == ["3:0", "3:1", "3:2", "3:3"]
+    assert StreamPosition.objects.using(using).count() == 1
+
+
+def test_duplicate(using: str) -> None:
+    """A repeated number is a no-op."""
+    for number in (0, 1, 1, 0):
+        outcome = take(using, 0, number)
+    assert outcome == Duplicate(1)
+    assert effects(using) == ["0:0", "0:1"]
+
+
+def test_gap(using: str) -> None:
+    """A gap is refused and says what comes next; nothing is lost when that comes."""
+    assert take(using, 0, 1) == OutOfOrder(0)
+    assert StreamPosition.objects.using(using).count() == 0
+    take(using, 0, 0)
+    assert take(using, 0, 2) == OutOfOrder(1)
+    assert [take(using, 0, number) for number in (1, 2)] == [Accepted(), Accepted()]
+    assert effects(using) == ["0:0", "0:1", "0:2"]
+
+
+def test_fenced(using: str) -> None:
+    """What an old incarnation still has on its way is refused, whatever its number."""
+    for number in range(3):
+        take(using, 1, number)
+    assert take(using, 4, 0) == Accepted()
+    assert {take(using, 1, number) for number in range(5)} == {Fenced(4)}
+    assert take(using, 4, 1) == Accepted()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 9])
+def test_new_epoch_above_0(using: str, number: int) -> None:
+    """A new epoch begins at 0: above that its first messages are missing, and none is skipped."""
+    for old in range(3):
+        take(using, 1, old)
+    assert take(using, 2, number) == OutOfOrder(0)
+    assert take(using, 1, 3) == Accepted()  # nor has it fenced the old one
+    assert take(using, 2, 0) == Accepted()
+
+
+def test_continued(using: str) -> None:
+    """A peer that keeps its numbers goes on at the next one in a new epoch."""
+    for number in range(3):
+        take(using, 1, number, continued=True)
+    assert take(using, 2, 4, continued=True) == OutOfOrder(3)
+    assert take(using, 2, 2, continued=True) == Duplicate(2)
+    assert take(using, 2, 0, continued=True) == Duplicate(2)
+    assert take(using, 2, 3, continued=True) == Accepted()
+    assert take(using, 1, 4, continued=True) == Fenced(2)
+    assert effects(using) == ["1:0", "1:1", "1:2", "2:3"]
+
+
+def test_rollback(using: str) -> None:
+    """If the effects are rolled back, the message was not accepted, and comes again."""
+    with pytest.raises(LookupError), transaction.atomic(using=using):
+        assert accept(PEER, epoch=0, sequence=0, using=using) == Accepted()
+        raise LookupError
+    assert take(using, 0, 0) == Accepted()
+
+
+def test_outside_a_transaction(using: str) -> None:
+    """Outside a transaction it is refused: there is nothing to commit with."""
+    with pytest.raises(ImproperlyConfigured, match=r"within one transaction.atomic\(\)"):
+        accept(PEER, epoch=0, sequence=0, using=using)
+    assert StreamPosition.objects.using(using).count() == 0
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**63, "1", None, 0.0])
+def test_no_number(using: str, wrong: Any) -> None:
+    """What a peer may send but no number can be is refused before the database is asked."""
+    with transaction.atomic(using=using):
+        for numbers in ({"epoch": wrong, "sequence": 0}, {"epoch": 0, "sequence": wrong}):
+            with pytest.raises(ValueError, match="must be a whole number from 0"):
+                accept(PEER, **numbers, using=using)
+        assert accept(PEER, epoch=2**63 - 1, sequence=0, using=using) == Accepted()
+
+
+def test_race(using: str) -> None:
+    """Of simultaneous copies of a message one is accepted, also of the very first."""
+    for number in range(3):
+        outcomes = in_threads([lambda number=number: take(using, 0, number)] * 12)
+        assert outcomes.count(Accepted()) == 1
+        assert outcomes.count(Duplicate(number)) == 11
+    assert effects(using) == ["0:0", "0:1", "0:2"]
+
+
+def test_statements(using: str) -> None:
+    """What is accepted costs one statement, what is not a second one."""
+    take(using, 0, 0)
+    for number, expected in ((1, 1), (1, 2), (9, 2)):
+        with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as sent:
+            accept(PEER, epoch=0, sequence=number, using=using)
+        assert len(sent) == expected, sent.captured_queries
+
+
+def test_apart_from_streams(using: str) -> None:
+    """A peer and a stream of one name have nothing to do with each other."""
+    take(using, 5, 0)
+    assert claim_stream(PEER, using=using).epoch == 1
+    assert take(using, 5, 1) == Accepted()
+
+
+def test_reset(using: str) -> None:
+    """A peer whose messages came elsewhere before goes on where it is."""
+    with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": using}):
+        reset_peer(PEER, epoch=2, position=99)
+    assert take(using, 2, 99) == Duplicate(99)
+    assert take(using, 2, 100) == Accepted()
+    assert take(using, 1, 101) == Fenced(2)
+    with pytest.raises(ValueError, match="cannot be the position"):
+        reset_peer(PEER, epoch=2, position=-2, using=using)
+
+
+def judged(messages: list[tuple[int, int]], *, continued: bool) -> list[Acceptance]:
+    """What the documentation says of messages, without a database."""
+    epoch, position, outcomes = -1, -1, list[Acceptance]()
+    for number, sequence in messages:
+        restarts = number > epoch and not continued
+        expected = 0 if restarts or epoch < 0 else position + 1
+        if number < epoch:
+            outcomes.append(Fenced(epoch))
+        elif sequence == expected:
+            outcomes.append(Accepted())
+            epoch, position = number, sequence
+        elif sequence < expected:
+            outcomes.append(Duplicate(position))
+        else:
+            outcomes.append(OutOfOrder(expected))
+    return outcomes
+
+
+@pytest.mark.django_db(transaction=False)
+def test_any_messages() -> None:
+    """Whatever a peer sends, each message is judged as documented, and effects are gapless."""
+    messages = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30)
+
+    @settings(max_examples=100, deadline=None, database=None)
+    @given(messages, st.booleans())
+    @example([(0, 0), (0, 1), (1, 2), (1, 0), (0, 2), (1, 1)], False)
+    def check(messages: list[tuple[int, int]], continued: bool) -> None:
+        with transaction.atomic():
+            outcomes = [take("default", *message, continued=continued) for message in messages]
+            transaction.set_rollback(True)
+        assert outcomes == judged(messages, continued=continued)
+
+    check()

@@ -1,0 +1,426 @@
+"""A stream has one owner, and the effects of each offset commit once, with its position."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db.transaction import TransactionManagementError
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+
+from idempotency_django.errors import AlreadyProcessed, StreamFenced
+from idempotency_django.messaging import positions
+from idempotency_django.messaging.models import StreamPosition
+from idempotency_django.messaging.streams import Stream, claim_stream, reset_stream
+from idempotency_django.testing.support import in_threads
+from tests.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+NAME = "billing/orders/0"
+
+
+def book(using: str, offset: int) -> None:
+    Effect.objects.using(using).create(reference=str(offset))
+
+
+def booked(using: str) -> list[int]:
+    """The offsets that had an effect, in order."""
+    rows = Effect.objects.using(using).values_list("reference", flat=True)
+    return sorted(map(int, rows))
+
+
+def process(stream: Stream, using: str, *offsets: int) -> None:
+    for offset in offsets:
+        with stream.advance(to=offset):
+            book(using, offset)
+
+
+def kept(using: str) -> tuple[int, int]:
+    """Epoch and position in the table."""
+    return StreamPosition.objects.using(using).values_list("epoch", "position").get()
+
+
+class TestClaim:
+    def test_first(self, using: str) -> None:
+        """A stream that nobody has claimed before begins before the offset 0."""
+        stream = claim_stream(NAME, using=using)
+        assert (stream.epoch, stream.position, kept(using)) == (1, -1, (1, -1))
+        assert repr(stream) == f"<Stream '{NAME}', epoch 1, at -1>"
+
+    def test_next(self, using: str) -> None:
+        """The next owner goes on where the last one has committed."""
+        process(claim_stream(NAME, using=using), using, 0, 1, 5)
+        stream = claim_stream(NAME, using=using)
+        assert (stream.epoch, stream.position) == (2, 5)
+        assert not stream.is_new(5)
+        assert stream.is_new(6)
+
+    def test_race(self, using: str) -> None:
+        """Of many that claim at once, each gets an epoch of its own, also the first time."""
+        claimed = in_threads([lambda: claim_stream(NAME, using=using).epoch] * 20)
+        assert sorted(claimed) == [*range(1, 21)]
+
+    def test_names(self, using: str) -> None:
+        """Any text is a name, and each has a position of its own."""
+        names = ["a", "A", "ä", "a ", "Ä/" * 300, "Ä/" * 301]
+        for position, name in enumerate(names):
+            process(claim_stream(name, using=using), using, position)
+        assert [claim_stream(name, using=using).position for name in names] == [*range(6)]
+
+    def test_peer(self, using: str) -> None:
+        """The name of a peer is refused."""
+        with pytest.raises(ValueError, match="belong to the peers"):
+            claim_stream("peer:a", using=using)
+        with pytest.raises(ValueError, match="belong to the peers"):
+            reset_stream("peer:a", position=1, using=using)
+
+    def test_within_a_transaction(self, using: str) -> None:
+        """Within a transaction it is refused: the owner before would be fenced only later."""
+        with (
+            transaction.atomic(using=using),
+            pytest.raises(ImproperlyConfigured, match=f"stream '{NAME}' must commit by itself"),
+        ):
+            claim_stream(NAME, using=using)
+
+    def test_statements(self, using: str) -> None:
+        """A claim takes two statements, and two more the first time."""
+        for expected in (4, 2):
+            with CaptureQueriesContext(connections[using]) as sent:
+                claim_stream(NAME, using=using)
+            assert len(bare(sent)) == expected, sent.captured_queries
+
+    def test_by_default(self, using: str) -> None:
+        """The database is that of messaging, unless the caller names one."""
+        with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": using}):
+            claim_stream(NAME)
+            reset_stream(NAME, position=4)
+        assert kept(using) == (2, 4)
+
+    def test_in_an_event_loop(self) -> None:
+        """No transaction spans a coroutine, so Django refuses a claim in an event loop."""
+
+        async def claim() -> None:
+            claim_stream(NAME)
+
+        with pytest.raises(SynchronousOnlyOperation):
+            asyncio.run(claim())
+
+
+def bare(sent: CaptureQueriesContext) -> list[str]:
+    """The statements, without what begins and ends transactions."""
+    texts = [query["sql"] for query in sent.captured_queries]
+    return [text for text in texts if not re.match("BEGIN|COMMIT|SAVEPOINT|RELEASE", text)]
+
+
+class TestAdvance:
+    def test_holes(self, using: str) -> None:
+        """Any later offset will do, because a compacted log has holes."""
+        stream = claim_stream(NAME, using=using)
+        process(stream, using, 3, 4, 900)
+        assert (booked(using), stream.position, kept(using)) == ([3, 4, 900], 900, (1, 900))
+
+    def test_reset_to_earliest(self, using: str) -> None:
+        """If everything is delivered again, nothing has a second effect."""
+        stream = claim_stream(NAME, using=using)
+        for _ in range(2):
+            for offset in range(5):
+                if stream.is_new(offset):
+                    process(stream, using, offset)
+        assert booked(using) == [*range(5)]
+
+    @pytest.mark.parametrize("offset", [0, 2])
+    def test_processed(self, using: str, offset: int) -> None:
+        """An offset that is processed raises, and its block does not run."""
+        stream = claim_stream(NAME, using=using)
+        process(stream, using, 2)
+        with pytest.raises(AlreadyProcessed, match=f"The offset {offset} of .* position is 2"):
+            process(stream, using, offset)
+        assert booked(using) == [2]
+
+    def test_unconfirmed(self, using: str) -> None:
+        """A commit that was not confirmed is found out with the next delivery."""
+        stream = claim_stream(NAME, using=using)
+        process(Stream(NAME, using, stream.epoch, -1), using, 4)  # which stands for one
+        with pytest.raises(AlreadyProcessed):
+            process(stream, using, 3)
+        assert not stream.is_new(4)
+        assert booked(using) == [4]
+
+    def test_fenced(self, using: str) -> None:
+        """After another claim, the owner before commits nothing, and its block does not run."""
+        late = claim_stream(NAME, using=using)
+        process(late, using, 0)
+        owner = claim_stream(NAME, using=using)
+        with pytest.raises(StreamFenced, match="as epoch 1"):
+            process(late, using, 1)
+        process(owner, using, 1, 2)
+        with pytest.raises(StreamFenced):  # also where it is processed by now
+            process(late, using, 2)
+        assert booked(using) == [0, 1, 2]
+
+    def test_gone(self, using: str) -> None:
+        """If the row was deleted, nobody owns the stream."""
+        stream = claim_stream(NAME, using=using)
+        StreamPosition.objects.using(using).all().delete()
+        with pytest.raises(StreamFenced):
+            process(stream, using, 0)
+
+    def test_failure(self, using: str) -> None:
+        """If the block raises, effects and position are rolled back, and a retry has them."""
+        stream = claim_stream(NAME, using=using)
+        with pytest.raises(LookupError), stream.advance(to=7):
+            book(using, 7)
+            raise LookupError
+        assert (booked(using), stream.position, kept(using)) == ([], -1, (1, -1))
+        process(stream, using, 7)
+        assert booked(using) == [7]
+
+    def test_marked(self, using: str) -> None:
+        """A block whose transaction Django rolls back without a word is no success."""
+        stream = claim_stream(NAME, using=using)
+        with (
+            pytest.raises(TransactionManagementError, match="marked for rollback"),
+            stream.advance(to=7),
+        ):
+            book(using, 7)
+            transaction.set_rollback(True, using=using)
+        assert (booked(using), stream.position, kept(using)) == ([], -1, (1, -1))
+
+    def test_closed(self, using: str) -> None:
+        """After its with block, or close(), a stream advances no more."""
+        with claim_stream(NAME, using=using) as stream:
+            process(stream, using, 0)
+        with pytest.raises(ValueError, match="is closed"):
+            process(stream, using, 1)
+        assert booked(using) == [0]
+
+    @pytest.mark.parametrize("offset", [-1, 2**63, "3", 1.5, None])
+    def test_no_offset(self, using: str, offset: Any) -> None:
+        """What cannot be an offset is refused before the database is asked."""
+        stream = claim_stream(NAME, using=using)
+        with pytest.raises(ValueError, match="cannot be the offset"):
+            process(stream, using, offset)
+        process(stream, using, 2**63 - 1)
+
+    def test_statements(self, using: str) -> None:
+        """A message costs one statement besides its effects."""
+        stream = claim_stream(NAME, using=using)
+        process(stream, using, 0)
+        with CaptureQueriesContext(connections[using]) as sent:
+            process(stream, using, 1)
+        assert len(bare(sent)) == 2, sent.captured_queries
+
+
+class TestWithinATransaction:
+    def test_commit(self, using: str) -> None:
+        """Several messages commit together."""
+        stream = claim_stream(NAME, using=using)
+        with transaction.atomic(using=using):
+            process(stream, using, 0, 1)
+        assert (booked(using), stream.position, kept(using)) == ([0, 1], 1, (1, 1))
+
+    def test_rollback(self, using: str) -> None:
+        """If the caller's transaction is rolled back, the stream is where it was."""
+        stream = claim_stream(NAME, using=using)
+        process(stream, using, 0)
+        with suppress(LookupError), transaction.atomic(using=using):
+            process(stream, using, 1, 2)
+            assert stream.position == 2
+            raise LookupError
+        assert (booked(using), stream.position, kept(using)) == ([0], 0, (1, 0))
+        process(stream, using, 1)
+
+    def test_one_fails(self, using: str) -> None:
+        """A message that fails is rolled back alone, and the transaction stays usable."""
+        stream = claim_stream(NAME, using=using)
+        with transaction.atomic(using=using):
+            process(stream, using, 0)
+            with suppress(IntegrityError), stream.advance(to=1):
+                book(using, 1)
+                Effect.objects.using(using).create(reference=None)
+            assert stream.position == 0
+            process(stream, using, 2)
+        assert (booked(using), stream.position, kept(using)) == ([0, 2], 2, (1, 2))
+
+    def test_processed(self, using: str) -> None:
+        """A duplicate in a batch leaves the batch usable."""
+        stream = claim_stream(NAME, using=using)
+        with transaction.atomic(using=using):
+            process(stream, using, 0)
+            with suppress(AlreadyProcessed):
+                process(stream, using, 0)
+            process(stream, using, 1)
+        assert booked(using) == [0, 1]
+
+    def test_nobody_claims_meanwhile(self, using: str) -> None:
+        """A claim waits for the transaction of the owner before, and goes on after it."""
+        stream = claim_stream(NAME, using=using)
+        claimed: list[int] = []
+        waiting = []
+        with transaction.atomic(using=using):
+            process(stream, using, 0)
+
+            def claim() -> None:
+                claimed.append(claim_stream(NAME, using=using).position)
+
+            waiting.append(started(claim))
+            process(stream, using, 1)
+        waiting[0]()
+        assert (claimed, booked(using)) == ([1], [0, 1])
+
+
+def started(function: Callable[[], None]) -> Callable[[], None]:
+    """Call it in a thread; what waits for its end."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(1)
+
+    def call() -> None:
+        try:
+            function()
+        finally:
+            connections.close_all()
+
+    future = pool.submit(call)
+
+    def wait() -> None:
+        future.result(60)
+        pool.shutdown()
+
+    return wait
+
+
+class TestReset:
+    @pytest.mark.parametrize("position", [-1, 2, 9])
+    def test_reset(self, using: str, position: int) -> None:
+        """The owner is fenced; who claims next goes on after the new position."""
+        late = claim_stream(NAME, using=using)
+        process(late, using, 5)
+        reset_stream(NAME, position=position, using=using)
+        with pytest.raises(StreamFenced):
+            process(late, using, 10)
+        stream = claim_stream(NAME, using=using)
+        assert (stream.epoch, stream.position) == (3, position)
+
+    def test_new(self, using: str) -> None:
+        """A stream that was read by something else before can begin where that ended."""
+        reset_stream(NAME, position=41, using=using)
+        assert claim_stream(NAME, using=using).position == 41
+
+    def test_no_position(self, using: str) -> None:
+        """What cannot be a position is refused."""
+        with pytest.raises(ValueError, match="from -1 to"):
+            reset_stream(NAME, position=-2, using=using)
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    stream = streams[-1]
+    process(stream, "default", 0)
+    if "fail" in request.GET:
+        raise LookupError
+    return HttpResponse()
+
+
+def claiming(request: HttpRequest) -> HttpResponse:
+    claim_stream(NAME)
+    return HttpResponse()
+
+
+urlpatterns = [path("view/", view), path("claiming/", claiming)]
+streams: list[Stream] = []
+
+
+@pytest.mark.urls(__name__)
+class TestAtomicRequests:
+    @pytest.fixture(autouse=True)
+    def atomic_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
+
+    def test_advance(self) -> None:
+        """With ATOMIC_REQUESTS, it commits and rolls back with the request."""
+        streams.append(claim_stream(NAME))
+        with pytest.raises(LookupError):
+            Client().get("/view/?fail")
+        assert (booked("default"), streams[-1].position) == ([], -1)
+        assert Client().get("/view/").status_code == 200
+        assert (booked("default"), kept("default")) == ([0], (1, 0))
+
+    def test_claim(self) -> None:
+        """A claim is refused there, with what to do."""
+        with pytest.raises(ImproperlyConfigured, match="non_atomic_requests"):
+            Client().get("/claiming/")
+
+
+class TestIsolation:
+    """PostgreSQL's REPEATABLE READ: what a transaction has not seen it may not change."""
+
+    @pytest.fixture(autouse=True)
+    def repeatable_read(self) -> Any:
+        connection = connections["default"]
+        if connection.vendor != "postgresql":
+            pytest.skip("PostgreSQL is not the default database")
+        options = connection.settings_dict["OPTIONS"]
+        connection.close()
+        options["isolation_level"] = self.level(connection)
+        yield
+        connection.close()
+        del options["isolation_level"]
+
+    @staticmethod
+    def level(connection: Any) -> Any:
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        return IsolationLevel.REPEATABLE_READ
+
+    def test_claims(self) -> None:
+        """Claims that meet are tried again, so that each gets an epoch."""
+        claimed = in_threads([lambda: claim_stream(NAME).epoch] * 8)
+        assert sorted(claimed) == [*range(1, 9)]
+
+    def test_snapshot(self) -> None:
+        """In a transaction from before the other claim, nothing commits; then it is fenced."""
+        late = claim_stream(NAME)
+        with pytest.raises(OperationalError), transaction.atomic():
+            booked("default")  # the snapshot is taken
+            in_threads([lambda: claim_stream(NAME)])
+            process(late, "default", 0)
+        with pytest.raises(StreamFenced):
+            process(late, "default", 0)
+        assert booked("default") == []
+
+    def test_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A conflict that another claim was is StreamFenced, where the transaction is ours."""
+        late = claim_stream(NAME)
+        usual = positions.advance
+
+        def advance(*args: Any) -> bool:
+            booked("default")
+            in_threads([lambda: claim_stream(NAME)])
+            return usual(*args)
+
+        monkeypatch.setattr(positions, "advance", advance)
+        with pytest.raises(StreamFenced) as caught:
+            process(late, "default", 0)
+        assert isinstance(caught.value.__cause__, OperationalError)
+        assert booked("default") == []
+
+    def test_another_conflict(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A conflict of another kind is the database's own error."""
+        stream = claim_stream(NAME)
+
+        def advance(*args: Any) -> bool:
+            raise OperationalError("deadlock")
+
+        monkeypatch.setattr(positions, "advance", advance)
+        with pytest.raises(OperationalError, match="deadlock"):
+            process(stream, "default", 0)
