@@ -24,7 +24,6 @@ _DONE: Final = (
     "the operation."
 )
 
-
 _running: ContextVar[str] = ContextVar("idempotency_step")
 
 
@@ -229,12 +228,16 @@ def refuse_unfit(name: object) -> None:
 
 def refuse_nested(name: str) -> None:
     """Raise ``ImproperlyConfigured`` if another step is running: this one would be part of it."""
-    outer = _running.get("")
-    if outer:
+    if outer := current_step():
         raise ImproperlyConfigured(
             f"The step {name!r} was begun within the step {outer!r} and would commit with it. "
             "Begin it after that step."
         )
+
+
+def current_step() -> str:
+    """The name of the step that is running here; empty: none is."""
+    return _running.get("")
 
 
 @contextmanager

@@ -13,27 +13,41 @@ class OutboxState(models.TextChoices):
 
     PENDING = "pending", _("pending")  # due at process_after
     SENT = "sent", _("sent")
-    BLOCKED = "blocked", _("blocked")  # its attempts are used up, and its group waits behind it
+    BLOCKED = "blocked", _("blocked")  # its attempts are used up, and its group waits
     SKIPPED = "skipped", _("skipped")  # its attempts are used up, and its group goes on
 
 
 class OutboxStream(models.Model):
-    """The messages of one topic and group, which are published in their order."""
+    """The numbers of one topic and group. Only writers touch it, so no relay waits for them."""
 
-    id = models.BigAutoField(primary_key=True)
-    stream = ExactCharField(_("stream"), max_length=255, unique=True)
-    # The number of the last message. Writers raise it, so they commit one after the other.
+    stream = ExactCharField(_("stream"), max_length=255, primary_key=True)
+    # Writers raise it, and hold the row until they commit: they commit in the order of the numbers.
     last_sequence = models.BigIntegerField(_("last sequence"), default=0)
-    # The relay that publishes it: one whose lease is over is fenced by the next one's token.
-    token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
-    lease_expires_at = models.DateTimeField(_("lease ends"), null=True, blank=True)
-    # Null where nothing is to be sent.
-    process_after = models.DateTimeField(_("process after"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("outbox stream")
         verbose_name_plural = _("outbox streams")
-        indexes = [models.Index(fields=["process_after"], name="idempotency_stream_due_idx")]
+
+    def __str__(self) -> str:
+        return str(self.stream)
+
+
+class OutboxLease(models.Model):
+    """Why no other relay may publish a stream now. A stream that is free has no such row.
+
+    A relay owns it (``token``), or a message has failed and the stream waits for the next attempt,
+    or, without an end, for an operator.
+    """
+
+    stream = ExactCharField(_("stream"), max_length=255, primary_key=True)
+    # A relay that was paused past its lease does not find its token here any more: it is fenced.
+    token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
+    # Null: until an operator retries or skips the message that blocks the stream.
+    expires_at = models.DateTimeField(_("lease ends"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("outbox lease")
+        verbose_name_plural = _("outbox leases")
 
     def __str__(self) -> str:
         return str(self.stream)
@@ -51,6 +65,8 @@ class OutboxMessage(models.Model):
     type = models.CharField(_("type"), max_length=255)
     group = ExactCharField(_("group"), max_length=255, default="", blank=True)
     payload = models.TextField(_("payload"))
+    # Whether the payload is bytes, in Base64; else it is JSON.
+    is_base64 = models.BooleanField(_("payload is Base64"), default=False, db_default=False)
     headers = models.TextField(_("headers"), default="{}", blank=True)
     state = models.CharField(
         _("state"), max_length=16, choices=OutboxState, default=OutboxState.PENDING
@@ -62,6 +78,9 @@ class OutboxMessage(models.Model):
     error = models.TextField(_("error"), default="", blank=True)
     # The reference of the record whose handler published it; see records.reference().
     caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
+    # The topic and the dedup id, digested; null when the window is over, or if there was none.
+    dedup = ExactCharField(_("dedup id"), max_length=64, null=True, blank=True, unique=True)
+    dedup_until = models.DateTimeField(_("window ends"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"))
     sent_at = models.DateTimeField(_("sent"), null=True, blank=True)
     purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
@@ -71,7 +90,9 @@ class OutboxMessage(models.Model):
         verbose_name_plural = _("outbox messages")
         indexes = [
             models.Index(fields=["process_after"], name="idempotency_outbox_due_idx"),
-            models.Index(fields=["stream", "sequence"], name="idempotency_outbox_order_idx"),
+            models.Index(
+                fields=["stream", "state", "sequence"], name="idempotency_outbox_order_idx"
+            ),
             models.Index(fields=["purge_at"], name="idempotency_outbox_purge_idx"),
         ]
 

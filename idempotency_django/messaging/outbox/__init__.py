@@ -1,1 +1,7 @@
-"""The outbox: what is published if, and only if, its transaction was committed."""
+"""The outbox: messages that are sent if, and only if, the transaction around them is committed."""
+
+from __future__ import annotations
+
+from .publishing import CONTENT, Message, apublish, publish, publish_many
+
+__all__ = ["CONTENT", "Message", "apublish", "publish", "publish_many"]

@@ -1,0 +1,125 @@
+"""What a relay has claimed, and what it writes down of it: no other relay sends it meanwhile."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from django.db import connections, transaction
+from django.db.models import Q, QuerySet
+from django.db.models.expressions import Combinable
+
+from ...models import DatabaseNow
+from ..models import OutboxMessage
+from ..models.outbox import OutboxState
+from .topics import BLOCK, Topic
+
+FIRST_BACKOFF: Final = timedelta(seconds=1)
+LONGEST_BACKOFF: Final = timedelta(minutes=5)
+_LONGEST_ERROR: Final = 2000  # characters
+
+
+def backoff(failures: int) -> timedelta:
+    """How long to wait after so many failures in a row; random, so that not all try at once."""
+    longest: timedelta = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311  # nobody has to guess it
+
+
+def due(using: str, topics: Q) -> QuerySet[OutboxMessage]:
+    """The messages that are to be sent now."""
+    return OutboxMessage.objects.using(using).filter(topics, process_after__lte=DatabaseNow())
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages that a relay may send until its lease is over.
+
+    Attributes:
+        using: the alias of the database.
+        token: the relay's, for this batch.
+        messages: each stream's in their order.
+    """
+
+    using: str
+    token: str
+    messages: Sequence[OutboxMessage]
+
+    def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
+        rows = OutboxMessage.objects.using(self.using)
+        pks = [message.pk for message in messages]
+        return rows.filter(self._mine(), pk__in=pks, state=OutboxState.PENDING)
+
+    def _mine(self) -> Q:
+        raise NotImplementedError
+
+    def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> int:
+        """Note that the broker has confirmed these; how many were still this relay's to note."""
+        return self._owned(messages).update(
+            state=OutboxState.SENT,
+            sent_at=DatabaseNow(),
+            purge_at=DatabaseNow() + retention,
+            process_after=None,
+            token="",
+            error="",
+        )
+
+    def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> OutboxState:
+        """Note that the broker has refused a message; what the message is now."""
+        attempts = message.attempts + 1
+        is_poison = topic.max_attempts is not None and attempts >= topic.max_attempts
+        if not is_poison:
+            state = OutboxState.PENDING
+        else:
+            state = OutboxState.BLOCKED if topic.on_poison == BLOCK else OutboxState.SKIPPED
+        skipped = state == OutboxState.SKIPPED
+        again = DatabaseNow() + backoff(attempts)
+        with transaction.atomic(using=self.using):
+            self._owned([message]).update(
+                state=state,
+                attempts=attempts,
+                process_after=None if is_poison else again,
+                purge_at=DatabaseNow() + topic.retention if skipped else None,
+                token="",
+                error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR],
+            )
+            if not skipped:
+                self.hold(message.stream, None if is_poison else again)
+        return state
+
+    def hold(self, stream: str, until: Combinable | datetime | None) -> None:
+        """Let nobody have the message's stream until then; without a stream, nothing waits."""
+
+    def release(self) -> None:
+        """Let the next relay have what was not sent."""
+        raise NotImplementedError
+
+
+class Unordered(Batch):
+    """Messages without a group, each claimed by itself."""
+
+    __slots__ = ()
+
+    @classmethod
+    def claim(cls, using: str, topics: Q, size: int, lease: timedelta) -> Batch:
+        """Claim messages that are due."""
+        token = uuid.uuid4().hex
+        skip = connections[using].features.has_select_for_update_skip_locked
+        with transaction.atomic(using=using):
+            rows = due(using, topics).filter(stream="").order_by("process_after")[:size]
+            messages = list(rows.select_for_update(skip_locked=skip))
+            if messages:
+                claimed = OutboxMessage.objects.using(using).filter(
+                    pk__in=[message.pk for message in messages]
+                )
+                claimed.update(token=token, process_after=DatabaseNow() + lease)
+        return cls(using, token, messages)
+
+    def _mine(self) -> Q:
+        return Q(token=self.token)
+
+    def release(self) -> None:
+        self._owned(self.messages).update(token="", process_after=DatabaseNow())

@@ -1,0 +1,1 @@
+"""Publishers: how the relay hands messages to a broker, one module for each client."""

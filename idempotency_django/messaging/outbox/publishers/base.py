@@ -1,0 +1,127 @@
+"""What a publisher is, and what it gets to publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.core.checks import CheckMessage
+
+from ....records import reference
+from ...events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message of the outbox, as a publisher gets it.
+
+    Attributes:
+        message_id: names the message, the same each time that it is sent.
+        topic: where it goes.
+        group: messages of one topic and group are sent in their order; empty: in any order.
+        sequence: its number within the group, from 1 and without gaps; 0 if there is no group.
+        type: what happened, such as ``"order.paid"``.
+        data: what JSON can say, or bytes.
+        headers: texts for the broker, beside the data.
+        created_at: when it was written.
+        caused_by: the reference of the record whose handler wrote it; empty: there is none.
+    """
+
+    message_id: str
+    topic: str
+    group: str = ""
+    sequence: int = 0
+    type: str
+    data: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
+    created_at: datetime
+    caused_by: str = ""
+
+    @property
+    def reference(self) -> str:
+        """What names it in the ``caused_by`` of what its consumers do."""
+        return reference(self.message_id, f"outbox:{self.topic}")
+
+    def event(self, source: str) -> Event:
+        """The message in the envelope of CloudEvents.
+
+        Args:
+            source: the event's source; see :attr:`Publisher.source`.
+        """
+        extensions: dict[str, str | int | bool] = {"causedby": self.reference}
+        if self.group:
+            extensions["sequence"] = self.sequence
+        return Event(
+            id=self.message_id,
+            source=source,
+            type=self.type,
+            data=self.data,
+            subject=self.group or None,
+            time=self.created_at,
+            extensions=extensions,
+        )
+
+
+class Publisher:
+    """Hands messages of one topic to a broker. A relay makes one for each topic, and keeps it.
+
+    Args:
+        topic: the topic, which the entry ``"*"`` of ``IDEMPOTENCY["OUTBOX"]`` does not name.
+        options: the ``OPTIONS`` of the topic's entry.
+    """
+
+    source: str
+    """The source of the topic's events. The relay sets it: ``SOURCE``, or a slash and the topic."""
+
+    def __init__(self, topic: str, **options: Any) -> None:
+        self.topic = topic
+        self.source = f"/{topic}"
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        """Send the messages, and wait until the broker has confirmed them.
+
+        Messages of one group come in their order, and must reach the broker in it. After the first
+        one of a group that fails, send no later one of the group; :func:`in_order` does that.
+
+        Returns:
+            For each message, in their order: ``None`` if the broker has confirmed it, else what is
+            wrong with it. Such a failure counts as one of the message's attempts.
+
+        Raises:
+            Exception: the broker cannot be reached. That is no message's fault, so no attempt is
+                counted: the relay waits and sends all of them again.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Leave the broker; the relay ends. ``publish()`` may be called again nevertheless."""
+
+    def check(self) -> list[CheckMessage]:
+        """What ``manage.py check`` is to say of the options. It must not ask the broker."""
+        return []
+
+
+def in_order(
+    messages: Sequence[Outgoing], send: Callable[[Outgoing], Exception | None]
+) -> list[Exception | None]:
+    """Send one message after the other, and none of a group after the first that failed.
+
+    Args:
+        messages: what to send.
+        send: sends one; what is wrong with it, or ``None``.
+
+    Returns:
+        What :meth:`Publisher.publish` returns.
+    """
+    failed: dict[str, Exception] = {}
+    answers: list[Exception | None] = []
+    for message in messages:
+        error = failed.get(message.group) if message.group else None
+        if error is None:
+            error = send(message)
+        if error is not None:
+            failed[message.group] = error
+        answers.append(error)
+    return answers

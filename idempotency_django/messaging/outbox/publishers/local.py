@@ -1,0 +1,69 @@
+"""A publisher without a broker: the relay's own process handles the events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+
+from ....errors import UnknownEventType
+from ...consumers import Consumer
+from ...registry import consumer_at
+from .base import Outgoing, Publisher, in_order
+
+
+class LocalPublisher(Publisher):
+    """Gives each message to consumers in the process of the relay, one after the other.
+
+    A message is sent once all of them have handled it. Where one fails, all get it again, and those
+    that had handled it recognise it. It fits tests, demos and small projects: no broker is needed.
+
+    Args:
+        topic: the topic.
+        consumers: the paths of the consumers, such as ``["shop.consumers.billing"]``. Those that do
+            not handle a type of events do not get it.
+    """
+
+    def __init__(self, topic: str, *, consumers: Sequence[str], **options: Any) -> None:
+        super().__init__(topic, **options)
+        self._paths = consumers
+
+    @cached_property
+    def consumers(self) -> list[Consumer]:
+        """The consumers."""
+        return [consumer_at(path) for path in self._paths]
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        return in_order(messages, self._handle)
+
+    def _handle(self, message: Outgoing) -> Exception | None:
+        event = message.event(self.source)
+        handling = [consumer for consumer in self.consumers if consumer.handles(event.type)]
+        try:
+            if not handling:
+                raise UnknownEventType(
+                    f"None of the consumers {', '.join(self._paths)} handles {event.type!r}. "
+                    "Register a handler for it, or publish it to another topic."
+                )
+            for consumer in handling:
+                consumer.handle(event)
+        except Exception as error:  # noqa: BLE001  # it is the message's, whatever it is
+            return error
+        return None
+
+    def check(self) -> list[CheckMessage]:
+        try:
+            return [] if self.consumers else [self._wrong("no consumers are listed")]
+        except ImproperlyConfigured as error:
+            return [self._wrong(str(error))]
+
+    def _wrong(self, why: str) -> CheckMessage:
+        return Error(
+            f"The topic {self.topic!r} of the outbox has no one to handle its messages: {why}",
+            hint="List consumers in IDEMPOTENCY['OUTBOX'], such as "
+            "'OPTIONS': {'consumers': ['shop.consumers.billing']}.",
+            id="idempotency_django.E043",
+        )

@@ -1,0 +1,206 @@
+"""The relay: sends what was committed, outside of any transaction, and notes what was confirmed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from django.db.models import Q
+
+from ...conf import conf
+from ..databases import database
+from ..models import OutboxMessage
+from ..models.outbox import OutboxState
+from .batches import Batch, Unordered, backoff
+from .ordered import Ordered
+from .publishers.base import Outgoing, Publisher
+from .topics import ALL_OTHERS, Topic, topic
+
+logger = logging.getLogger("idempotency_django.outbox")
+
+BATCH_SIZE: Final = 100
+LEASE: Final = timedelta(seconds=60)
+
+
+@dataclass(slots=True)
+class _Line:
+    """A topic, as this relay sees it."""
+
+    topic: Topic
+    publisher: Publisher
+    failures: int = 0  # how often in a row the broker could not be reached
+    resumes_at: float = 0  # by time.monotonic()
+
+
+class Relay:
+    """Sends the messages of the outbox. Any number of them may run, in any number of processes.
+
+    Args:
+        topics: the topics to send; by default all of ``IDEMPOTENCY["OUTBOX"]``.
+        batch_size: the most messages to claim at once.
+        lease: for how long. A batch must be sent within it, or another relay sends it as well.
+        using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
+
+    Raises:
+        ImproperlyConfigured: there is no such topic.
+    """
+
+    def __init__(
+        self,
+        topics: Collection[str] = (),
+        *,
+        batch_size: int = BATCH_SIZE,
+        lease: timedelta = LEASE,
+        using: str | None = None,
+    ) -> None:
+        for name in topics:
+            topic(name)
+        self.topics = topics
+        self.batch_size = batch_size
+        self.lease = lease
+        self.using = using or database()
+        self._lines: dict[str, _Line] = {}
+
+    def run(self, stopping: threading.Event, *, poll: timedelta = timedelta(seconds=1)) -> None:
+        """Send whatever comes, until ``stopping`` is set; then finish the batch.
+
+        Args:
+            stopping: when to stop.
+            poll: how long to wait when there was nothing to send.
+        """
+        while not stopping.is_set():
+            if not self.send_batch():
+                stopping.wait(poll.total_seconds())
+
+    def drain(self) -> int:
+        """Send until nothing is due; how many messages were sent."""
+        total = 0
+        while sent := self.send_batch():
+            total += sent
+        return total
+
+    def send_batch(self) -> int:
+        """Claim what is due once, and send it; how many messages were sent, or refused."""
+        return sum(self._send(kind) for kind in (Ordered, Unordered))
+
+    def close(self) -> None:
+        """Leave the brokers."""
+        for line in self._lines.values():
+            line.publisher.close()
+        self._lines.clear()
+
+    def _send(self, kind: type[Ordered] | type[Unordered]) -> int:
+        ends = time.monotonic() + self.lease.total_seconds()
+        batch = kind.claim(self.using, self._wanted(), self.batch_size, self.lease)
+        if not batch.messages:
+            return 0
+        by_topic = attrgetter("topic")
+        try:
+            return sum(
+                self._publish(batch, name, list(messages))
+                for name, messages in groupby(sorted(batch.messages, key=by_topic), key=by_topic)
+                if time.monotonic() < ends
+            )
+        finally:
+            batch.release()
+
+    def _publish(self, batch: Batch, name: str, messages: list[OutboxMessage]) -> int:
+        line = self._line(name)
+        try:
+            errors = line.publisher.publish([outgoing(message) for message in messages])
+        except Exception:
+            line.failures += 1
+            wait = backoff(line.failures).total_seconds()
+            line.resumes_at = time.monotonic() + wait
+            logger.exception(
+                "The outbox cannot reach the broker of the topic %r. No message is lost; the next "
+                "attempt follows in %.1f seconds.",
+                name,
+                wait,
+            )
+            return 0
+        line.failures = 0
+        answers = list(zip(messages, errors, strict=True))
+        sent = [message for message, error in answers if error is None]
+        noted = batch.mark_sent(sent, line.topic.retention) if sent else 0
+        if noted < len(sent):
+            logger.warning(
+                "%d messages of the topic %r were sent after the lease of this relay was over. "
+                "Another relay sends them as well; consumers recognise them by their ids. Give the "
+                "relay a longer lease, or smaller batches.",
+                len(sent) - noted,
+                name,
+            )
+        _note_failures(batch, line.topic, answers)
+        return len(messages)
+
+    def _wanted(self) -> Q:
+        """The topics that this relay sends now."""
+        now = time.monotonic()
+        paused = [name for name, line in self._lines.items() if line.resumes_at > now]
+        named = [name for name in self.topics or conf.outbox if name != ALL_OTHERS]
+        if not self.topics and ALL_OTHERS in conf.outbox:
+            return ~Q(topic__in=paused)
+        return Q(topic__in=[name for name in named if name not in paused])
+
+    def _line(self, name: str) -> _Line:
+        if name not in self._lines:
+            known = topic(name)
+            self._lines[name] = _Line(known, known.publisher())
+        return self._lines[name]
+
+
+def outgoing(message: OutboxMessage) -> Outgoing:
+    """The message, as a publisher gets it."""
+    payload = message.payload
+    return Outgoing(
+        message_id=message.message_id,
+        topic=message.topic,
+        group=message.group,
+        sequence=message.sequence,
+        type=message.type,
+        data=base64.b64decode(payload) if message.is_base64 else json.loads(payload),
+        headers=json.loads(message.headers),
+        created_at=message.created_at,
+        caused_by=message.caused_by,
+    )
+
+
+def _note_failures(
+    batch: Batch, known: Topic, answers: Iterable[tuple[OutboxMessage, Exception | None]]
+) -> None:
+    """Note the first failure of each group; those after it were not even tried."""
+    failed: set[str] = set()
+    for message, error in answers:
+        if error is None or message.stream in failed:
+            continue
+        if message.stream:
+            failed.add(message.stream)
+        state = batch.mark_failed(message, known, error)
+        if state == OutboxState.BLOCKED:
+            logger.error(
+                "The message %s of the topic %r is blocked after %d attempts%s. Look at it in the "
+                "admin, fix what is wrong, and retry or skip it there. The last error: %s",
+                message.message_id,
+                message.topic,
+                message.attempts + 1,
+                ", and its group waits" if message.stream else "",
+                error,
+            )
+        else:
+            logger.warning(
+                "The message %s of the topic %r was refused: %s. It is %s.",
+                message.message_id,
+                message.topic,
+                error,
+                "skipped" if state == OutboxState.SKIPPED else "sent again later",
+            )

@@ -1,0 +1,138 @@
+"""The topics of ``IDEMPOTENCY["OUTBOX"]``: where their messages go, and what holds for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from ...conf import conf, did_you_mean
+from .publishers.base import Publisher
+
+ALL_OTHERS: Final = "*"
+BLOCK: Final = "block"
+SKIP: Final = "skip"
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_FIELDS: Final = {
+    "BACKEND": "backend",
+    "OPTIONS": "options",
+    "SOURCE": "source",
+    "MAX_ATTEMPTS": "max_attempts",
+    "ON_POISON": "on_poison",
+    "RETENTION": "retention",
+    "NOTIFY": "notify",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic of the outbox.
+
+    Attributes:
+        name: letters, digits and ``_.-``.
+        backend: the path of its publisher's class.
+        options: what the publisher is made with.
+        source: the source of its events.
+        max_attempts: how often the broker may refuse a message; ``None``: any number of times.
+        on_poison: what happens to a message that was refused so often. ``"block"``: it is blocked,
+            and its group waits, until an operator retries or skips it. ``"skip"``: it is skipped,
+            and its group goes on.
+        retention: how long a message is kept after it was sent.
+        notify: whether a commit wakes up the relays that listen (PostgreSQL).
+    """
+
+    name: str
+    backend: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    max_attempts: int | None = 10
+    on_poison: str = BLOCK
+    retention: timedelta = timedelta(days=7)
+    notify: bool = False
+
+    def __post_init__(self) -> None:
+        for wrong, what, wanted in (
+            (not _NAME.fullmatch(self.name), self.name, "up to 100 letters, digits and '_.-'"),
+            (not isinstance(self.backend, str) or not self.backend, "BACKEND", "a path"),
+            (not isinstance(self.options, Mapping), "OPTIONS", "a dict"),
+            (not isinstance(self.source, str), "SOURCE", "a URI reference, such as '/shop'"),
+            (not _is_count(self.max_attempts), "MAX_ATTEMPTS", "1 or more, or None"),
+            (self.on_poison not in (BLOCK, SKIP), "ON_POISON", "'block' or 'skip'"),
+            (not _is_duration(self.retention), "RETENTION", "a timedelta, 0 or more"),
+            (not isinstance(self.notify, bool), "NOTIFY", "True or False"),
+        ):
+            if wrong:
+                raise ImproperlyConfigured(
+                    f"The topic {self.name!r} in IDEMPOTENCY['OUTBOX'] is wrong: {what!r} must be "
+                    f"{wanted}."
+                )
+
+    def publisher(self) -> Publisher:
+        """A new publisher for the topic.
+
+        Raises:
+            ImproperlyConfigured: it cannot be made.
+        """
+        try:
+            made = import_string(self.backend)(self.name, **self.options)
+        except (ImportError, TypeError, ValueError) as error:
+            raise ImproperlyConfigured(
+                f"The publisher {self.backend!r} of the topic {self.name!r} cannot be made: "
+                f"{error}. Correct BACKEND and OPTIONS in IDEMPOTENCY['OUTBOX']."
+            ) from error
+        if not isinstance(made, Publisher):
+            raise ImproperlyConfigured(
+                f"The BACKEND {self.backend!r} of the topic {self.name!r} makes a "
+                f"{type(made).__name__}, not a Publisher. Name a subclass of "
+                "idempotency_django.messaging.outbox.publishers.base.Publisher."
+            )
+        if self.source:
+            made.source = self.source
+        return made
+
+
+def topic(name: str) -> Topic:
+    """The topic of that name.
+
+    Raises:
+        ImproperlyConfigured: there is none, or it is wrong.
+    """
+    entry = conf.outbox.get(name, conf.outbox.get(ALL_OTHERS))
+    if entry is None or name == ALL_OTHERS:
+        raise ImproperlyConfigured(
+            f"There is no topic {name!r} in IDEMPOTENCY['OUTBOX'], so nobody would publish the "
+            "message. Add the topic, or '*' for all that are not named. "
+            + did_you_mean(name, conf.outbox, "Known topics")
+        )
+    return _made(name, entry)
+
+
+def _made(name: str, entry: Any) -> Topic:
+    if isinstance(entry, str):
+        return Topic(name=name, backend=entry)
+    if not isinstance(entry, Mapping):
+        raise ImproperlyConfigured(
+            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] is {entry!r}; it must be the path of a "
+            "publisher, or a dict with BACKEND."
+        )
+    for unknown in entry.keys() - _FIELDS.keys():
+        raise ImproperlyConfigured(
+            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] has no {unknown!r}. "
+            + did_you_mean(unknown, _FIELDS)
+        )
+    given = {_FIELDS[key]: value for key, value in entry.items()}
+    return Topic(**{"name": name, "backend": "", **given})
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (type(value) is int and value >= 1)
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, timedelta) and value >= timedelta(0)

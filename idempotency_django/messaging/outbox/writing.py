@@ -1,0 +1,92 @@
+"""The statements that write to the outbox, in the transaction of whoever publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from django.db import IntegrityError, connections
+from django.db.models import F, Q
+from django.db.models.constants import OnConflict
+from django.db.models.sql import InsertQuery
+
+from ...models import DatabaseNow
+from ..models import OutboxMessage, OutboxStream
+
+_FIELDS: Final = [field for field in OutboxMessage._meta.concrete_fields if not field.primary_key]
+_DUPLICATE: Final = 1062  # MariaDB's and MySQL's code for a unique index that has the value
+
+# One statement, so that the first message of a group is like any other. MySQL has no RETURNING.
+_NUMBER: Final = """
+    INSERT INTO {table} ({stream}, {last}) VALUES (%(stream)s, %(count)s)
+    ON CONFLICT ({stream}) DO UPDATE SET {last} = {table}.{last} + %(count)s RETURNING {last}
+"""
+_NUMBER_MYSQL: Final = """
+    INSERT INTO {table} ({stream}, {last}) VALUES (%(stream)s, LAST_INSERT_ID(%(count)s))
+    ON DUPLICATE KEY UPDATE {last} = LAST_INSERT_ID({last} + %(count)s)
+"""
+
+
+def insert(rows: Sequence[OutboxMessage], using: str) -> int:
+    """Write messages, except those whose id or dedup id is there; how many were written.
+
+    It waits for a transaction that is writing the same id. MariaDB and MySQL would also ignore
+    other errors than this one, so there several rows must be new.
+    """
+    if not rows:
+        return 0
+    connection = connections[using]
+    ignore = None if connection.vendor == "mysql" else OnConflict.IGNORE
+    query = InsertQuery(OutboxMessage, on_conflict=ignore)
+    query.insert_values(_FIELDS, [*rows])
+    written = 0
+    with connection.cursor() as cursor:
+        for statement, parameters in query.get_compiler(using).as_sql():
+            try:
+                cursor.execute(statement, parameters)
+            except IntegrityError as error:
+                if ignore or getattr(error.__cause__, "args", (0,))[0] != _DUPLICATE:
+                    raise
+                return 0
+            written += cursor.rowcount
+    return written
+
+
+def next_sequence(stream: str, using: str, count: int = 1) -> int:
+    """The last of the next ``count`` numbers of a stream, which is locked until the commit."""
+    connection = connections[using]
+    is_mysql = connection.vendor == "mysql"
+    quote = connection.ops.quote_name
+    statement = (_NUMBER_MYSQL if is_mysql else _NUMBER).format(
+        table=quote(OutboxStream._meta.db_table),
+        stream=quote("stream"),
+        last=quote("last_sequence"),
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(statement, {"stream": stream, "count": count})
+        return int(cursor.lastrowid if is_mysql else cursor.fetchone()[0])
+
+
+def take_back(stream: str, using: str) -> None:
+    """Give the last number of a stream back, which this transaction has taken for nothing."""
+    taken = OutboxStream.objects.using(using).filter(stream=stream)
+    taken.update(last_sequence=F("last_sequence") - 1)
+
+
+def end_window(dedup: str, using: str) -> None:
+    """Let the next message have this dedup id, if the window of the last one is over."""
+    over = OutboxMessage.objects.using(using).filter(dedup=dedup, dedup_until__lte=DatabaseNow())
+    over.update(dedup=None)
+
+
+def existing_id(row: OutboxMessage, using: str) -> str:
+    """The id of the message that kept this one from being written."""
+    same = Q(message_id=row.message_id)
+    if row.dedup:
+        same |= Q(dedup=row.dedup)
+    found = OutboxMessage.objects.using(using).filter(same)
+    if connections[using].vendor == "mysql":
+        found = (
+            found.select_for_update()
+        )  # a snapshot that is older than the message has no such row
+    return found.values_list("message_id", flat=True).first() or row.message_id

@@ -1,0 +1,53 @@
+"""A broker that tests can look into, and that refuses what they tell it to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.test import override_settings
+
+from idempotency_django.messaging.outbox.publishers.base import Outgoing, Publisher, in_order
+
+
+class Broker(Publisher):
+    """Keeps what it gets, in the order that it comes in."""
+
+    got: list[Outgoing] = []
+    refuse: Callable[[Outgoing], Exception | None] = staticmethod(lambda message: None)
+    before: Callable[[Sequence[Outgoing]], None] = staticmethod(lambda messages: None)
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        type(self).before(messages)
+        return in_order(messages, self._take)
+
+    def _take(self, message: Outgoing) -> Exception | None:
+        error = type(self).refuse(message)
+        if error is None:
+            self.got.append(message)
+        return error
+
+
+def outbox(**topics: Any) -> Any:
+    """Settings with these topics; ``"orders"`` goes to the broker above."""
+    orders = {"BACKEND": "tests.outbox.conftest.Broker", **topics.pop("orders", {})}
+    return override_settings(IDEMPOTENCY={"OUTBOX": {"orders": orders, **topics}})
+
+
+@pytest.fixture
+def broker() -> Iterator[type[Broker]]:
+    """The broker of the topic ``"orders"``."""
+    Broker.got = []
+    Broker.refuse = staticmethod(lambda message: None)
+    Broker.before = staticmethod(lambda messages: None)
+    with outbox():
+        yield Broker
+
+
+@pytest.fixture(params=list(settings.ALIASES))
+def using(request: pytest.FixtureRequest) -> str:
+    """The alias of each database."""
+    alias: str = settings.ALIASES[request.param]
+    return alias

@@ -1,0 +1,96 @@
+"""Publishing: what is written, and when nothing is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from idempotency_django.messaging.models import OutboxMessage, OutboxStream
+from idempotency_django.messaging.outbox import Message, publish, publish_many
+from idempotency_django.messaging.outbox.relay import Relay
+
+from .conftest import Broker
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("broker"),
+]
+
+
+def paid(number: int, using: str, **options: Any) -> str:
+    """Publish that an order was paid."""
+    return publish("orders", {"id": number}, type="order.paid", using=using, **options)
+
+
+def test_committed(using: str, broker: type[Broker]) -> None:
+    """What was committed is sent, as it was published."""
+    with transaction.atomic(using=using):
+        published = paid(17, using, group="order-17", headers={"tenant": "a"})
+    assert Relay(using=using).drain() == 1
+    [message] = broker.got
+    assert message.message_id == published
+    assert message.topic == "orders"
+    assert message.group == "order-17"
+    assert message.sequence == 1
+    assert message.data == {"id": 17}
+    assert message.headers == {"tenant": "a"}
+    assert Relay(using=using).drain() == 0
+
+
+def test_rolled_back(using: str, broker: type[Broker]) -> None:
+    """What was rolled back is not sent, and leaves no gap in the numbers of its group."""
+    for number in range(3):
+        with transaction.atomic(using=using):
+            paid(number, using, group="a")
+            transaction.set_rollback(number == 1, using=using)
+    Relay(using=using).drain()
+    assert [(m.data["id"], m.sequence) for m in broker.got] == [(0, 1), (2, 2)]
+
+
+def test_outside_of_a_transaction(using: str) -> None:
+    """Nothing could be common to the change and the message, so it is refused."""
+    with pytest.raises(ImproperlyConfigured, match="outside of a transaction"):
+        paid(1, using)
+    assert not OutboxMessage.objects.using(using).exists()
+
+
+@pytest.mark.parametrize(("group", "statements"), [(None, 1), ("a", 2)])
+def test_statements(using: str, group: str | None, statements: int) -> None:
+    """One statement publishes a message, and one more numbers it in its group."""
+    with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as queries:
+        paid(1, using, group=group)
+    assert len([q for q in queries if "INSERT" in q["sql"]]) == statements
+    assert len(queries) == statements + 0
+
+
+def test_many(using: str, broker: type[Broker]) -> None:
+    """Many at once are numbered in the order that they are given in, group by group."""
+    messages = [
+        Message(topic="orders", data={"id": at}, type="order.paid", group="ab"[at % 2])
+        for at in range(6)
+    ]
+    with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as queries:
+        ids = publish_many(messages, using=using)
+    assert len(queries) == 3
+    Relay(using=using).drain()
+    got = {(m.group, m.sequence): (m.data["id"], m.message_id) for m in broker.got}
+    assert got == {("ab"[at % 2], at // 2 + 1): (at, ids[at]) for at in range(6)}
+
+
+def test_window(using: str, broker: type[Broker]) -> None:
+    """Within the window the same dedup id is accepted once; after it, again."""
+    for number, window in ((1, timedelta(minutes=5)), (2, None)):
+        with transaction.atomic(using=using):
+            published = paid(number, using, group="a", dedup_id="d", window=window)
+        assert OutboxMessage.objects.using(using).get().message_id == published
+    OutboxMessage.objects.using(using).update(dedup_until="2020-01-01T00:00Z")
+    with transaction.atomic(using=using):
+        paid(3, using, group="a", dedup_id="d")
+    Relay(using=using).drain()
+    assert [(m.data["id"], m.sequence) for m in broker.got] == [(1, 1), (3, 2)]
+    assert OutboxStream.objects.using(using).get().last_sequence == 2
