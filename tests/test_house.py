@@ -21,7 +21,7 @@ CONTRIBUTING = PACKAGE.parent / "CONTRIBUTING.md"
 ROOM = re.compile(r"\w+(/|\.py)").fullmatch
 NAMED_BY_DJANGO = {"management", "migrations", "static", "templates", "templatetags"}
 
-ENTRIES = 23
+ENTRIES = 24
 MODULE_LINES = 250
 FUNCTION_LINES = 40
 

@@ -8,12 +8,11 @@ on the page of one record; nobody can list them, search or filter by them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.db import router
 from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
@@ -21,15 +20,16 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import default_store
 from ..models import DatabaseNow, IdempotencyKey
-from ..policy import Policy
-from ..records import Status
-from ..stores import stores
+from ..records import Status, reference
+from ..tracing.admin import TimelineMixin
+from ..tracing.moments import Moment
+from ..tracing.records import CONFIDENTIAL, administered
+from ..tracing.states import HELD, INTERRUPTED, STATES, state_of
+from ..tracing.timelines import Confidential
 from .actions import ACTIONS, Action
 from .actions.performing import list_action, perform_on_one
 from .answers import Answer
-from .causes import Relatives
 from .changelist import (
     AnswerFilter,
     AuditChangeList,
@@ -42,15 +42,10 @@ from .changelist import (
     cut,
 )
 from .derived import show_derived_keys
-from .states import HELD, INTERRUPTED, STATES, state_of
-from .timeline import Event, steps_of, timeline
-
-SECRET = ("owner_token", "fingerprint", "response_headers", "response_body", "error")
-"""Columns that no query of a list fetches, nor of a page for those without ``view_answer``."""
 
 
 @admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime
+class IdempotencyKeyAdmin(TimelineMixin):
     """Lists and shows the records, where the default store writes them."""
 
     list_display = (
@@ -81,9 +76,6 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
     actions = tuple(list_action(kind) for kind in ACTIONS if kind.for_many)
     change_form_template = "admin/idempotency_django/idempotencykey/change_form.html"
 
-    class Media:
-        css: ClassVar[dict[str, list[str]]] = {"all": ["idempotency_django/admin.css"]}
-
     # What may be done.
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -103,7 +95,7 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # Somebody who may filter by a column can find out what is in it.
-        if lookup.partition("__")[0] in SECRET:
+        if lookup.partition("__")[0] in CONFIDENTIAL:
             return False
         return super().lookup_allowed(lookup, value, request)
 
@@ -113,10 +105,10 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         return AuditChangeList
 
     def get_queryset(self, request: HttpRequest) -> AuditQuerySet:
-        rows: AuditQuerySet = AuditQuerySet(IdempotencyKey, using=_using()).annotate(
+        rows: AuditQuerySet = AuditQuerySet(IdempotencyKey, using=administered()).annotate(
             now=DatabaseNow(), has_body=Q(response_body__isnull=False)
         )
-        return rows.defer(*SECRET)
+        return rows.defer(*CONFIDENTIAL)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -160,17 +152,22 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
 
     @admin.display(description=_("created"), ordering="created_at")
     def created(self, record: Any) -> SafeString:
-        return Event("", record.created_at, record.now).html
+        return Moment(record.created_at, record.now).html
 
     @admin.display(description=_("expires"), empty_value="–")
     def expires(self, record: Any) -> SafeString | None:
         if record.status == Status.FAILED:  # its key is free already
             return None
-        return Event("", record.expires_at, record.now).html
+        return Moment(record.expires_at, record.now).html
 
     @admin.display(description=_("request"))
     def request_line(self, record: Any) -> str:
         return f"{record.method} {record.path}".strip()
+
+    def confidential(self, request: HttpRequest, row: Any) -> Confidential:
+        if not self.has_view_answer_permission(request):
+            return Confidential()
+        return Confidential(derived=True, results_of=reference(row.key, row.scope))
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
@@ -183,8 +180,6 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         allowed = [kind([obj]) for kind in ACTIONS if kind.button and self._may(kind, request)]
         context |= {
             "subtitle": None,  # the key and the scope, which the page shows
-            "relatives": Relatives.of(obj, self.get_queryset(request)),
-            "timeline": timeline(obj, steps_of(obj, rows.db, with_results=may_view_answer)),
             "may_view_answer": may_view_answer,
             "answer": Answer.of(rows) if may_view_answer else None,
             "buttons": [action for action in allowed if action.offers(obj)],
@@ -235,12 +230,3 @@ class IdempotencyKeyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not su
         if record is None:
             raise Http404
         return record, self.get_queryset(request).filter(pk=record.pk)
-
-
-def _using() -> str:
-    """The database that the default store writes to; else where a router sends writes."""
-    for alias in (default_store(), Policy().resolved().store):
-        using = stores[alias].using if alias in stores else None
-        if using:
-            return using
-    return router.db_for_write(IdempotencyKey)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import responses
 from typing import Any, Final
@@ -12,15 +11,14 @@ from typing import Any, Final
 from django.utils.http import parse_header_parameters
 
 from ..stores.codec import decode
+from ..tracing.legible import indented, shortened
 
-LONGEST_TEXT: Final = 100_000
 LONGEST_DUMP: Final = 256
-"""Characters of a text, and bytes of anything else, that are shown."""
+"""Bytes that are shown of what is no text."""
 
 _TEXTUAL: Final = re.compile(
     r"text/.*|application/(json|xml|javascript|x-www-form-urlencoded|.*\+json|.*\+xml)"
 )
-_JSON_PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s"{}\[\],:]+|[{}\[\],:]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Answer:
             text.encode()  # some charsets have characters that no page can show
         except (LookupError, ValueError):
             return None
-        return indented(text) if media_type.endswith("json") else _shortened([text])
+        return indented(text) if media_type.endswith("json") else shortened([text])
 
     @property
     def dump(self) -> str:
@@ -78,60 +76,10 @@ class Answer:
         return "\n".join([*lines, "…"] if self.size > len(start) else lines)
 
 
-def indented(text: str) -> str:
-    """A JSON text with one member per line, as far as it is shown."""
-    return _shortened(_indented(text))
-
-
 def _named(code: int | None) -> str:
     if code is None:
         return ""
     return f"{code} {responses.get(code, '')}".strip()
-
-
-def _indented(text: str) -> Iterator[str]:
-    """The pieces of a JSON text, laid out; its numbers and members stay as they were written.
-
-    A parser loses what an auditor looks for: 10.50 is not 10.5, and a member may come twice.
-    """
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        yield text
-        return
-    depth, before = 0, ""
-    for match in _JSON_PIECE.finditer(text):
-        piece = match[0]
-        if piece in "}]":
-            depth -= 1
-            yield "" if before in "{[" else _new_line(depth)
-        elif before and before in "{[,":
-            yield _new_line(depth)
-        yield f"{piece} " if piece == ":" else _legible(piece)
-        depth += piece in "{["
-        before = piece
-
-
-def _legible(piece: str) -> str:
-    """A string with characters in the place of their escapes, unless they are invisible."""
-    if "\\u" not in piece:
-        return piece
-    text = json.dumps(json.loads(piece), ensure_ascii=False)
-    return text if text.isprintable() else piece
-
-
-def _new_line(depth: int) -> str:
-    return "\n" + "  " * depth
-
-
-def _shortened(pieces: Iterator[str] | list[str]) -> str:
-    """The pieces put together, as far as they are shown; the rest is not even made."""
-    text = ""
-    for piece in pieces:
-        text += piece
-        if len(text) > LONGEST_TEXT:
-            return f"{text[:LONGEST_TEXT]}…"
-    return text
 
 
 def _dumped(line: bytes, at: int) -> str:

@@ -19,8 +19,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import DatabaseNow, IdempotencyKeyQuerySet
 from ..records import Status
-from .states import STATES, UNFINISHED, in_state, with_lease, without_lease
-from .timeline import local
+from ..tracing.moments import local
+from ..tracing.states import STATES, UNFINISHED, in_state, with_lease, without_lease
 
 COUNTED: Final = 10_000
 """Records that a list counts and leads to; to find an older one, narrow the list down."""

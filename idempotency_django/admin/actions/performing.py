@@ -18,8 +18,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...stores import stores
-from ..states import STATES, state_of
-from ..timeline import Event
+from ...tracing.moments import Moment
+from ...tracing.states import STATES, state_of
 from .base import Action
 
 MOST: Final = 1_000
@@ -137,7 +137,7 @@ def _question(
         "title": form.title,
         "original": original,
         "records": [
-            (record, STATES[state_of(record)], Event("", record.lease_expires_at, record.now))
+            (record, STATES[state_of(record)], Moment(record.lease_expires_at, record.now))
             for record in listed
         ],
         "refusals": dict.fromkeys(refusals),

@@ -12,8 +12,8 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...models import DatabaseNow
 from ...records import Status
-from ..states import state_of
-from ..timeline import Event
+from ...tracing.moments import Moment
+from ...tracing.states import state_of
 from .base import Action
 
 
@@ -27,7 +27,7 @@ class Expire(Action):
     for_many = True
 
     def refusal(self, record: Any) -> str:
-        live = Event("", record.expires_at, record.now).ahead
+        live = Moment(record.expires_at, record.now).ahead
         if record.status == Status.COMPLETED and live:
             return ""
         return _("Only completed keys that have not expired yet can be expired.")

@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy, ngettext
 from ...models import DatabaseNow, IdempotencyStep
 from ...records import Payload, Status
 from ...stores.codec import encode
-from ..states import HELD, INTERRUPTED, STATES, state_of
-from ..timeline import Event
+from ...tracing.moments import Moment
+from ...tracing.states import HELD, INTERRUPTED, STATES, state_of
 from .answer_form import AnswerForm
 from .base import Action
 
@@ -78,7 +78,7 @@ class Complete(AnswerForm, Settlement):
     field_order = ("attempt", "status", "content_type", "body", "reason")
 
     def consequences(self) -> list[str]:
-        until = Event("", self.record.expires_at, self.record.now)
+        until = Moment(self.record.expires_at, self.record.now)
         return [
             _("Every retry gets this answer, and nothing is executed.")
             if until.at is None
@@ -97,7 +97,7 @@ class Complete(AnswerForm, Settlement):
         ]
 
     def refusal(self, record: Any) -> str:
-        because, ends = super().refusal(record), Event("", record.expires_at, record.now)
+        because, ends = super().refusal(record), Moment(record.expires_at, record.now)
         if because or ends.ahead:
             return because
         return _(
@@ -162,7 +162,7 @@ class Release(Settlement):
 def _resumption(record: Any) -> str:
     """Where the next attempt begins."""
     steps = IdempotencyStep.objects.using(record._state.db).filter(record=record.pk).count()
-    ends = Event("", record.expires_at, record.now)
+    ends = Moment(record.expires_at, record.now)
     if not steps:
         return _("It starts from the beginning: none of its steps is stored.")
     if not ends.ahead:
