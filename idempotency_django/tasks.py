@@ -18,12 +18,12 @@ from __future__ import annotations
 from celery import shared_task
 
 from .stores import stores
-from .stores.purging import BATCH_SIZE, purge
+from .stores.purging import BATCH_SIZE, purge, registered
 
 
 @shared_task(name="idempotency_django.tasks.purge_expired_keys")
 def purge_expired_keys(batch_size: int = BATCH_SIZE, max_seconds: float | None = None) -> int:
-    """Purge every store, and return how many records were deleted.
+    """Purge every store and the tables of messaging; return how many rows were deleted.
 
     Several may run at the same time, and one that was killed may run again.
 
@@ -31,4 +31,6 @@ def purge_expired_keys(batch_size: int = BATCH_SIZE, max_seconds: float | None =
         batch_size: the most records to delete in one transaction.
         max_seconds: begin no batch after this many seconds; ``None``: no limit.
     """
-    return sum(purge(stores.all(), batch_size=batch_size, max_seconds=max_seconds))
+    return sum(
+        purge([*stores.all(), *registered()], batch_size=batch_size, max_seconds=max_seconds)
+    )

@@ -39,6 +39,10 @@ id                                     what is wrong
 ``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not carry the version
 ``idempotency_django.W035``            Celery's broker delivers again before a task's lease is over
 ``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
+``idempotency_django.E043``            the publisher of a topic of the outbox cannot be made
+``idempotency_django.E044``            a topic of the outbox is not configured rightly
+``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
+``idempotency_django.W046``            messages and records are in two databases
 =====================================  =========================================================
 """
 

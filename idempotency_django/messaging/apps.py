@@ -6,6 +6,7 @@ Consumers do without it. Streams, the webhook inbox and the outbox need its tabl
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
 
@@ -16,3 +17,10 @@ class MessagingConfig(AppConfig):
     label = "idempotency_messaging"
     verbose_name = _("Idempotent messaging")
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        # What needs the models can only be imported now.
+        from .outbox import checks, purging  # noqa: PLC0415
+
+        register(checks.check_outbox, Tags.compatibility)
+        purging.register_purges()

@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 from ..models import BATCH_SIZE
 from . import Store
 
-__all__ = ["BATCH_SIZE", "purge"]
+__all__ = ["BATCH_SIZE", "Purgeable", "purge", "register", "registered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Purgeable:
+    """Something besides the stores that is purged with them, such as the messages of the outbox.
+
+    Attributes:
+        name: what is deleted, for people: ``"outbox messages"``.
+        purge: deletes at most as many as its second argument says of those that became purgeable
+            longer ago than its first; how many it has deleted.
+        purgeable: how many it would delete, of those that became purgeable longer ago than its
+            argument; for a dry run.
+    """
+
+    name: str
+    purge: Callable[[timedelta, int], int]
+    purgeable: Callable[[timedelta], int]
+
+
+_registered: Final[dict[str, Purgeable]] = {}
+
+
+def register(
+    name: str,
+    purge: Callable[[timedelta, int], int],
+    purgeable: Callable[[timedelta], int] = lambda _: 0,
+) -> None:
+    """Have the command and the task purge it, too; see :class:`Purgeable` for the arguments."""
+    _registered[name] = Purgeable(name, purge, purgeable)
+
+
+def registered() -> list[Purgeable]:
+    """All that is registered."""
+    return list(_registered.values())
 
 
 def purge(
-    stores: Iterable[Store],
+    stores: Iterable[Store | Purgeable],
     *,
     older_than: timedelta = timedelta(0),
     batch_size: int = BATCH_SIZE,
@@ -25,7 +61,7 @@ def purge(
     runs is left for the next purge, so it ends, however much traffic there is.
 
     Args:
-        stores: what to purge.
+        stores: what to purge: stores, or what is :func:`registered`.
         older_than: only what became purgeable longer ago than this.
         batch_size: the most records to delete in one batch; at least 1.
         max_seconds: begin no batch after this many seconds; ``None``: no limit.

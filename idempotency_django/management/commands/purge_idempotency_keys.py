@@ -7,8 +7,10 @@ import signal
 import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from ...stores import Store, stores
-from ...stores.purging import BATCH_SIZE, purge
+from ...stores.purging import BATCH_SIZE, Purgeable, purge, registered
 
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 _CENTURY: Final = timedelta(days=36_500)  # databases know no dates from far before our era
@@ -54,8 +56,9 @@ class Command(BaseCommand):
     """Purges from a terminal or cron."""
 
     help = (
-        "Deletes the idempotency keys that are past their time to live and retention, in "
-        "batches, oldest first. It can run during traffic and be stopped at any time."
+        "Deletes the idempotency keys that are past their time to live and retention, and the "
+        "messages of inbox and outbox that are done with, in batches, oldest first. It can run "
+        "during traffic and be stopped at any time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -87,19 +90,22 @@ class Command(BaseCommand):
         parser.add_argument(
             "--store",
             metavar="ALIAS",
-            help="Purge this store of IDEMPOTENCY['STORES'] only (default: all of them).",
+            help="Purge this store of IDEMPOTENCY['STORES'] only (default: all, and the messages).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.quiet = options["verbosity"] == 0
         chosen = self._stores(options["store"])
-        if all(store.forgets_expired for store in chosen):
+        others = registered() if options["store"] is None else []
+        if not others and all(store.forgets_expired for store in chosen):
             self._say(_nothing_to_purge([repr(store.alias) for store in chosen]))
-        elif options["dry_run"]:
+            return
+        if options["dry_run"]:
             count = sum(store.purgeable(options["older_than"]) for store in chosen)
-            self._say(f"Would purge {_keys(count)}. Nothing was deleted.")
+            more = {each.name: each.purgeable(options["older_than"]) for each in others}
+            self._say(f"Would purge {_listed(count, more)}. Nothing was deleted.")
         else:
-            self._purge(chosen, options)
+            self._purge(chosen, others, options)
 
     def _stores(self, alias: str | None) -> list[Store]:
         try:
@@ -107,27 +113,29 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 
-    def _purge(self, chosen: list[Store], options: dict[str, Any]) -> None:
+    def _purge(self, chosen: list[Store], more: list[Purgeable], options: dict[str, Any]) -> None:
         names = ("older_than", "batch_size", "max_seconds")
-        batches = purge(chosen, **{name: options[name] for name in names})
-        started, purged = time.monotonic(), 0
+        others, total, purged = Counter[str](), 0, _keys(0)
+        counted = [_counted(each, others) for each in more]
+        batches = purge([*chosen, *counted], **{name: options[name] for name in names})
+        started = time.monotonic()
         with _interrupts() as interrupted:
             for deleted in batches:
-                purged += deleted
+                total += deleted
+                purged = _listed(total - sum(others.values()), others)
                 self._show_progress(purged)
                 if interrupted.is_set():
                     raise CommandError(
-                        f"Interrupted after {_keys(purged)} had been purged.",
-                        returncode=_INTERRUPTED,
+                        f"Interrupted after {purged} had been purged.", returncode=_INTERRUPTED
                     )
         took = time.monotonic() - started
-        self._say(f"Purged {_keys(purged)} in {took:.1f} seconds.")
+        self._say(f"Purged {purged} in {took:.1f} seconds.")
         if options["max_seconds"] is not None and took >= options["max_seconds"]:
             self._say("The time is up, and some keys may be left. Run the command again.")
 
-    def _show_progress(self, purged: int) -> None:
+    def _show_progress(self, purged: str) -> None:
         if self.stdout.isatty() and not self.quiet:
-            self.stdout.write(f"{_ERASE_LINE}Purged {_keys(purged)} so far …", ending="")
+            self.stdout.write(f"{_ERASE_LINE}Purged {purged} so far …", ending="")
             self.stdout.flush()
 
     def _say(self, text: str) -> None:
@@ -169,3 +177,19 @@ def _nothing_to_purge(aliases: list[str]) -> str:
 
 def _keys(count: int) -> str:
     return f"{count:,} idempotency key{'' if count == 1 else 's'}"
+
+
+def _listed(keys: int, others: Mapping[str, int]) -> str:
+    more = [f"{count:,} {name}" for name, count in others.items() if count]
+    return ", ".join([_keys(keys), *more])
+
+
+def _counted(each: Purgeable, counts: Counter[str]) -> Purgeable:
+    """The same, and what it deletes is counted."""
+
+    def purge(older_than: timedelta, limit: int) -> int:
+        deleted = each.purge(older_than, limit)
+        counts[each.name] += deleted
+        return deleted
+
+    return replace(each, purge=purge)

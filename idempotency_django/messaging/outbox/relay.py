@@ -14,6 +14,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
+from django.db import DatabaseError, close_old_connections
 from django.db.models import Q
 
 from ...conf import conf
@@ -24,11 +25,13 @@ from .batches import Batch, Unordered, backoff
 from .ordered import Ordered
 from .publishers.base import Outgoing, Publisher
 from .topics import ALL_OTHERS, Topic, topic
+from .waking import Ear
 
 logger = logging.getLogger("idempotency_django.outbox")
 
 BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
+POLL: Final = timedelta(seconds=1)
 
 
 @dataclass(slots=True)
@@ -70,26 +73,49 @@ class Relay:
         self.using = using or database()
         self._lines: dict[str, _Line] = {}
 
-    def run(self, stopping: threading.Event, *, poll: timedelta = timedelta(seconds=1)) -> None:
-        """Send whatever comes, until ``stopping`` is set; then finish the batch.
+    def run(self, stop: threading.Event, *, poll: timedelta = POLL, listen: bool = False) -> None:
+        """Send whatever comes, until ``stop`` is set; then finish the batch.
 
         Args:
-            stopping: when to stop.
+            stop: when to stop.
             poll: how long to wait when there was nothing to send.
+            listen: whether to be woken up by topics with ``NOTIFY`` (PostgreSQL).
         """
-        while not stopping.is_set():
-            if not self.send_batch():
-                stopping.wait(poll.total_seconds())
+        ear = Ear(self.using) if listen else None
+        try:
+            while not stop.is_set():
+                close_old_connections()
+                if self._kept_up():
+                    continue
+                if ear is None:
+                    stop.wait(poll.total_seconds())
+                else:
+                    ear.wait(poll.total_seconds(), stop)
+        finally:
+            if ear is not None:
+                ear.close()
 
-    def drain(self) -> int:
-        """Send until nothing is due; how many messages were sent."""
+    def _kept_up(self) -> bool:
+        """Whether something was sent; what goes wrong with the database is logged."""
+        try:
+            return self.send_batch() > 0
+        except DatabaseError:
+            logger.exception(
+                "The outbox cannot reach the database %r. No message is lost; the relay tries "
+                "again.",
+                self.using,
+            )
+            return False
+
+    def drain(self, stop: threading.Event | None = None) -> int:
+        """Send until nothing is due, or ``stop`` is set; how many messages were tried."""
         total = 0
-        while sent := self.send_batch():
+        while not (stop and stop.is_set()) and (sent := self.send_batch()):
             total += sent
         return total
 
     def send_batch(self) -> int:
-        """Claim what is due once, and send it; how many messages were sent, or refused."""
+        """Claim what is due once, and send it; how many messages were tried."""
         return sum(self._send(kind) for kind in (Ordered, Unordered))
 
     def close(self) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import select
+import threading
 import time
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 
 CHANNEL: Final = "idempotency_outbox"
 INTERVAL: Final = 0.05
 """Seconds in which a process wakes up the relays once at most."""
+MOMENT: Final = 0.5
+"""Seconds after which a relay that listens sees that it is to stop."""
 
 _last: dict[str, float] = {}
 
@@ -32,3 +36,51 @@ def _notify(using: str) -> None:
     _last[using] = now
     with connections[using].cursor() as cursor:
         cursor.execute(f"NOTIFY {CHANNEL}")
+
+
+class Ear:
+    """Listens for what :func:`wake_relays` sends; where nobody can be woken up, it only waits.
+
+    Args:
+        using: the alias of the database. The ear has a connection of its own to it.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._connection = connections[using].copy()
+        self._woken = False
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """Wait for so long at most, or until a relay is needed, or ``stop`` is set."""
+        if self._connection.vendor != "postgresql":
+            stop.wait(seconds)
+            return
+        if self._woken:  # a process that was just heard sends nothing within the interval
+            seconds = min(seconds, 2 * INTERVAL)
+        ends = time.monotonic() + seconds
+        self._woken = False
+        while not (stop.is_set() or self._woken) and (left := ends - time.monotonic()) > 0:
+            try:
+                self._woken = self._heard(min(left, MOMENT))
+            except DatabaseError:
+                self._connection.close()
+                stop.wait(left)
+
+    def close(self) -> None:
+        """Leave the database."""
+        self._connection.close()
+
+    def _heard(self, seconds: float) -> bool:
+        if self._connection.connection is None:
+            with self._connection.cursor() as cursor:
+                cursor.execute(f"LISTEN {CHANNEL}")
+        driver: Any = self._connection.connection
+        if callable(driver.notifies):  # psycopg 3; a list with psycopg2
+            with self._connection.wrap_database_errors:
+                return any(True for _ in driver.notifies(timeout=seconds, stop_after=1))
+        readable, _, _ = select.select([driver], [], [], seconds)
+        if readable:
+            with self._connection.wrap_database_errors:
+                driver.poll()
+        heard = bool(driver.notifies)
+        driver.notifies.clear()
+        return heard

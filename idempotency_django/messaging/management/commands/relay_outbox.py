@@ -1,0 +1,91 @@
+"""``manage.py relay_outbox``"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay
+from ...stopping import stop_on_signals
+
+
+def number(kind: Callable[[str], float], example: str) -> Callable[[str], float]:
+    """Reads an option that is a number above 0."""
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = 0
+        if not 0 < value < 1_000_000:
+            raise ArgumentTypeError(f"{text!r} must be a number above 0, such as {example}.")
+        return value
+
+    return read
+
+
+class Command(BaseCommand):
+    """Relays from a terminal, cron or a supervisor."""
+
+    help = (
+        "Sends the messages of the outbox, as they are committed, until it gets SIGTERM. The batch "
+        "in hand is finished then. It can run in several processes."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--once", action="store_true", help="End as soon as nothing is due, for cron."
+        )
+        parser.add_argument(
+            "--topic",
+            action="append",
+            default=[],
+            metavar="TOPIC",
+            help="Send this topic only; may be given several times.",
+        )
+        parser.add_argument(
+            "--batch",
+            type=number(int, str(BATCH_SIZE)),
+            default=BATCH_SIZE,
+            metavar="MESSAGES",
+            help=f"The most messages to claim at once (default: {BATCH_SIZE}).",
+        )
+        parser.add_argument(
+            "--lease",
+            type=number(float, "60"),
+            default=LEASE.total_seconds(),
+            metavar="SECONDS",
+            help="How long a batch may take before another relay sends it as well (default: 60).",
+        )
+        parser.add_argument(
+            "--poll",
+            type=number(float, "1"),
+            default=POLL.total_seconds(),
+            metavar="SECONDS",
+            help="How long to wait when nothing is due (default: 1).",
+        )
+        parser.add_argument(
+            "--listen",
+            action="store_true",
+            help="On PostgreSQL, be woken up by topics with NOTIFY, beside polling.",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        lease = timedelta(seconds=options["lease"])
+        try:
+            relay = Relay(options["topic"], batch_size=options["batch"], lease=lease)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+        with closing(relay), stop_on_signals() as stop:
+            if not options["once"]:
+                relay.run(stop, poll=timedelta(seconds=options["poll"]), listen=options["listen"])
+            elif (sent := relay.drain(stop)) and options["verbosity"]:
+                self.stdout.write(f"Sent {sent:,} message{'' if sent == 1 else 's'}.")
+            elif options["verbosity"]:
+                self.stdout.write("Nothing was due.")
