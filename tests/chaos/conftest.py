@@ -1,0 +1,24 @@
+"""Each database in turn, for handlers and for records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.conf import settings
+from django.test import override_settings
+
+from tests.chaos.routing import To
+
+
+@pytest.fixture(params=settings.ALIASES)
+def database(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[str]:
+    """The name of a database that everything is on."""
+    alias = settings.ALIASES[request.param]
+    backend = "idempotency_django.stores.database.DatabaseStore"
+    stores = {"default": {"BACKEND": backend, "OPTIONS": {"using": alias}}}
+    with override_settings(
+        DATABASE_ROUTERS=[To(alias)],
+        IDEMPOTENCY={"STORES": stores, "MESSAGING_DATABASE": alias},
+    ):
+        yield request.param
