@@ -92,25 +92,32 @@ def read_http(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
 
 
 def write_http(attributes: Mapping[str, Any], data: Any) -> tuple[dict[str, str], bytes]:
-    """An event in the binary mode: headers that carry its attributes, and a body that is its data.
+    """An event in HTTP's binary mode: headers that carry its attributes, and a body of its data.
 
     Raises:
         ValueError: the data cannot be said in JSON.
     """
+    texts, content_type, body = write_binary(attributes, data)
     headers = {
-        f"{_PREFIX}{name}": quote(_text(value), safe=_SENT_AS_THEY_ARE)
-        for name, value in {"specversion": VERSION, **attributes}.items()
-        if name != "datacontenttype"
+        f"{_PREFIX}{name}": quote(text, safe=_SENT_AS_THEY_ARE) for name, text in texts.items()
     }
-    content_type = attributes.get("datacontenttype") or _usual_type(data)
-    if content_type:
-        headers["content-type"] = content_type
+    return headers | ({"content-type": content_type} if content_type else {}), body
+
+
+def write_binary(attributes: Mapping[str, Any], data: Any) -> tuple[dict[str, str], str, bytes]:
+    """An event in the binary mode of any protocol: its attributes as texts, its type, and its body.
+
+    Raises:
+        ValueError: the data cannot be said in JSON.
+    """
+    texts = {name: _text(value) for name, value in {"specversion": VERSION, **attributes}.items()}
+    content_type = texts.pop("datacontenttype", "") or _usual_type(data)
     if data is None:
-        return headers, b""
+        return texts, content_type, b""
     if isinstance(data, bytes):
-        return headers, data
+        return texts, content_type, data
     is_text = isinstance(data, str) and not _is_json(_media_type(content_type))
-    return headers, (data if is_text else _dumped(data)).encode()
+    return texts, content_type, (data if is_text else _dumped(data)).encode()
 
 
 def read_time(text: Any) -> datetime:

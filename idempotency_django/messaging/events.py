@@ -104,6 +104,19 @@ class Event:
         """
         return envelopes.write_http(self._attributes(), self.data)
 
+    def to_binary(self, prefix: str) -> tuple[dict[str, str], str, bytes]:
+        """The headers, the content type and the body of a message in the binary mode of a broker.
+
+        Args:
+            prefix: what the names of the headers begin with: ``"ce_"`` for Kafka,
+                ``"cloudEvents_"`` for AMQP.
+
+        Raises:
+            ValueError: the data is neither bytes nor what JSON can say.
+        """
+        attributes, content_type, body = envelopes.write_binary(self._attributes(), self.data)
+        return {f"{prefix}{name}": text for name, text in attributes.items()}, content_type, body
+
     @classmethod
     def _of(cls, members: dict[str, Any]) -> Self:
         own = {name: members.pop(name, None) for name in (*_OWN, "data")}

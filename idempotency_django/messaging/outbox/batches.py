@@ -16,6 +16,7 @@ from django.db.models.expressions import Combinable
 from ...models import DatabaseNow
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
+from .publishers.base import SendLater, Undeliverable
 from .topics import BLOCK, Topic
 
 FIRST_BACKOFF: Final = timedelta(seconds=1)
@@ -69,14 +70,16 @@ class Batch:
 
     def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> OutboxState:
         """Note that the broker has refused a message; what the message is now."""
-        attempts = message.attempts + 1
-        is_poison = topic.max_attempts is not None and attempts >= topic.max_attempts
+        later = error if isinstance(error, SendLater) else SendLater("")
+        attempts = message.attempts + later.counted
+        is_used_up = topic.max_attempts is not None and attempts >= topic.max_attempts
+        is_poison = isinstance(error, Undeliverable) or (later.counted and is_used_up)
         if not is_poison:
             state = OutboxState.PENDING
         else:
             state = OutboxState.BLOCKED if topic.on_poison == BLOCK else OutboxState.SKIPPED
         skipped = state == OutboxState.SKIPPED
-        again = DatabaseNow() + backoff(attempts)
+        again = DatabaseNow() + max(backoff(attempts), timedelta(seconds=later.delay))
         with transaction.atomic(using=self.using):
             self._owned([message]).update(
                 state=state,

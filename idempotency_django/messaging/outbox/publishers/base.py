@@ -64,6 +64,25 @@ class Outgoing:
         )
 
 
+class SendLater(Exception):
+    """What a publisher answers for a message that is to be sent at another time.
+
+    Args:
+        why: what is in the way.
+        delay: seconds after which to send it again; the relay waits longer if it would anyway.
+        counted: whether it was an attempt at the message. ``False``: it is not the message's fault.
+    """
+
+    def __init__(self, why: str, *, delay: float = 0, counted: bool = True) -> None:
+        super().__init__(why)
+        self.delay = delay
+        self.counted = counted
+
+
+class Undeliverable(Exception):
+    """What a publisher answers for a message that no further attempt could deliver."""
+
+
 class Publisher:
     """Hands messages of one topic to a broker. A relay makes one for each topic, and keeps it.
 
@@ -87,7 +106,8 @@ class Publisher:
 
         Returns:
             For each message, in their order: ``None`` if the broker has confirmed it, else what is
-            wrong with it. Such a failure counts as one of the message's attempts.
+            wrong with it. Such a failure counts as one of the message's attempts, unless it is a
+            :exc:`SendLater` that says otherwise. An :exc:`Undeliverable` is the last attempt.
 
         Raises:
             Exception: the broker cannot be reached. That is no message's fault, so no attempt is

@@ -1,0 +1,32 @@
+"""Messages as the relay hands them to a publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from idempotency_django.messaging.outbox.publishers.base import Outgoing
+
+CREATED = datetime(2031, 5, 7, 9, 30, tzinfo=UTC)
+
+
+def outgoing(name: str, group: str = "", sequence: int = 0, **values: Any) -> Outgoing:
+    """A message with that id."""
+    given = {"topic": "orders", "type": "order.paid", "data": {"order": name}} | values
+    return Outgoing(message_id=name, group=group, sequence=sequence, created_at=CREATED, **given)
+
+
+def grouped(*names: str, **values: Any) -> list[Outgoing]:
+    """Messages that are named by their groups: ``"a-1"`` is the first one of the group "a"."""
+    return [
+        outgoing(name, group, int(sequence), **values)
+        for name, (group, _, sequence) in zip(
+            names, (name.partition("-") for name in names), strict=True
+        )
+    ]
+
+
+def failures(answers: Sequence[Exception | None]) -> list[bool]:
+    """Which of the messages were not confirmed."""
+    return [answer is not None for answer in answers]

@@ -1,0 +1,50 @@
+"""What each publisher promises, on the real broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from .brokers import Broker, plain
+from .messages import failures, grouped, outgoing
+
+
+def test_confirmed(broker: Broker) -> None:
+    """A message that is confirmed is at the broker, and reads as it was published."""
+    messages = [
+        *grouped("a-1", "b-1", "a-2", "a-3", "b-2"),
+        outgoing("text", data="Grüße, 世界"),
+        outgoing("nothing", data=None),
+        outgoing("bytes", data=b"\x00\xff"),
+        outgoing("header", headers={"tenant": "one"}),
+    ]
+    with broker.publisher() as publisher:
+        assert publisher.publish(messages) == [None] * len(messages)
+    events = broker.events(len(messages))
+    assert {event.id: plain(event) for event in events} == {
+        message.message_id: plain(message.event("/orders")) for message in messages
+    }
+    assert len(events) == len(messages)
+    assert [event.id for event in events if event.subject == "a"] == ["a-1", "a-2", "a-3"]
+    assert [event.id for event in events if event.subject == "b"] == ["b-1", "b-2"]
+
+
+def test_failure_within_a_group(broker: Broker) -> None:
+    """After a message that fails, no later one of its group is sent. Others are."""
+    poison = outgoing("a-2", "a", 2, type="")  # no event has such a type
+    first, third, other = grouped("a-1", "a-3", "b-1")
+    with broker.publisher() as publisher:
+        answers = publisher.publish([first, poison, third, other])
+        assert failures(answers) == [False, True, True, False]
+        assert answers[1] is answers[2]
+        assert sorted(event.id for event in broker.events(2)) == ["a-1", "b-1"]
+        publisher.publish(grouped("a-2", "a-3"))
+    assert [event.id for event in broker.events(2)] == ["a-2", "a-3"]
+
+
+def test_each_attempt_has_the_same_id(broker: Broker, request: pytest.FixtureRequest) -> None:
+    """A message that is sent again has its id again; a FIFO queue of SQS drops it itself."""
+    with broker.publisher() as publisher:
+        for _ in range(2):
+            assert publisher.publish(grouped("a-1")) == [None]
+    expected = 1 if "fifo" in request.node.name else 2
+    assert [event.id for event in broker.events(expected)] == ["a-1"] * expected
