@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from hypothesis import example, given, settings
@@ -159,6 +160,30 @@ def test_reset(using: str) -> None:
     assert take(using, 1, 101) == Fenced(2)
     with pytest.raises(ValueError, match="cannot be the position"):
         reset_peer(PEER, epoch=2, position=-2, using=using)
+
+
+REPEATABLE_READ = {
+    "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+}
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, Duplicate(1)), (2, Accepted())])
+def test_snapshot(using: str, number: int, expected: Acceptance) -> None:
+    """A transaction that sees an old row judges by the row as it is, or is refused."""
+    connection = connections[using]
+    if connection.vendor not in REPEATABLE_READ:
+        pytest.skip("SQLite has one writer, which sees all")
+    take(using, 0, 0)
+    with connection.cursor() as cursor:
+        cursor.execute(REPEATABLE_READ[connection.vendor])
+    outcome: Acceptance | None = None
+    with suppress(OperationalError), transaction.atomic(using=using):
+        effects(using)  # the snapshot is taken
+        in_threads([lambda: take(using, 0, 1)])
+        outcome = accept(PEER, epoch=0, sequence=number, using=using)
+    connection.close()
+    assert outcome == (None if connection.vendor == "postgresql" else expected)
 
 
 def judged(messages: list[tuple[int, int]], *, continued: bool) -> list[Acceptance]:

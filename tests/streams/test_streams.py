@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -119,7 +120,7 @@ class TestClaim:
 def bare(sent: CaptureQueriesContext) -> list[str]:
     """The statements, without what begins and ends transactions."""
     texts = [query["sql"] for query in sent.captured_queries]
-    return [text for text in texts if not re.match("BEGIN|COMMIT|SAVEPOINT|RELEASE", text)]
+    return [text for text in texts if not re.match("BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE", text)]
 
 
 class TestAdvance:
@@ -143,8 +144,9 @@ class TestAdvance:
         """An offset that is processed raises, and its block does not run."""
         stream = claim_stream(NAME, using=using)
         process(stream, using, 2)
-        with pytest.raises(AlreadyProcessed, match=f"The offset {offset} of .* position is 2"):
-            process(stream, using, offset)
+        processed = pytest.raises(AlreadyProcessed, match=f"offset {offset} of .* position is 2")
+        with processed, stream.advance(to=offset):
+            pytest.fail("The block runs.")
         assert booked(using) == [2]
 
     def test_unconfirmed(self, using: str) -> None:
@@ -161,8 +163,8 @@ class TestAdvance:
         late = claim_stream(NAME, using=using)
         process(late, using, 0)
         owner = claim_stream(NAME, using=using)
-        with pytest.raises(StreamFenced, match="as epoch 1"):
-            process(late, using, 1)
+        with pytest.raises(StreamFenced, match="as epoch 1"), late.advance(to=1):
+            pytest.fail("The block runs.")
         process(owner, using, 1, 2)
         with pytest.raises(StreamFenced):  # also where it is processed by now
             process(late, using, 2)
@@ -281,8 +283,6 @@ class TestWithinATransaction:
 
 def started(function: Callable[[], None]) -> Callable[[], None]:
     """Call it in a thread; what waits for its end."""
-    from concurrent.futures import ThreadPoolExecutor
-
     pool = ThreadPoolExecutor(1)
 
     def call() -> None:
@@ -424,3 +424,14 @@ class TestIsolation:
         monkeypatch.setattr(positions, "advance", advance)
         with pytest.raises(OperationalError, match="deadlock"):
             process(stream, "default", 0)
+
+    def test_conflict_of_the_block(self) -> None:
+        """What the block itself meets is the database's own error, and nothing is looked up."""
+        stream = claim_stream(NAME)
+        with (
+            CaptureQueriesContext(connections["default"]) as sent,
+            pytest.raises(OperationalError, match="deadlock"),
+            stream.advance(to=0),
+        ):
+            raise OperationalError("deadlock")
+        assert len(bare(sent)) == 1, sent.captured_queries
