@@ -45,8 +45,8 @@ def purgeable_streams(_: timedelta) -> int:
 def purge_streams(_: timedelta, limit: int) -> int:
     """Delete up to that many numbers of groups without any message; how many there were.
 
-    Nobody knows since when a group has none. The next message of such a group has the number 1 again. A group's last message keeps its
-    number for as long as it is kept itself.
+    Nobody knows since when a group has none. The next message of such a group has the number 1
+    again. A group's last message keeps its number for as long as it is kept itself.
     """
     using = database()
     streams = OutboxStream.objects.using(using)

@@ -1,0 +1,19 @@
+"""Settings of processes that publish, relay and consume: the tests' own database."""
+
+from __future__ import annotations
+
+import os
+
+from tests.consuming.settings import *  # noqa: F403
+
+os.environ.setdefault("LEASE_SECONDS", "30")
+INSTALLED_APPS = ["idempotency_django", "idempotency_django.messaging", "tests"]
+IDEMPOTENCY = {
+    "OUTBOX": {
+        "orders": {"BACKEND": "tests.outbox.log.LogPublisher", "MAX_ATTEMPTS": None},
+        "local": {
+            "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+            "OPTIONS": {"consumers": ["tests.outbox.crashing.booking"]},
+        },
+    },
+}

@@ -1,0 +1,114 @@
+"""The ids of messages: an attempt that is resumed publishes nothing a second time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from idempotency_django.functions import idempotent_call
+from idempotency_django.messaging.models import OutboxMessage
+from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox.identity import uuid7
+from idempotency_django.policy import Policy
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("broker"),
+]
+LEASED = Policy(mode="leased")
+
+
+class Crash(Exception):
+    """The attempt ends here."""
+
+
+def published() -> list[tuple[str, int]]:
+    """The data and the number of each message."""
+    rows = OutboxMessage.objects.order_by("pk")
+    return list(rows.values_list("payload", "sequence"))
+
+
+def call(function: Any, policy: Policy | None = LEASED) -> Any:
+    """Call it under one key, again and again."""
+    return idempotent_call(fn=function, key="k", scope="s", policy=policy)
+
+
+def test_resumed() -> None:
+    """What the first attempt has committed is not published again by the second."""
+    ids: list[str] = []
+
+    def handler(execution: Any) -> None:
+        with execution.atomic():
+            ids.append(publish("orders", 1, type="a", group="g"))
+            ids.append(publish("orders", 1, type="a", group="g"))
+        if execution.attempt == 1:
+            raise Crash
+        with execution.atomic():
+            publish("orders", 2, type="a", group="g")
+
+    with pytest.raises(Crash):
+        call(handler)
+    call(handler)
+    assert published() == [("1", 1), ("1", 2), ("2", 3)]
+    assert ids[:2] == ids[2:]
+    assert len({*ids}) == 2
+
+
+def test_steps() -> None:
+    """A step that is not run again does not shift the ids of those after it."""
+
+    def step(number: int) -> str:
+        return publish("orders", number, type="a")
+
+    def handler(execution: Any) -> None:
+        execution.step("one", step, 1)
+        if execution.attempt == 1:
+            raise Crash
+        execution.step("two", step, 2)
+
+    with pytest.raises(Crash):
+        call(handler)
+    call(handler)
+    assert published() == [("1", 0), ("2", 0)]
+
+
+def test_rolled_back() -> None:
+    """What was rolled back is not counted: the next attempt finds the same ids."""
+
+    def handler(execution: Any) -> None:
+        if execution.attempt == 1:
+            with pytest.raises(Crash), execution.atomic():
+                publish("orders", 1, type="a")
+                raise Crash
+        with execution.atomic():
+            publish("orders", 1, type="a")
+        if execution.attempt == 1:
+            raise Crash
+
+    with pytest.raises(Crash):
+        call(handler)
+    call(handler)
+    assert published() == [("1", 0)]
+
+
+def test_caused_by() -> None:
+    """A message names the record of the operation that published it."""
+
+    def handler(execution: Any) -> str:
+        publish("orders", 1, type="a")
+        return execution.reference
+
+    reference = call(handler, None)
+    assert OutboxMessage.objects.get().caused_by == reference
+
+
+def test_uuid7() -> None:
+    """Ids outside of an operation are UUIDs of version 7: unique, and in the order of time."""
+    import uuid
+
+    ids = [uuid.UUID(uuid7()) for _ in range(1000)]
+    assert len({*ids}) == 1000
+    assert {(each.version, each.variant) for each in ids} == {(7, uuid.RFC_4122)}
+    times = [each.int >> 80 for each in ids]
+    assert times == sorted(times)
