@@ -12,7 +12,7 @@ IDEMPOTENCY = {
     "OUTBOX": {
         "orders": {"BACKEND": "tests.outbox.log.LogPublisher", "MAX_ATTEMPTS": None},
         "local": {
-            "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+            "BACKEND": "tests.outbox.crashing.Wire",
             "OPTIONS": {"consumers": ["tests.outbox.crashing.booking"]},
         },
     },

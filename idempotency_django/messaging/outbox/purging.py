@@ -10,7 +10,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from ...models import DatabaseNow
 from ...stores import purging
 from ..databases import database
-from ..models import OutboxMessage, OutboxStream
+from ..models import OutboxLease, OutboxMessage, OutboxStream
 
 
 def register_purges() -> None:
@@ -49,6 +49,7 @@ def purge_streams(_: timedelta, limit: int) -> int:
     again. A group's last message keeps its number for as long as it is kept itself.
     """
     using = database()
+    OutboxLease.objects.using(using).filter(expires_at__lte=DatabaseNow()).delete()  # of the dead
     streams = OutboxStream.objects.using(using)
     with transaction.atomic(using=using):
         locked = _empty(using).order_by("pk").select_for_update(skip_locked=_can_skip(using))

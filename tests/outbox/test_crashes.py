@@ -1,0 +1,50 @@
+"""The whole chain, killed at each boundary: publish, relay, consume."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from django.conf import settings
+
+from .test_storm import LONGEST, ROOT, environment
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+]
+STRIDE = int(os.environ.get("OUTBOX_STRIDE", "8"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "group"),
+    [("transactional", "g"), ("transactional", ""), ("leased", "g")],
+    ids=["grouped", "ungrouped", "leased"],
+)
+@pytest.mark.parametrize("name", list(settings.ALIASES))
+def test_crash_at_every_boundary(
+    name: str, mode: str, group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever a process is killed: one effect where it was published, one where it was consumed.
+
+    By default at every eighth boundary; ``OUTBOX_STRIDE=1`` takes each.
+    """
+    command = [sys.executable, "-m", "tests.outbox.crashing", mode, group, str(STRIDE)]
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(settings.ALIASES[name]),
+        timeout=LONGEST,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    counted = json.loads(ended.stdout)
+    once = {"published": 1, "consumed": 1, "messages": 1}
+    assert {at: counts for at, counts in counted.items() if counts != once} == {}
+    assert len(counted) * STRIDE > 30
+    with capsys.disabled():
+        print(f"\n{name}, {mode}, {group!r}: killed at {len(counted)} boundaries")
