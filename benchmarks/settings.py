@@ -25,7 +25,9 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "rest_framework",
     "django_outbox_pattern",
+    "django_domain_events",
     "idempotency_django",
+    "idempotency_django.messaging",
     "benchmarks",
 ]
 MIDDLEWARE = [
@@ -44,8 +46,11 @@ IDEMPOTENCY = {
         "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
         "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},
         "cached": {"BACKEND": "idempotency_django.stores.cached_database.CachedStore"},
-    }
+    },
+    "OUTBOX": {"benchmark": "benchmarks.outbox.Nowhere"},
 }
+# Its relay would sleep for a second after each look at its table.
+DJANGO_OUTBOX_PATTERN = {"DEFAULT_PRODUCER_WAITING_TIME": 0}
 
 # django-idempotency-key, as its README sets it up for several processes; without its
 # CONFLICT_STATUS_CODE it would answer a retry with 409.

@@ -12,7 +12,7 @@ from typing import Any, Final
 from django.core.management import BaseCommand, CommandParser, call_command
 from django.db import connection
 
-from benchmarks import conditional, consumers, growth, inprocess, overhttp, plain
+from benchmarks import conditional, consumers, growth, inprocess, outbox, overhttp, plain
 from benchmarks.report import DOCUMENTATION, PAGE, Section, write
 from benchmarks.site import Site, site
 
@@ -33,6 +33,10 @@ AMOUNTS: Final[dict[str, tuple[Amount, Amount]]] = {
     "consumers": (
         {"rounds": 12, "calls": 200},
         {"rounds": 2, "calls": 10},
+    ),
+    "outbox": (
+        {"rounds": 12, "calls": 200, "messages": 5_000},
+        {"rounds": 2, "calls": 20, "messages": 200},
     ),
     "conditional": (
         {"rounds": 12, "calls": 200, "races": 5},
@@ -86,6 +90,8 @@ def _measure(name: str, place: Site, amount: Amount) -> Section:
             return overhttp.measure(**amount)
         case "consumers":
             return consumers.measure(**amount)
+        case "outbox":
+            return outbox.measure(**amount)
         case "conditional":
             return conditional.measure(**amount)
     return growth.measure(**amount)
@@ -96,6 +102,7 @@ def _setting() -> str:
     names = ["Django", "djangorestframework", "psycopg", "redis", "gunicorn"]
     names += ["django-concurrency", "django-fsm-2", "drf-extensions"]
     names += ["django-idempotency-key", "aws-lambda-powertools", "django-outbox-pattern"]
+    names += ["django-domain-events"]
     major, minor = divmod(connection.cursor().connection.info.server_version, 10_000)
     parts = [f"{datetime.now(UTC).date()}: Python {platform.python_version()}"]
     parts += [f"PostgreSQL {major}.{minor}", f"Valkey {os.environ['BENCH_REDIS_VERSION']}"]
