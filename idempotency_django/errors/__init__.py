@@ -11,6 +11,9 @@
     ├── OperationHeld              409  an attempt was interrupted; an operator must settle it
     ├── MessageParked              409  a message failed too often; an operator must settle it
     ├── UnknownEventType           422  the consumer has no handler for an event of this type
+    ├── SignatureRefused           401  a webhook is not signed with a secret of its receiver
+    ├── DeliveryMalformed          400  a signed webhook does not say which message it is
+    ├── DeliveryTooLarge           413  a webhook's body is larger than its receiver takes
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its answer was not kept
     ├── AnswerNotAcceptable        406  executed before, but its answer is in another form
@@ -33,7 +36,15 @@ default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
 from __future__ import annotations
 
 from .base import IdempotencyError, all_errors
-from .messaging import AlreadyProcessed, MessageParked, StreamFenced, UnknownEventType
+from .messaging import (
+    AlreadyProcessed,
+    DeliveryMalformed,
+    DeliveryTooLarge,
+    MessageParked,
+    SignatureRefused,
+    StreamFenced,
+    UnknownEventType,
+)
 from .operations import (
     AnswerNotAcceptable,
     ClaimLost,
@@ -61,6 +72,8 @@ __all__ = [
     "AnswerNotAcceptable",
     "ClaimLost",
     "ConcurrentModification",
+    "DeliveryMalformed",
+    "DeliveryTooLarge",
     "FingerprintMismatch",
     "IdempotencyError",
     "IllegalTransition",
@@ -74,6 +87,7 @@ __all__ = [
     "PreconditionFailed",
     "PreconditionRequired",
     "ResponseNotStored",
+    "SignatureRefused",
     "StepFailed",
     "StepsChanged",
     "StoreUnavailable",

@@ -1,4 +1,4 @@
-"""The errors of consumers and streams."""
+"""The errors of messages: of consumers, streams and webhooks."""
 
 from __future__ import annotations
 
@@ -45,3 +45,38 @@ class StreamFenced(Exception):
 
 class AlreadyProcessed(Exception):
     """The effects of this offset of the stream were committed before; nothing was executed."""
+
+
+class SignatureRefused(IdempotencyError):
+    """A webhook was not signed with one of the receiver's secrets, or not lately."""
+
+    status = 401
+    slug = "signature-refused"
+    title = "The delivery is not signed as it has to be"
+    default_detail = (
+        "The delivery was not signed with a secret of this receiver, or its timestamp is too far "
+        "from now. Nothing was stored."
+    )
+
+
+class DeliveryMalformed(IdempotencyError):
+    """A webhook has a valid signature, but does not say which message it is."""
+
+    status = 400
+    slug = "delivery-malformed"
+    title = "The delivery cannot be understood"
+    default_detail = (
+        "The delivery has a valid signature, but its id or its type is missing or cannot be kept. "
+        "Nothing was stored."
+    )
+
+
+class DeliveryTooLarge(IdempotencyError):
+    """The body of a webhook is larger than its receiver takes; it was not read."""
+
+    status = 413
+    slug = "delivery-too-large"
+    title = "The delivery is too large"
+    default_detail = (
+        "The body of the delivery is larger than this receiver takes. Nothing was stored."
+    )

@@ -20,7 +20,9 @@ class MessagingConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
+        from .checks import check_receivers  # noqa: PLC0415
         from .outbox import checks, purging  # noqa: PLC0415
 
+        register(check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)
         purging.register_purges()

@@ -108,7 +108,7 @@ class Consumer:
             )
 
         def register(handler: _Handler) -> _Handler:
-            refuse_unfit(handler, self.name)
+            refuse_unfit(handler, f"the consumer {self.name!r}")
             self._handlers.update(dict.fromkeys(types, handler))
             return handler
 

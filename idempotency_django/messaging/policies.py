@@ -15,7 +15,7 @@ LIFETIME: Final = timedelta(days=30)
 """How long a consumer remembers an event, unless it or its policy says otherwise."""
 
 
-def refuse_unfit(handler: Callable[..., Any], name: str) -> None:
+def refuse_unfit(handler: Callable[..., Any], of: str) -> None:
     """Refuse a handler that no event could be given to.
 
     Raises:
@@ -25,9 +25,9 @@ def refuse_unfit(handler: Callable[..., Any], name: str) -> None:
         inspect.signature(handler).bind("event", "execution")
     except TypeError as error:
         raise ImproperlyConfigured(
-            f"The handler {getattr(handler, '__qualname__', handler)} of the consumer {name!r} "
-            f"cannot be called with an event and its execution: {error}. Declare it as "
-            "def handler(event, execution)."
+            f"The handler {getattr(handler, '__qualname__', handler)} of {of} cannot be called "
+            f"with an event and its execution: {error}. Declare it as def handler(event, "
+            "execution)."
         ) from None
     except ValueError:  # a callable that does not tell its signature
         return

@@ -22,6 +22,7 @@ class Migration(migrations.Migration):
                 ('headers', models.TextField(blank=True, default='[]', verbose_name='headers')),
                 ('body', models.BinaryField(verbose_name='body')),
                 ('digest', idempotency_django.models.ExactCharField(max_length=64, verbose_name='digest')),
+                ('unique_digest', idempotency_django.models.ExactCharField(blank=True, max_length=64, null=True, verbose_name='unique digest')),
                 ('state', models.CharField(choices=[('pending', 'pending'), ('handled', 'handled'), ('ignored', 'ignored'), ('held', 'held'), ('parked', 'parked')], default='pending', max_length=16, verbose_name='state')),
                 ('attempts', models.PositiveIntegerField(default=0, verbose_name='attempts')),
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),
@@ -33,8 +34,9 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'inbox message',
                 'verbose_name_plural': 'inbox messages',
-                'indexes': [models.Index(fields=['process_after'], name='idempotency_inbox_due_idx'), models.Index(fields=['source', 'digest'], name='idempotency_inbox_digest_idx'), models.Index(fields=['purge_at'], name='idempotency_inbox_purge_idx')],
-                'constraints': [models.UniqueConstraint(fields=('source', 'message_id'), name='idempotency_inbox_message_uniq')],
+                'permissions': [('view_body', 'Can see the bodies, headers and errors of inbox messages'), ('settle_message', 'Can retry, reprocess and accept inbox messages')],
+                'indexes': [models.Index(fields=['process_after'], name='idempotency_inbox_due_idx'), models.Index(fields=['source', 'group', 'state'], name='idempotency_inbox_group_idx'), models.Index(fields=['purge_at'], name='idempotency_inbox_purge_idx'), models.Index(fields=['received_at'], name='idempotency_inbox_received_idx')],
+                'constraints': [models.UniqueConstraint(fields=('source', 'message_id'), name='idempotency_inbox_message_uniq'), models.UniqueConstraint(fields=('source', 'unique_digest'), name='idempotency_inbox_digest_uniq')],
             },
         ),
     ]

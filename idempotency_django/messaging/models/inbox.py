@@ -31,6 +31,9 @@ class InboxMessage(models.Model):
     headers = models.TextField(_("headers"), default="[]", blank=True)
     body = models.BinaryField(_("body"))
     digest = ExactCharField(_("digest"), max_length=64)
+    # The digest again where the signature does not cover the id: no two messages have it that are
+    # handled without an operator. Null for all others.
+    unique_digest = ExactCharField(_("unique digest"), max_length=64, null=True, blank=True)
     state = models.CharField(
         _("state"), max_length=16, choices=InboxState, default=InboxState.PENDING
     )
@@ -48,12 +51,22 @@ class InboxMessage(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["source", "message_id"], name="idempotency_inbox_message_uniq"
-            )
+            ),
+            models.UniqueConstraint(
+                fields=["source", "unique_digest"], name="idempotency_inbox_digest_uniq"
+            ),
         ]
         indexes = [
             models.Index(fields=["process_after"], name="idempotency_inbox_due_idx"),
-            models.Index(fields=["source", "digest"], name="idempotency_inbox_digest_idx"),
+            # For what waits for an earlier message of its group.
+            models.Index(fields=["source", "group", "state"], name="idempotency_inbox_group_idx"),
             models.Index(fields=["purge_at"], name="idempotency_inbox_purge_idx"),
+            # For the admin, which lists the newest first.
+            models.Index(fields=["received_at"], name="idempotency_inbox_received_idx"),
+        ]
+        permissions = [
+            ("view_body", _("Can see the bodies, headers and errors of inbox messages")),
+            ("settle_message", _("Can retry, reprocess and accept inbox messages")),
         ]
 
     def __str__(self) -> str:

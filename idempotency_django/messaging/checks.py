@@ -1,0 +1,59 @@
+"""The system checks of messaging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+
+from ..planning import lease_of
+from ..stores import stores
+from .inbox.messages import policy_of
+from .inbox.receivers import WebhookReceiver, receivers
+
+
+def check_receivers(**_: Any) -> Sequence[CheckMessage]:
+    """The receivers of webhooks that the URLs lead to."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return []
+    return [
+        message
+        for source, known in receivers().items()
+        for message in (*_shared(source, known), *_verifier(known[-1]), *_policy(known[-1]))
+    ]
+
+
+def _shared(source: str, known: list[type[WebhookReceiver]]) -> Iterator[CheckMessage]:
+    if len(known) > 1:
+        names = " and ".join(each.__qualname__ for each in known)
+        yield Error(
+            f"{names} have the same source, {source!r}.",
+            hint="Their messages cannot be told apart. Give each receiver a source of its own.",
+            id="idempotency_django.E040",
+        )
+
+
+def _verifier(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
+    verifier = getattr(receiver, "verifier", None)
+    problems = ["is missing"] if verifier is None else verifier.problems()
+    for problem in problems:
+        yield Error(
+            f"The verifier of {receiver.__qualname__} {problem}.",
+            hint="Give it the secrets that its sender signs with, such as Stripe([secret]).",
+            id="idempotency_django.E041",
+        )
+
+
+def _policy(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
+    try:
+        policy = policy_of(receiver)
+        lease_of(policy, stores[policy.store])
+    except ImproperlyConfigured as error:
+        yield Error(
+            f"The policy of {receiver.__qualname__} cannot be used: {error}",
+            hint="Change its policy, or the project's.",
+            id="idempotency_django.E042",
+        )

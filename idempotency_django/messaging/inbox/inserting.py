@@ -1,0 +1,79 @@
+"""One INSERT in a commit of its own: a message is durable, or is known to be there already."""
+
+from __future__ import annotations
+
+import logging
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
+from django.db import connections
+from django.db.models import AutoField
+from django.db.models.constants import OnConflict
+from django.db.models.sql import InsertQuery
+
+from ...errors import StoreUnavailable
+from ...stores.atomic_blocks import is_open
+from ..databases import database
+from ..models import InboxMessage
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER = 30
+"""Seconds after which a sender may try again when the database cannot be reached."""
+
+_COLUMNS = [
+    field for field in InboxMessage._meta.concrete_fields if not isinstance(field, AutoField)
+]
+
+
+def insert(message: InboxMessage) -> bool:
+    """Commit the message; ``False``: one with its source and id, or its unique digest, is there.
+
+    Raises:
+        StoreUnavailable: it is not known to be committed.
+        ImproperlyConfigured: a transaction is open, with which it would be committed later.
+    """
+    using = database()
+    _refuse_transaction(using)
+    try:
+        try:
+            return _inserted(message, using)
+        except DatabaseFault:
+            if not _is_lost(using):
+                raise
+            connections[using].close()  # the next one may work, and a second INSERT does no harm
+            return _inserted(message, using)
+    except DatabaseFault as error:
+        logger.exception("A message of %s could not be stored.", message.source)
+        raise StoreUnavailable(
+            "The delivery could not be stored, because the database cannot be reached. Deliver it "
+            "again later.",
+            retry_after=RETRY_AFTER,
+        ) from error
+
+
+def _inserted(message: InboxMessage, using: str) -> bool:
+    query = InsertQuery(InboxMessage, on_conflict=OnConflict.IGNORE)
+    query.insert_values(_COLUMNS, [message])
+    [(statement, parameters)] = query.get_compiler(using=using).as_sql()
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return bool(cursor.rowcount)
+
+
+def _is_lost(using: str) -> bool:
+    """Whether there was a connection that nobody can use any more."""
+    connection = connections[using]
+    if connection.connection is None or connection.in_atomic_block:
+        return False
+    return not connection.is_usable()
+
+
+def _refuse_transaction(using: str) -> None:
+    connection = connections[using]
+    if is_open(using) or not (connection.in_atomic_block or connection.get_autocommit()):
+        raise ImproperlyConfigured(
+            f"A message was to be stored within a transaction on the database {using!r}. The "
+            "sender would be told that it is stored before it is committed. Do not put "
+            "transaction.atomic() around a webhook's view, and do not set AUTOCOMMIT to False."
+        )

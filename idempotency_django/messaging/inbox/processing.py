@@ -1,0 +1,163 @@
+"""Handling what the inbox holds: in any number of processes, each message once."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from django.db import Error as DatabaseFault
+from django.db import close_old_connections, connections
+
+from ...errors import (
+    FingerprintMismatch,
+    MessageParked,
+    OperationInProgress,
+    StoreUnavailable,
+    UnknownEventType,
+)
+from ...models import DatabaseNow
+from ..models import InboxMessage
+from ..models.inbox import InboxState
+from .claiming import claim, give_back, mark
+from .messages import NobodyThere, handling_of
+from .receivers import receiver_of
+
+logger = logging.getLogger(__name__)
+
+BATCH: Final = 10
+POLL: Final = 1.0  # seconds
+FIRST_PAUSE: Final = 5.0  # seconds after the first failure; each further one takes twice as long
+LONGEST_PAUSE: Final = 3600.0  # seconds
+LONGEST_ERROR: Final = 4000  # characters
+_REJECTED: Final = (MessageParked, FingerprintMismatch, UnknownEventType)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What becomes of a message after an attempt at it."""
+
+    state: InboxState
+    error: str = ""
+    pause: float = 0.0  # seconds, where it stays pending
+
+
+def process_due(
+    *,
+    sources: Collection[str] = (),
+    batch: int = BATCH,
+    stop: threading.Event | None = None,
+) -> Counter[str]:
+    """Handle what is due, until nothing is.
+
+    Several processes may do so at a time. A message whose process dies is due again after the
+    lease of the project's policy.
+
+    Args:
+        sources: handle messages of these sources only; empty: of all.
+        batch: how many messages are claimed in one transaction.
+        stop: when it is set, the message in hand is finished, and no other is begun.
+
+    Returns:
+        How many messages are in which state now; ``"pending"``: they are due again later.
+    """
+    stop, tally = stop or threading.Event(), Counter[str]()
+    while not stop.is_set():
+        close_old_connections()  # those that the database has closed
+        claimed = claim(sources, batch)
+        if not claimed:
+            break
+        for place, message in enumerate(claimed):
+            if stop.is_set():
+                give_back(claimed[place:])
+                break
+            tally[str(process(message))] += 1
+    return tally
+
+
+def run(
+    stop: threading.Event,
+    *,
+    sources: Collection[str] = (),
+    batch: int = BATCH,
+    poll: float = POLL,
+) -> None:
+    """Handle what is due, and what becomes due, until the event is set.
+
+    Args:
+        stop: when it is set, the message in hand is finished.
+        sources: as for :func:`process_due`.
+        batch: as for :func:`process_due`.
+        poll: after how many seconds without a message to look again.
+    """
+    while not stop.is_set():
+        try:
+            process_due(sources=sources, batch=batch, stop=stop)
+        except (DatabaseFault, StoreUnavailable):
+            logger.exception("The inbox cannot be processed now; another try follows.")
+            connections.close_all()
+        stop.wait(poll)
+
+
+def process(message: InboxMessage) -> InboxState:
+    """Handle a message that was claimed, and note what became of it."""
+    verdict = _verdict(message)
+    changes: dict[str, Any] = {"state": verdict.state, "error": verdict.error[:LONGEST_ERROR]}
+    match verdict.state:
+        case InboxState.PENDING:
+            changes["process_after"] = DatabaseNow() + timedelta(seconds=verdict.pause)
+        case InboxState.PARKED:
+            changes["process_after"] = None
+        case _:
+            changes |= {"process_after": None, "processed_at": DatabaseNow()}
+            changes["purge_at"] = _purged(message)
+    mark(message, **changes)
+    return verdict.state
+
+
+def _verdict(message: InboxMessage) -> _Verdict:
+    try:
+        handle = handling_of(message)
+        if handle is None:
+            return _Verdict(InboxState.IGNORED)
+        handle()
+    except NobodyThere as error:
+        logger.error("%s: %s", message, error)  # noqa: TRY400  # it says all there is
+        return _Verdict(InboxState.PENDING, str(error), _pause(message))
+    except OperationInProgress as error:
+        return _Verdict(InboxState.PENDING, message.error, error.remaining or 1.0)
+    except _REJECTED as error:
+        logger.exception("The message %s is parked.", message)
+        cause = error.__cause__
+        return _Verdict(InboxState.PARKED, _text(cause) if cause else message.error or _text(error))
+    except Exception as error:
+        pause = _pause(message)
+        logger.exception(
+            "The message %s was not handled (attempt %d). Another attempt follows in %.0f seconds.",
+            message,
+            message.attempts,
+            pause,
+        )
+        return _Verdict(InboxState.PENDING, _text(error), pause)
+    return _Verdict(InboxState.HANDLED)
+
+
+def _pause(message: InboxMessage) -> float:
+    """Seconds until the next attempt: more after each, and not the same for two messages."""
+    longest: float = min(FIRST_PAUSE * 2.0 ** min(message.attempts - 1, 20), LONGEST_PAUSE)
+    return longest * random.uniform(0.5, 1)  # noqa: S311  # nobody gains by guessing it
+
+
+def _purged(message: InboxMessage) -> Any:
+    receiver = receiver_of(message.source)
+    ttl = receiver.ttl if receiver else timedelta(days=7)
+    return None if ttl is None else DatabaseNow() + ttl
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

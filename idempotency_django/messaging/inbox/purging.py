@@ -1,0 +1,25 @@
+"""Deleting messages that are done and remembered no longer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db import connections, transaction
+
+from ...models import DatabaseNow
+from ..databases import database
+from ..models import InboxMessage
+
+
+def purge_inbox(older_than: timedelta, limit: int) -> int:
+    """Delete up to that many messages whose time was over that long ago; how many there were.
+
+    The oldest are deleted first, in one short transaction. What is parked or pending is kept.
+    """
+    using = database()
+    skip = connections[using].features.has_select_for_update_skip_locked
+    rows = InboxMessage.objects.using(using)
+    with transaction.atomic(using=using):
+        over = rows.filter(purge_at__lte=DatabaseNow() - older_than).order_by("purge_at", "pk")
+        keys = over.select_for_update(skip_locked=skip).values_list("pk", flat=True)[:limit]
+        return rows.filter(pk__in=list(keys)).delete()[0]

@@ -1,0 +1,59 @@
+"""Stripe's webhooks, as https://docs.stripe.com/webhooks#verify-manually describes them."""
+
+from __future__ import annotations
+
+import hmac
+from datetime import timedelta
+
+from .base import (
+    TOLERANCE,
+    Contents,
+    Headers,
+    Secrets,
+    Verifier,
+    data_of,
+    refuse_stale,
+    seconds,
+    text_at,
+)
+
+_HEADER = "Stripe-Signature"
+
+
+class Stripe(Verifier):
+    """The signatures (``v1``) of Stripe, on snapshot events and on thin ones.
+
+    Args:
+        secrets: of the endpoint, as ``whsec_…``.
+        tolerance: how long ago a delivery may have been signed, or how far in the future;
+            ``None``: any time.
+    """
+
+    scheme = "Stripe"
+
+    def __init__(self, secrets: Secrets, *, tolerance: timedelta | None = TOLERANCE) -> None:
+        super().__init__(secrets)
+        self._tolerance = tolerance
+
+    def verify(self, headers: Headers, body: bytes) -> None:
+        pairs = [each.partition("=") for each in headers.get(_HEADER, "").split(",")]
+        timestamp = next((value for name, _, value in pairs if name == "t"), "")
+        refuse_stale(timestamp, self._tolerance)
+        self._compare(
+            [value for name, _, value in pairs if name == "v1"],
+            lambda key: _signature(key, timestamp, body),
+        )
+
+    def read(self, headers: Headers, body: bytes) -> Contents:
+        data = data_of(body)
+        return Contents(text_at(data, "id"), text_at(data, "type"), data)
+
+    def sign(
+        self, body: bytes, *, message_id: str = "", timestamp: float | None = None
+    ) -> dict[str, str]:
+        at = seconds(timestamp)
+        return {_HEADER: f"t={at},v1={_signature(self._keys()[0], at, body)}"}
+
+
+def _signature(key: bytes, timestamp: str, body: bytes) -> str:
+    return hmac.digest(key, b"%s.%s" % (timestamp.encode(), body), "sha256").hex()

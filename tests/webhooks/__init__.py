@@ -1,0 +1,1 @@
+"""The webhook inbox: from the delivery to the one effect."""

@@ -1,0 +1,467 @@
+"""Processing: each message that was received is handled once, in its order, or parked."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import override_settings
+from django.utils import timezone
+
+from idempotency_django.errors import StoreUnavailable
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.messaging.inbox import processing
+from idempotency_django.messaging.inbox.claiming import claim, mark
+from idempotency_django.messaging.inbox.processing import process, process_due, run
+from idempotency_django.messaging.inbox.purging import purge_inbox
+from idempotency_django.messaging.inbox.settling import NotSettled, accept, reprocess, retry
+from idempotency_django.messaging.models import InboxMessage
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.records import referred
+from tests.models import Effect
+
+from .conftest import Inbox
+from .receivers import DAY, GitHubHook, Hook, Passing, Stepping, behaviour, body_of, deliver
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def fail(event: Event, execution: Any) -> Any:
+    """What a handler does that fails after its effect."""
+    raise ConnectionError("The warehouse does not answer.")
+
+
+def record(inbox: Inbox, key: str = "m-1") -> IdempotencyKey:
+    return IdempotencyKey.objects.using(inbox.alias).get(key=key)
+
+
+def test_handled(inbox: Inbox) -> None:
+    """A message is handled once, and its record knows the message that caused it."""
+    deliver(Hook, body=body_of(n=7))
+    assert process_due() == {"handled": 1}
+    row, made = inbox.row(), record(inbox)
+    assert (row.state, row.attempts, row.process_after, row.error) == ("handled", 1, None, "")
+    assert row.purge_at - row.processed_at == timedelta(days=7)
+    assert (made.scope, made.operation, made.method) == ("webhook:shop", "shop order.paid", "WEBHOOK")
+    assert referred(made.caused_by) == ("m-1", "inbox:shop")
+    assert inbox.effects() == ["shop m-1"]
+    assert deliver(Hook).status_code == 200
+    assert process_due() == {}
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_event(inbox: Inbox) -> None:
+    """The handler gets the whole body, under the id, source and type of the message."""
+    events = []
+    behaviour["shop"] = lambda event, execution: events.append(event)
+    deliver(Hook, "an id with spaces", body_of(n=7))
+    process_due()
+    data = {"type": "order.paid", "n": 7}
+    assert events == [Event(id="an id with spaces", source="shop", type="order.paid", data=data)]
+
+
+def test_no_handler(inbox: Inbox) -> None:
+    """A message that nobody handles is ignored, and can be reprocessed when somebody does."""
+    deliver(Hook, body=body_of("order.lost"))
+    assert process_due() == {"ignored": 1}
+    Hook.on("order.lost")(lambda event, execution: Hook.handler_of("order.paid")(event, execution))
+    try:
+        reprocess(inbox.row().pk, by="ann")
+        assert process_due() == {"handled": 1}
+    finally:
+        Hook._handlers.pop("order.lost")
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_fails(inbox: Inbox) -> None:
+    """A failure undoes what the handler wrote; a later attempt follows, later after each."""
+    behaviour["shop"] = fail
+    deliver(Hook)
+    assert process_due() == {"pending": 1}
+    row = inbox.row()
+    assert (row.attempts, row.error) == (1, "ConnectionError: The warehouse does not answer.")
+    wait = (row.process_after - timezone.now()).total_seconds()
+    assert 0 < wait <= processing.FIRST_PAUSE
+    assert process_due() == {}
+    behaviour.clear()
+    inbox.due_now()
+    assert process_due() == {"handled": 1}
+    assert (inbox.row().attempts, inbox.row().error) == (2, "")
+    assert record(inbox).attempt == 2
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_pauses() -> None:
+    """Pauses double up to an hour, and are no more than halved at random."""
+    for attempts, longest in [(1, 5), (2, 10), (5, 80), (12, 3600), (1000, 3600)]:
+        pause = processing._pause(InboxMessage(attempts=attempts))
+        assert longest / 2 <= pause <= longest
+
+
+def park(inbox: Inbox, receiver: Any = Hook) -> None:
+    """Have a message fail as often as it may."""
+    behaviour[receiver.source] = fail
+    deliver(receiver)
+    for state in ("pending", "parked"):
+        inbox.due_now()
+        assert process_due() == {state: 1}
+    behaviour.clear()
+
+
+def test_parked(inbox: Inbox) -> None:
+    """After max_attempts failures a message is parked, and a retry is one more attempt."""
+    park(inbox)
+    row = inbox.row()
+    assert (row.state, row.process_after, row.purge_at) == ("parked", None, None)
+    assert row.error == "ConnectionError: The warehouse does not answer."
+    assert record(inbox).hold
+    assert process_due() == {}
+    retry(row.pk, by="ann")
+    assert "ann" in record(inbox).error
+    assert process_due() == {"handled": 1}
+    assert record(inbox).attempt == 3
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_parked_again(inbox: Inbox) -> None:
+    """A retry that fails is parked again."""
+    park(inbox)
+    behaviour["shop"] = fail
+    retry(inbox.row().pk, by="ann")
+    assert process_due() == {"parked": 1}
+    assert inbox.row().error == "ConnectionError: The warehouse does not answer."
+
+
+def test_retry_resumes(inbox: Inbox) -> None:
+    """A retry does not do again what a step has done, and derives the same keys."""
+    keys = []
+
+    def fail_after(event: Event, execution: Any) -> Any:
+        keys.append(execution.derive_key("charge"))
+        return {"step": 17}
+
+    behaviour["steps"] = fail_after
+    deliver(Stepping, body=body_of())
+    handler = Stepping._handlers["order.paid"]
+
+    def failing(event: Event, execution: Any) -> Any:
+        keys.append(handler(event, execution)["key"])
+        raise ConnectionError
+
+    Stepping._handlers["order.paid"] = failing
+    try:
+        for state in ("pending", "parked"):
+            inbox.due_now()
+            assert process_due() == {state: 1}
+    finally:
+        Stepping._handlers["order.paid"] = handler
+    retry(inbox.row().pk, by="ann")
+    assert process_due() == {"handled": 1}
+    assert inbox.effects() == ["steps m-1"]
+    assert inbox.row().purge_at is None  # its ttl is None
+    assert len({*keys}) == 1
+
+
+def test_reprocess(inbox: Inbox) -> None:
+    """Reprocessing is a further attempt from the beginning, with the same derived keys."""
+    seen = []
+
+    def note(event: Event, execution: Any) -> Any:
+        seen.append((execution.attempt, execution.derive_key("charge")))
+
+    behaviour["shop"] = note
+    deliver(Hook)
+    process_due()
+    reprocess(inbox.row().pk, by="ann")
+    assert inbox.row().state == "pending"
+    assert deliver(Hook).status_code == 200  # a redelivery changes nothing
+    assert process_due() == {"handled": 1}
+    assert [attempt for attempt, _ in seen] == [1, 2]
+    assert seen[0][1] == seen[1][1]
+    assert inbox.effects() == ["shop m-1"] * 2
+
+
+def test_refused(inbox: Inbox) -> None:
+    """What cannot be done to a message in its state is refused, and changes nothing."""
+    deliver(Hook)
+    [row] = inbox.rows()
+    for action in (reprocess, accept):
+        with pytest.raises(NotSettled, match="is pending now"):
+            action(row.pk, by="ann")
+    process_due()
+    for action in (retry, accept):
+        with pytest.raises(NotSettled, match="is handled now"):
+            action(row.pk, by="ann")
+    with pytest.raises(NotSettled, match="deleted"):
+        retry(row.pk + 1, by="ann")
+    assert inbox.states() == ["handled"]
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_retry_now(inbox: Inbox) -> None:
+    """A message that waits for its next attempt can be retried at once."""
+    behaviour["shop"] = fail
+    deliver(Hook)
+    process_due()
+    behaviour.clear()
+    retry(inbox.row().pk, by="ann")
+    assert process_due() == {"handled": 1}
+
+
+def test_nobody_there(inbox: Inbox) -> None:
+    """A message without a receiver stays, and is handled when there is one again."""
+    deliver(Hook)
+    inbox.rows().update(source="gone")
+    assert process_due() == {"pending": 1}
+    assert "'gone'" in inbox.row().error
+    with pytest.raises(NotSettled, match="'gone'"):
+        inbox.rows().update(state="handled")
+        reprocess(inbox.row().pk, by="ann")
+    inbox.rows().update(source="shop", state="pending")
+    inbox.due_now()
+    assert process_due() == {"handled": 1}
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_order(inbox: Inbox) -> None:
+    """The messages of a group are handled in the order they came in, in batches of any size."""
+    for number in range(8):
+        deliver(Hook, f"m-{number}", body_of(group="ab"[number % 2], n=number))
+    behaviour["shop"] = lambda event, execution: fail(event, execution) if event.id == "m-2" else 0
+    assert process_due(batch=5) == {"handled": 5, "pending": 1}
+    assert inbox.effects() == [f"shop m-{n}" for n in (0, 1, 3, 5, 7)]
+    behaviour.clear()
+    inbox.due_now()
+    process_due(batch=5)
+    assert inbox.effects()[5:] == [f"shop m-{n}" for n in (2, 4, 6)]
+
+
+@pytest.mark.parametrize("receiver", [Hook, Passing])
+def test_parked_in_a_group(inbox: Inbox, receiver: Any) -> None:
+    """A parked message holds up its group, unless the receiver says otherwise."""
+    behaviour[receiver.source] = lambda event, _: fail(event, _) if event.id == "m-1" else None
+    for number in (1, 2):
+        deliver(receiver, f"m-{number}", body_of(group="a"))
+    process_due()
+    inbox.due_now()
+    process_due()
+    expected = ["parked", "pending" if receiver is Hook else "handled"]
+    assert inbox.states() == expected
+    behaviour.clear()
+    retry(inbox.row().pk, by="ann")
+    process_due()
+    assert inbox.states() == ["handled"] * 2
+
+
+def test_batches_do_not_overlap(inbox: Inbox) -> None:
+    """Thirty processors at once: one effect for each message, none left."""
+    for number in range(60):
+        deliver(Hook, f"m-{number}", body_of(group=str(number % 7) if number % 2 else ""))
+    start, tallies = threading.Barrier(6), []
+
+    def work() -> None:
+        start.wait()
+        try:
+            while InboxMessage.objects.using(inbox.alias).filter(state="pending").exists():
+                tallies.append(process_due(batch=3))
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(tallies, Counter())["handled"] == 60
+    assert Counter(inbox.effects()) == {f"shop m-{n}": 1 for n in range(60)}
+    assert {*inbox.states()} == {"handled"}
+
+
+def test_late_owner(inbox: Inbox) -> None:
+    """A process that was late does not undo what an operator has decided meanwhile."""
+    deliver(Hook)
+    [late] = claim((), 1)
+    inbox.due_now()  # its claim is over
+    assert process_due() == {"handled": 1}
+    reprocess(inbox.row().pk, by="ann")
+    assert not mark(late, state="handled", process_after=None)
+    process(late)
+    assert inbox.row().state == "pending"
+    inbox.due_now()
+    assert process_due() == {"handled": 1}
+    assert len(inbox.effects()) == 2
+
+
+def test_claims_last(inbox: Inbox) -> None:
+    """A claimed message is nobody else's until the lease is over."""
+    deliver(Hook)
+    assert len(claim((), 10)) == 1
+    assert claim((), 10) == []
+
+
+def test_in_progress(inbox: Inbox) -> None:
+    """A message that is being handled elsewhere is looked at again after that lease."""
+    deliver(Hook)
+    inside, finish, told = threading.Event(), threading.Event(), []
+
+    def slow(event: Event, execution: Any) -> Any:
+        inside.set()
+        finish.wait(30)
+
+    behaviour["shop"] = slow
+
+    def work() -> None:
+        told.append(process_due())
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(30)
+    if connections[inbox.alias].vendor != "sqlite":  # whose writers wait for one another
+        inbox.due_now()
+        assert process_due() == {"pending": 1}
+    finish.set()
+    thread.join()
+    inbox.due_now()
+    process_due()
+    assert inbox.states() == ["handled"]
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_sources(inbox: Inbox) -> None:
+    """Messages of some sources only can be handled."""
+    deliver(Hook, "m-1")
+    deliver(Passing, "m-2")
+    assert process_due(sources=["passing"]) == {"handled": 1}
+    assert inbox.states() == ["pending", "handled"]
+
+
+def test_stopped(inbox: Inbox) -> None:
+    """Stopped in the middle of a batch: the message in hand is finished, others are free."""
+    stop = threading.Event()
+    behaviour["shop"] = lambda event, execution: stop.set()
+    for number in range(3):
+        deliver(Hook, f"m-{number}")
+    run(stop, batch=3)
+    assert inbox.states() == ["handled", "pending", "pending"]
+    assert [row.attempts for row in inbox.rows()] == [1, 0, 0]
+    assert process_due() == {"handled": 2}
+
+
+def test_without_database(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processing goes on when the database is there again."""
+    stop, tries = threading.Event(), []
+
+    def refuse(**_: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 2:
+            stop.set()
+            return Counter()
+        raise StoreUnavailable
+
+    monkeypatch.setattr(processing, "process_due", refuse)
+    run(stop, poll=0.01)
+    assert len(tries) == 2
+
+
+def test_purged(inbox: Inbox) -> None:
+    """What is handled is purged after its ttl, the oldest first; the rest is kept."""
+    for number in range(4):
+        deliver(Hook, f"m-{number}")
+    process_due(batch=1)
+    deliver(Hook, "m-4")
+    assert purge_inbox(timedelta(0), 10) == 0
+    for age, row in enumerate(inbox.rows()[:3]):
+        inbox.rows().filter(pk=row.pk).update(purge_at=timezone.now() - age * DAY)
+    assert purge_inbox(DAY / 2, 1) == 1
+    assert [row.message_id for row in inbox.rows()] == ["m-0", "m-1", "m-3", "m-4"]
+    assert purge_inbox(DAY / 2, 10) == 1
+    assert purge_inbox(timedelta(0), 10) == 1
+    assert inbox.states() == ["handled", "pending"]
+
+
+failing = Consumer("billing", max_attempts=1)
+
+
+@failing.on("order.paid")
+def book(event: Event, execution: Any) -> None:
+    """Fail once."""
+    Effect.objects.using(execution._store.using).create(reference=f"billing {event.id}")
+    if behaviour.get("billing"):
+        raise ConnectionError
+
+
+def test_parked_by_a_consumer(inbox: Inbox) -> None:
+    """A message that a consumer has parked is retried by that consumer."""
+    event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
+    behaviour["billing"] = fail
+    with (
+        override_settings(
+            IDEMPOTENCY={
+                **settings_of(inbox),
+                "CONSUMERS": ["tests.webhooks.test_processing.failing"],
+            }
+        )
+    ):
+        with pytest.raises(Exception, match="parked"):
+            failing.handle(event)
+        InboxMessage.objects.using(inbox.alias).create(
+            source="consumer:billing",
+            message_id="m-1",
+            type=event.type,
+            body=event.to_json().encode(),
+            digest="",
+            state="parked",
+            received_at=timezone.now(),
+        )
+        assert process_due() == {}
+        retry(inbox.row().pk, by="ann")
+        assert process_due() == {"parked": 1}
+        behaviour.clear()
+        retry(inbox.row().pk, by="ann")
+        assert process_due() == {"handled": 1}
+        inbox.rows().update(source="consumer:gone", state="parked")
+        with pytest.raises(NotSettled, match="'gone'"):
+            retry(inbox.row().pk, by="ann")
+    assert inbox.effects() == ["billing e-1"]
+
+
+def settings_of(inbox: Inbox) -> Any:
+    from django.conf import settings
+
+    return settings.IDEMPOTENCY
+
+
+def test_accepted(inbox: Inbox) -> None:
+    """A held message is handled when an operator has accepted it."""
+    push = {"headers": {"X-GitHub-Event": "push"}}
+    deliver(GitHubHook, "m-1", **push)
+    deliver(GitHubHook, "m-2", **push)
+    assert inbox.states() == ["pending", "held"]
+    assert process_due() == {"handled": 1}
+    accept(inbox.row("m-2").pk, by="ann")
+    assert inbox.row("m-2").purge_at is None
+    assert process_due() == {"handled": 1}
+    assert inbox.effects() == ["github m-1", "github m-2"]
+
+
+def test_record_elsewhere(inbox: Inbox) -> None:
+    """A record that nobody can change here is told of; a message that only waits is retried."""
+    memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
+    with override_settings(IDEMPOTENCY={**settings_of(inbox), "STORES": memory}):
+        behaviour["shop"] = fail
+        Hook._handlers["order.paid"], kept = fail, Hook._handlers["order.paid"]
+        try:
+            deliver(Hook)
+            process_due()
+            retry(inbox.row().pk, by="ann")
+            assert process_due() == {"parked": 1}
+        finally:
+            Hook._handlers["order.paid"] = kept
+        with pytest.raises(NotSettled, match="'default'"):
+            retry(inbox.row().pk, by="ann")
