@@ -13,6 +13,7 @@ from django.utils.datastructures import CaseInsensitiveMapping
 
 from ...planning import Plan, plan_call
 from ...policy import Policy
+from ...policy.canonical import content_digest
 from ...records import reference
 from ...stores import Store, stores
 from ..events import Event
@@ -103,7 +104,7 @@ def _plan(receiver: type[WebhookReceiver], message: InboxMessage) -> Plan:
         key=message.message_id,
         scope=scope_of(message.source),
         name=f"{message.source} {message.type}"[:255],
-        content=message.digest,
+        content=content_digest(message.digest),
         method=METHOD,
         max_attempts=receiver.max_attempts,
         caused_by=reference_of(message),
