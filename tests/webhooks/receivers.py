@@ -66,7 +66,7 @@ def effect(event: Event, execution: Any) -> Any:
     """The effect that is counted."""
     data = event.data if isinstance(event.data, dict) else {}
     made = Effect.objects.using(execution._store.using).create(
-        reference=f"{event.source} {event.id}"
+        reference=f"{event.source} {event.id}"[:100]
     )
     if event.source in behaviour:
         return behaviour[event.source](event, execution)
@@ -91,9 +91,9 @@ urlpatterns = [
 ]
 
 
-def body_of(type: str = "order.paid", **data: Any) -> bytes:
+def body_of(kind: str = "order.paid", **data: Any) -> bytes:
     """The body of a message."""
-    return json.dumps({"type": type, **data}).encode()
+    return json.dumps({"type": kind, **data}).encode()
 
 
 def deliver(

@@ -26,7 +26,17 @@ from idempotency_django.records import referred
 from tests.models import Effect
 
 from .conftest import Inbox
-from .receivers import DAY, GitHubHook, Hook, Passing, Stepping, behaviour, body_of, deliver
+from .receivers import (
+    DAY,
+    GitHubHook,
+    Hook,
+    Passing,
+    Stepping,
+    behaviour,
+    body_of,
+    deliver,
+    effect,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -47,7 +57,11 @@ def test_handled(inbox: Inbox) -> None:
     row, made = inbox.row(), record(inbox)
     assert (row.state, row.attempts, row.process_after, row.error) == ("handled", 1, None, "")
     assert row.purge_at - row.processed_at == timedelta(days=7)
-    assert (made.scope, made.operation, made.method) == ("webhook:shop", "shop order.paid", "WEBHOOK")
+    assert (made.scope, made.operation, made.method) == (
+        "webhook:shop",
+        "shop order.paid",
+        "WEBHOOK",
+    )
     assert referred(made.caused_by) == ("m-1", "inbox:shop")
     assert inbox.effects() == ["shop m-1"]
     assert deliver(Hook).status_code == 200
@@ -69,7 +83,7 @@ def test_no_handler(inbox: Inbox) -> None:
     """A message that nobody handles is ignored, and can be reprocessed when somebody does."""
     deliver(Hook, body=body_of("order.lost"))
     assert process_due() == {"ignored": 1}
-    Hook.on("order.lost")(lambda event, execution: Hook.handler_of("order.paid")(event, execution))
+    Hook.on("order.lost")(effect)
     try:
         reprocess(inbox.row().pk, by="ann")
         assert process_due() == {"handled": 1}
@@ -402,13 +416,11 @@ def test_parked_by_a_consumer(inbox: Inbox) -> None:
     """A message that a consumer has parked is retried by that consumer."""
     event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
     behaviour["billing"] = fail
-    with (
-        override_settings(
-            IDEMPOTENCY={
-                **settings_of(inbox),
-                "CONSUMERS": ["tests.webhooks.test_processing.failing"],
-            }
-        )
+    with override_settings(
+        IDEMPOTENCY={
+            **settings_of(inbox),
+            "CONSUMERS": ["tests.webhooks.test_processing.failing"],
+        }
     ):
         with pytest.raises(Exception, match="parked"):
             failing.handle(event)

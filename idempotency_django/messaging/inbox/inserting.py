@@ -34,8 +34,8 @@ def insert(message: InboxMessage) -> bool:
         ImproperlyConfigured: a transaction is open, with which it would be committed later.
     """
     using = database()
-    _refuse_transaction(using)
     try:
+        _refuse_transaction(using)
         try:
             return _inserted(message, using)
         except DatabaseFault:

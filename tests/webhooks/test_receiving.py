@@ -1,0 +1,460 @@
+"""Receiving: what is verified is committed before the answer; nothing else is stored, ever."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import OperationalError, connections, transaction
+from django.http import HttpRequest
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from idempotency_django.checks import inventory
+from idempotency_django.messaging.checks import check_receivers
+from idempotency_django.messaging.inbox import inserting
+from idempotency_django.messaging.inbox.processing import process_due
+from idempotency_django.messaging.inbox.receivers import _RECEIVERS, WebhookReceiver, receiver_of
+from idempotency_django.messaging.inbox.verifiers import GitHub, StandardWebhooks
+from idempotency_django.policy import Policy
+
+from .conftest import Inbox
+from .receivers import SECRETS, GitHubHook, Hook, StripeHook, body_of, deliver
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def test_stored(inbox: Inbox) -> None:
+    """A delivery is stored as it came, without credentials, and answered with 200."""
+    secret = {"Cookie": "sessionid=1", "Authorization": "Basic x", "X-Other": "é"}
+    body = body_of(n=7, group="g")
+    response = deliver(Hook, "m-1", body, headers=secret)
+    assert (response.status_code, response.content) == (200, b"")
+    [row] = inbox.rows()
+    assert (row.source, row.message_id, row.type, row.group) == ("shop", "m-1", "order.paid", "g")
+    assert (bytes(row.body), row.state, row.attempts) == (body, "pending", 0)
+    assert row.process_after == row.received_at
+    headers = {name.lower(): value for name, value in json.loads(row.headers)}
+    assert headers["webhook-id"] == "m-1"
+    assert not {"cookie", "authorization"} & {*headers}
+
+
+def test_duplicates(inbox: Inbox) -> None:
+    """A message is stored once, however often it is delivered, and the first body stays."""
+    for body in (body_of(n=1), body_of(n=1), body_of(n=2)):
+        assert deliver(Hook, "m-1", body).status_code == 200
+    [row] = inbox.rows()
+    assert bytes(row.body) == body_of(n=1)
+
+
+def test_race(inbox: Inbox) -> None:
+    """Thirty deliveries at once, of three messages: all get 200, and three are stored."""
+    start, statuses = threading.Barrier(30), []
+
+    def send(number: int) -> None:
+        start.wait()
+        statuses.append(deliver(Hook, f"m-{number % 3}").status_code)
+        connections.close_all()
+
+    threads = [threading.Thread(target=send, args=(n,)) for n in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 30
+    assert inbox.states() == ["pending"] * 3
+
+
+def test_one_statement(inbox: Inbox, django_assert_num_queries: Any) -> None:
+    """Receiving takes one statement, for a new message and for a duplicate."""
+    for _ in range(2):
+        with django_assert_num_queries(1, using=inbox.alias):
+            deliver(Hook)
+
+
+def test_ids(inbox: Inbox) -> None:
+    """Ids that no column could hold are stored as their digest, and no two are confused."""
+    for message_id in ("a b", "a  b", "ü", "x" * 999):
+        assert deliver(Hook, message_id).status_code == 200
+        assert deliver(Hook, message_id).status_code == 200
+    assert inbox.rows().count() == 4
+    assert process_due() == {"handled": 4}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "slug"),
+    [
+        ({"webhook-signature": "v1,AAAA"}, None, 401, "signature-refused"),
+        ({"webhook-timestamp": "1"}, None, 401, "signature-refused"),
+        ({"webhook-id": "m-2"}, None, 401, "signature-refused"),
+        (None, body_of("x" * 256), 400, "delivery-malformed"),
+        (None, body_of("order\0paid"), 400, "delivery-malformed"),
+        (None, body_of("\ud800"), 400, "delivery-malformed"),
+        (None, b" " * 10_001, 413, "delivery-too-large"),
+    ],
+)
+def test_refused(inbox: Inbox, headers: Any, body: Any, status: int, slug: str) -> None:
+    """What is not verified, or not understood, is refused in words, and nothing is stored."""
+    response = deliver(Hook, "m-1", body, headers=headers)
+    assert response.status_code == status
+    assert response["Content-Type"] == "application/problem+json"
+    assert response.json()["type"].endswith(slug)
+    assert ("WWW-Authenticate" in response) == (status == 401)
+    assert inbox.rows().count() == 0
+
+
+def test_no_id(inbox: Inbox) -> None:
+    """A signed delivery without an id is refused: nobody could tell it from another."""
+    assert deliver(StripeHook, body=b'{"type": "invoice.paid"}').status_code == 400
+    assert deliver(GitHubHook, "").status_code == 400
+    assert inbox.rows().count() == 0
+
+
+def test_large_without_length(inbox: Inbox) -> None:
+    """A body is not read beyond the limit, whatever its declared length is."""
+    request = RequestFactory().post(
+        "/webhooks/shop/", b"x" * 20_000, content_type="application/json", CONTENT_LENGTH="20000"
+    )
+    request.META["CONTENT_LENGTH"] = ""
+    assert Hook.as_view()(request).status_code == 413
+    with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
+        assert deliver(Hook).status_code == 200
+
+
+def test_body_was_read(inbox: Inbox) -> None:
+    """A middleware that has read the body or the form is in nobody's way."""
+    for read in ("body", "POST"):
+        body = body_of(read=read)
+        request = RequestFactory().post(
+            "/webhooks/shop/",
+            body,
+            content_type="application/x-www-form-urlencoded",
+            headers=Hook.verifier.sign(body, message_id=read),
+        )
+        getattr(request, read)
+        assert Hook.as_view()(request).status_code == 200
+    assert inbox.rows().count() == 2
+
+
+def test_disconnected(inbox: Inbox) -> None:
+    """A body that does not arrive is refused."""
+
+    class Broken:
+        def read(self, *args: Any) -> bytes:
+            raise OSError("The client is gone.")
+
+    request = RequestFactory().post("/webhooks/shop/")
+    request._stream = Broken()  # type: ignore[assignment]
+    assert Hook.as_view()(request).status_code == 400
+
+
+def test_other_methods(inbox: Inbox) -> None:
+    """A webhook is a POST."""
+    assert Client().get("/webhooks/shop/").status_code == 405
+
+
+def test_csrf_and_middleware(inbox: Inbox) -> None:
+    """Neither the CSRF middleware nor ours is in the way, nor a policy that requires keys."""
+    ours = "idempotency_django.middleware.IdempotencyMiddleware"
+    required = {**settings_now(), "POLICY": {"required": True}}
+    with override_settings(
+        MIDDLEWARE=["django.middleware.csrf.CsrfViewMiddleware", ours], IDEMPOTENCY=required
+    ):
+        client = Client(enforce_csrf_checks=True)
+        assert deliver(Hook, client=client).status_code == 200
+        assert process_due() == {"handled": 1}
+    hows = {endpoint.route: endpoint.how for endpoint in inventory.endpoints()}
+    assert {how for route, how in hows.items() if "webhooks" in route} == {"exempt"}
+
+
+def settings_now() -> Any:
+    from django.conf import settings
+
+    return settings.IDEMPOTENCY
+
+
+def test_atomic_requests(inbox: Inbox) -> None:
+    """Under ATOMIC_REQUESTS the message is committed by itself."""
+    for connection in connections.all():
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+    try:
+        assert deliver(Hook).status_code == 200
+    finally:
+        for connection in connections.all():
+            connection.settings_dict["ATOMIC_REQUESTS"] = False
+    assert inbox.states() == ["pending"]
+
+
+def test_within_a_transaction(inbox: Inbox) -> None:
+    """Within a transaction nothing is stored: the sender would be told too early."""
+    client = Client(raise_request_exception=True)
+    with (
+        pytest.raises(ImproperlyConfigured, match="within a transaction"),
+        transaction.atomic(using=inbox.alias),
+    ):
+        deliver(Hook, client=client)
+    connection = connections[inbox.alias]
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT"):
+            deliver(Hook, client=client)
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+    assert inbox.rows().count() == 0
+
+
+def test_async_server(inbox: Inbox) -> None:
+    """Under ASGI a delivery is stored in the same way."""
+    body = body_of()
+    headers = Hook.verifier.sign(body, message_id="m-1")
+
+    async def send() -> Any:
+        return await AsyncClient().generic(
+            "POST", "/webhooks/shop/", body, content_type="application/json", headers=headers
+        )
+
+    assert async_to_sync(send)().status_code == 200
+    assert inbox.states() == ["pending"]
+
+
+def test_database_down(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the database cannot be reached, the sender gets 503 and may deliver again."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OperationalError("connection refused")
+
+    connections[inbox.alias].close()
+    monkeypatch.setattr(type(connections[inbox.alias]), "get_new_connection", refuse)
+    response = deliver(Hook)
+    assert (response.status_code, response["Retry-After"]) == (503, "30")
+    assert response.json()["type"].endswith("store-unavailable")
+    monkeypatch.undo()
+    assert deliver(Hook).status_code == 200
+    assert inbox.states() == ["pending"]
+
+
+def test_table_missing(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the database that is no loss of the connection is a 503 too."""
+
+    def refuse(*_: Any) -> None:
+        raise OperationalError("disk full")
+
+    monkeypatch.setattr(inserting, "_inserted", refuse)
+    assert deliver(Hook).status_code == 503
+
+
+def test_connection_lost(inbox: Inbox) -> None:
+    """A connection that the server has closed meanwhile is replaced, and the sender sees none."""
+    connection = connections[inbox.alias]
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has no server.")
+    connection.ensure_connection()
+    request = request_of("m-1")
+    kill(inbox.alias, connection)
+    assert Hook.as_view()(request).status_code == 200
+    assert inbox.states() == ["pending"]
+
+
+def request_of(message_id: str) -> HttpRequest:
+    """A delivery without the signals of a client, which close bad connections."""
+    body = body_of()
+    return RequestFactory().post(
+        "/webhooks/shop/",
+        body,
+        content_type="application/json",
+        headers=Hook.verifier.sign(body, message_id=message_id),
+    )
+
+
+def kill(alias: str, connection: Any) -> None:
+    """End the server's side of a connection, over another."""
+    postgres = connection.vendor == "postgresql"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()" if postgres else "SELECT CONNECTION_ID()")
+        [number] = cursor.fetchone()
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute(
+            f"SELECT pg_terminate_backend({number}, 5000)" if postgres else f"KILL {number}"
+        )
+    other.close()
+
+
+def test_nudge(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nudge finds the message committed, is not for duplicates, and may fail."""
+    seen = []
+
+    def nudge(self: Any) -> None:
+        seen.append(inbox.states())
+        raise ConnectionError("There is no broker.")
+
+    monkeypatch.setattr(Hook, "nudge", nudge)
+    assert deliver(Hook).status_code == deliver(Hook).status_code == 200
+    assert seen == [["pending"]]
+
+
+def test_celery(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Celery task processes the inbox; the nudge sends it once, without retrying."""
+    from idempotency_django.messaging import tasks
+
+    sent: list[Any] = []
+    monkeypatch.setattr(tasks.process_inbox, "apply_async", lambda **how: sent.append(how))
+    tasks.nudge()
+    assert sent == [{"retry": False, "expires": 60}]
+    deliver(Hook)
+    assert tasks.process_inbox() == {"handled": 1}
+
+
+def test_command(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says what it has done."""
+    deliver(Hook)
+    call_command("process_inbox", "--once", "--source", "shop", "--batch", "2")
+    call_command("process_inbox", "--once")
+    call_command("process_inbox", "--once", verbosity=0)
+    assert capsys.readouterr().out == "Messages: 1 handled.\nMessages: none was due.\n"
+    with pytest.raises(Exception, match="whole number"):
+        call_command("process_inbox", "--batch", "0")
+
+
+class TestUnsignedIds:
+    """GitHub's signature does not cover the id of a delivery."""
+
+    push = {"headers": {"X-GitHub-Event": "push"}}
+
+    def test_replay_is_held(self, inbox: Inbox) -> None:
+        """The same body under another id is held, and its redelivery changes nothing."""
+        for message_id in ("m-1", "m-1", "m-2", "m-2", "m-1", "m-3"):
+            assert deliver(GitHubHook, message_id, **self.push).status_code == 200
+        assert deliver(GitHubHook, "m-4", body_of(n=4), **self.push).status_code == 200
+        assert inbox.states() == ["pending", "held", "held", "pending"]
+        assert [row.purge_at is None for row in inbox.rows()] == [True, False, False, True]
+        assert process_due() == {"handled": 2}
+        assert inbox.effects() == ["github m-1", "github m-4"]
+
+    def test_race(self, inbox: Inbox) -> None:
+        """Of ten at once with one body, one is handled and nine are held."""
+        start = threading.Barrier(10)
+
+        def send(number: int) -> None:
+            start.wait()
+            deliver(GitHubHook, f"m-{number}", **self.push)
+            connections.close_all()
+
+        threads = [threading.Thread(target=send, args=(n,)) for n in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(inbox.states()) == ["held"] * 9 + ["pending"]
+
+
+class TestDeclaring:
+    """What a receiver cannot be declared with is refused where it is."""
+
+    def test_source(self) -> None:
+        """A source that no record could hold is refused."""
+        with pytest.raises(ImproperlyConfigured, match="source"):
+            type("Bad", (WebhookReceiver,), {"source": "a b"})
+
+    def test_handlers(self) -> None:
+        """A handler is for a type, alone, and a plain function of two arguments."""
+        made = type("Made", (WebhookReceiver,), {})
+        with pytest.raises(ValueError, match="needs a type"):
+            made.on()
+        made.on("a")(lambda event, execution: None)
+        with pytest.raises(ValueError, match="already has a handler for 'a'"):
+            made.on("a", "b")
+        with pytest.raises(ImproperlyConfigured, match="the receiver Made"):
+            made.on("c")(lambda event: None)
+
+        async def handler(event: Any, execution: Any) -> None:
+            """Not for a process without an event loop."""
+
+        with pytest.raises(ImproperlyConfigured, match="async"):
+            made.on("c")(handler)
+
+    def test_any_type(self) -> None:
+        """A handler for "*" gets what has no other; a subclass has handlers of its own."""
+        base = type("Base", (WebhookReceiver,), {})
+        special, rest = (lambda event, execution: 1), (lambda event, execution: 2)
+        base.on("a")(special)
+        base.on("*")(rest)
+        made = type("Derived", (base,), {})
+        made.on("b")(special)
+        assert [made.handler_of(each) for each in "abc"] == [special, special, rest]
+        assert base.handler_of("b") is rest
+
+    def test_found_by_the_urls(self) -> None:
+        """A process that has imported no view finds the receivers by the URLs."""
+        with override_settings(ROOT_URLCONF="tests.webhooks.receivers"):
+            assert receiver_of("shop") is Hook
+            assert receiver_of("nobody") is None
+
+    def test_checks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The system checks find two of one source, missing secrets and policies that fail."""
+
+        def ids() -> list[str]:
+            return sorted(str(message.id).split(".")[1] for message in check_receivers())
+
+        with override_settings(ROOT_URLCONF=None):
+            assert check_receivers() == []
+        with override_settings(ROOT_URLCONF="tests.webhooks.receivers"):
+            assert ids() == []
+            for attributes, expected in [
+                ({"source": "shop", "verifier": Hook.verifier}, ["E040"]),
+                ({"source": "other"}, ["E041"]),
+                ({"source": "other", "verifier": GitHub([])}, ["E041"]),
+                ({"source": "other", "verifier": StandardWebhooks(["", SECRETS[0]])}, ["E041"]),
+                (
+                    {
+                        "source": "other",
+                        "verifier": Hook.verifier,
+                        "policy": Policy(store="nowhere"),
+                    },
+                    ["E042"],
+                ),
+            ]:
+                before = {source: [*known] for source, known in _RECEIVERS.items()}
+                type("Other", (WebhookReceiver,), attributes)
+                assert ids() == expected
+                _RECEIVERS.clear()
+                _RECEIVERS.update(before)
+
+    def test_made_again(self) -> None:
+        """A module that is loaded again replaces its receiver."""
+        before = {source: [*known] for source, known in _RECEIVERS.items()}
+        for _ in range(2):
+            type("Other", (WebhookReceiver,), {"source": "again"})
+        assert len(_RECEIVERS["again"]) == 1
+        _RECEIVERS.clear()
+        _RECEIVERS.update(before)
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    headers=st.dictionaries(
+        st.sampled_from(
+            ["Webhook-Signature", "Webhook-Timestamp", "Webhook-Id", "Content-Type", "X-Odd"]
+        ),
+        st.text(st.characters(max_codepoint=255, blacklist_characters="\r\n"), max_size=40),
+    ),
+    body=st.binary(max_size=100),
+)
+def test_hostile(inbox: Inbox, headers: dict[str, str], body: bytes) -> None:
+    """Whatever is sent without a signature: 4xx, and nothing is stored."""
+    client = Client(raise_request_exception=False)
+    for receiver in (Hook, StripeHook, GitHubHook):
+        response = client.generic(
+            "POST", f"/webhooks/{receiver.source}/", body, headers=headers, content_type="x/y"
+        )
+        assert 400 <= response.status_code < 500
+    assert inbox.rows().count() == 0

@@ -1,0 +1,356 @@
+"""Verifiers: what the vendors' own libraries sign and refuse, and what nobody should send."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote_plus
+
+import pytest
+import standardwebhooks
+import stripe
+import svix
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.datastructures import CaseInsensitiveMapping
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idempotency_django.errors import DeliveryMalformed, SignatureRefused
+from idempotency_django.messaging.inbox.verifiers import (
+    Contents,
+    GitHub,
+    Hmac,
+    StandardWebhooks,
+    Stripe,
+    Verifier,
+)
+
+from .receivers import SECRETS
+
+OLD, NEW, FOREIGN = SECRETS
+SNAPSHOT = {
+    "id": "evt_1NG8Du2eZvKYlo2CUI79vXWy",
+    "object": "event",
+    "api_version": "2024-11-20.acacia",
+    "created": 1686089970,
+    "data": {"object": {"id": "in_17", "object": "invoice", "metadata": {"reference": "r"}}},
+    "livemode": False,
+    "pending_webhooks": 1,
+    "request": {"id": None, "idempotency_key": None},
+    "type": "invoice.paid",
+}
+THIN = {
+    "id": "evt_test_65R9Ijk8dKEYZcXeRWn16R9A7j1FSQ3w3TGDPLLGSM4CW0",
+    "object": "v2.core.event",
+    "type": "v1.billing.meter.error_report_triggered",
+    "created": "2024-09-17T06:20:52.246Z",
+    "livemode": False,
+    "related_object": {"id": "mtr_17", "type": "billing.meter", "url": "/v1/billing/meters/mtr_17"},
+}
+PUSH = {"ref": "refs/heads/main", "commits": [{"id": "6dcb09b"}], "repository": {"id": 1296269}}
+PING = {"zen": "Keep it logically awesome.", "hook_id": 1, "hook": {"type": "Repository"}}
+
+VERIFIERS: dict[str, Callable[..., Verifier]] = {
+    "standard": StandardWebhooks,
+    "svix": lambda secrets, **options: StandardWebhooks(secrets, prefix="svix-", **options),
+    "stripe": Stripe,
+    "github": lambda secrets, **_: GitHub(secrets),
+    "hmac": lambda secrets, **options: Hmac(
+        secrets,
+        header="X-Signature",
+        prefix="v0=",
+        signed="v0:{timestamp}:{id}:{body}",
+        timestamp_header="X-Timestamp",
+        id_header="X-Id",
+        type_path="type",
+        **options,
+    ),
+    "shopify": lambda secrets, **_: Hmac(
+        secrets,
+        header="X-Shopify-Hmac-Sha256",
+        encoding="base64",
+        id_header="X-Shopify-Webhook-Id",
+        type_header="X-Shopify-Topic",
+    ),
+}
+every = pytest.mark.parametrize("make", VERIFIERS.values(), ids=VERIFIERS)
+stamped = pytest.mark.parametrize(
+    "make", [VERIFIERS[name] for name in ("standard", "svix", "stripe", "hmac")]
+)
+
+
+def cased(headers: dict[str, str]) -> Any:
+    return CaseInsensitiveMapping(headers)
+
+
+def raw(data: Any) -> bytes:
+    return json.dumps(data).encode()
+
+
+@pytest.mark.parametrize("secret", [NEW, OLD])
+def test_standard_oracle(secret: str) -> None:
+    """What the library of Standard Webhooks signs is verified, and the other way round."""
+    at, body = datetime.now(UTC), raw({"type": "order.paid", "data": {"id": 17}})
+    theirs = standardwebhooks.Webhook(secret)
+    verifier = StandardWebhooks([NEW, OLD])
+    headers = {
+        "Webhook-Id": "msg_1",
+        "Webhook-Timestamp": str(int(at.timestamp())),
+        "Webhook-Signature": "v1a,xx " + theirs.sign("msg_1", at, body.decode()),
+    }
+    verifier.verify(cased(headers), body)
+    assert verifier.read(cased(headers), body) == Contents(
+        "msg_1", "order.paid", {"type": "order.paid", "data": {"id": 17}}
+    )
+    ours = StandardWebhooks([secret]).sign(body, message_id="msg_2")
+    assert theirs.verify(body.decode(), ours) == json.loads(body)
+
+
+def test_svix_oracle() -> None:
+    """What Svix signs is verified, and the other way round."""
+    at, body = datetime.now(UTC), raw({"type": "order.paid"})
+    theirs = svix.Webhook(NEW)
+    headers = {
+        "svix-id": "msg_1",
+        "svix-timestamp": str(int(at.timestamp())),
+        "svix-signature": theirs.sign("msg_1", at, body.decode()),
+    }
+    verifier = StandardWebhooks([OLD, NEW], prefix="svix-")
+    verifier.verify(cased(headers), body)
+    assert verifier.read(cased(headers), body).message_id == "msg_1"
+    theirs.verify(body, StandardWebhooks([NEW], prefix="svix-").sign(body, message_id="msg_2"))
+
+
+@pytest.mark.parametrize("event", [SNAPSHOT, THIN], ids=["snapshot", "thin"])
+def test_stripe_oracle(event: dict[str, Any]) -> None:
+    """What Stripe's library signs is verified, snapshot or thin, and the other way round."""
+    body, at = raw(event), int(time.time())
+    signature = stripe.WebhookSignature._compute_signature(f"{at}.{body.decode()}", NEW)
+    headers = cased({"Stripe-Signature": f"t={at},v1=00,v1={signature},v0=11"})
+    verifier = Stripe([OLD, NEW])
+    verifier.verify(headers, body)
+    assert verifier.read(headers, body) == Contents(event["id"], event["type"], event)
+    ours = Stripe([NEW]).sign(body)["Stripe-Signature"]
+    assert stripe.WebhookSignature.verify_header(body.decode(), ours, NEW, tolerance=300)
+
+
+@pytest.mark.parametrize("form", [False, True], ids=["json", "form"])
+@pytest.mark.parametrize(("event", "payload"), [("push", PUSH), ("ping", PING)])
+def test_github(event: str, payload: Any, form: bool) -> None:
+    """GitHub's signature as its documentation makes it, on JSON and on a form."""
+    body = b"payload=" + quote_plus(raw(payload)).encode() if form else raw(payload)
+    media_type = "application/x-www-form-urlencoded" if form else "application/json"
+    headers = cased(
+        {
+            "Content-Type": media_type,
+            "X-GitHub-Event": event,
+            "X-GitHub-Delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958",
+            "X-Hub-Signature-256": "sha256="
+            + hmac.new(NEW.encode(), body, hashlib.sha256).hexdigest(),
+        }
+    )
+    verifier = GitHub([OLD, NEW])
+    verifier.verify(headers, body)
+    assert verifier.read(headers, body) == Contents(
+        "72d3162e-cc78-11e3-81ab-4c9367dc0958", event, payload
+    )
+
+
+def test_github_documented() -> None:
+    """The example of GitHub's own documentation."""
+    headers = {
+        "X-Hub-Signature-256": (
+            "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
+        )
+    }
+    GitHub(["It's a Secret to Everybody"]).verify(cased(headers), b"Hello, World!")
+
+
+def test_slack_documented() -> None:
+    """The example of Slack's own documentation, which is an HMAC of the configurable kind."""
+    verifier = Hmac(
+        ["8f742231b10e8888abcd99yyyzzz85a5"],
+        header="X-Slack-Signature",
+        prefix="v0=",
+        signed="v0:{timestamp}:{body}",
+        timestamp_header="X-Slack-Request-Timestamp",
+        tolerance=None,
+    )
+    body = (
+        b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id="
+        b"G8PSS9T3V&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-"
+        b"collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F39770067"
+        b"7647%2Fw5txd6jDQcOLCVFkuYAKTBGf&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447f"
+        b"ce8b6703c"
+    )
+    assert (
+        verifier._signature(
+            b"8f742231b10e8888abcd99yyyzzz85a5", verifier._content("", "1531420618", body)
+        )
+        == hmac.new(
+            b"8f742231b10e8888abcd99yyyzzz85a5", b"v0:1531420618:" + body, "sha256"
+        ).hexdigest()
+    )
+
+
+@every
+def test_rotation(make: Any) -> None:
+    """Each of the secrets is accepted, in any order, and no other."""
+    body = raw({"id": "1", "type": "order.paid"})
+    for signed_with in (OLD, NEW):
+        headers = cased(make([signed_with]).sign(body, message_id="m"))
+        make([NEW, OLD]).verify(headers, body)
+        make(lambda: [OLD, NEW]).verify(headers, body)
+    with pytest.raises(SignatureRefused):
+        make([NEW, OLD]).verify(cased(make([FOREIGN]).sign(body, message_id="m")), body)
+
+
+@stamped
+@pytest.mark.parametrize("skew", [-301, 301])
+def test_clock_skew(make: Any, skew: int) -> None:
+    """What was signed more than five minutes away from now is refused, unless that is allowed."""
+    body = raw({"id": "1", "type": "order.paid"})
+    verifier, now = make([NEW]), time.time()
+    verifier.verify(cased(verifier.sign(body, timestamp=now + skew * 0.9)), body)
+    late = cased(verifier.sign(body, timestamp=now + skew + skew / 30))
+    with pytest.raises(SignatureRefused, match="seconds away"):
+        verifier.verify(late, body)
+    make([NEW], tolerance=None).verify(late, body)
+    make([NEW], tolerance=timedelta(hours=1)).verify(late, body)
+
+
+@every
+def test_tampered(make: Any) -> None:
+    """Another body, another header, or none of it: refused."""
+    body = raw({"id": "1", "type": "order.paid"})
+    verifier = make([NEW])
+    good = verifier.sign(body, message_id="m", timestamp=time.time())
+    verifier.verify(cased(good), body)
+    with pytest.raises(SignatureRefused):
+        verifier.verify(cased(good), body + b" ")
+    signed = [name for name in good if verifier.signs_id or "id" not in name.lower()]
+    for name in signed if type(verifier) is not GitHub else ["X-Hub-Signature-256"]:
+        for value in ("", good[name][:-1], good[name] + "é", "\ud800"):
+            with pytest.raises(SignatureRefused):
+                verifier.verify(cased({**good, name: value}), body)
+    with pytest.raises(SignatureRefused):
+        verifier.verify(cased({}), body)
+
+
+HOSTILE = st.one_of(st.text(max_size=60), st.text("0123456789=,.v1tabcdef ", max_size=60))
+
+
+@every
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), body=st.binary(max_size=80))
+def test_hostile(make: Any, data: Any, body: bytes) -> None:
+    """Whatever the headers and the body are: it is refused as not signed, and never an error."""
+    verifier = make([NEW, OLD])
+    names = verifier.sign(b"", message_id="m")
+    headers = cased({name: data.draw(HOSTILE, name) for name in names})
+    with pytest.raises(SignatureRefused):
+        verifier.verify(headers, body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "type", "event"]) | st.text(max_size=5), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@every
+@settings(max_examples=150, deadline=None)
+@given(body=st.binary(max_size=80) | JSON.map(lambda data: json.dumps(data).encode()))
+def test_odd_bodies(make: Any, body: bytes) -> None:
+    """A body that is signed is read, or refused as malformed, whatever is in it."""
+    verifier = make([NEW])
+    headers = cased(verifier.sign(body, message_id="m"))
+    verifier.verify(headers, body)
+    try:
+        contents = verifier.read(headers, body)
+    except DeliveryMalformed:
+        return
+    assert contents.message_id
+    assert contents.type.isascii()
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe", b"[" * 100_000, b"", b'{"type": []}', b'"\\ud800"'])
+def test_no_json(body: bytes) -> None:
+    """A body that is no object of JSON has no type; where the id is a header, it is kept."""
+    verifier = StandardWebhooks([NEW])
+    headers = cased(verifier.sign(body, message_id="m"))
+    verifier.verify(headers, body)
+    assert verifier.read(headers, body).type == "message"
+    with pytest.raises(DeliveryMalformed):
+        Stripe([NEW]).read(cased({}), body)
+
+
+def test_hmac_ids() -> None:
+    """The id is in a header, in the body, or is the body's digest."""
+    body = raw({"event": {"id": 17, "kind": "order.paid"}})
+    by_path = Hmac([NEW], header="X", id_path="event.id", type_path="event.kind")
+    contents = by_path.read(cased({}), body)
+    assert (contents.message_id, contents.type, by_path.signs_id) == ("17", "order.paid", True)
+    by_header = Hmac([NEW], header="X", id_header="X-Id")
+    assert by_header.read(cased({"x-id": "m"}), body).message_id == "m"
+    assert not by_header.signs_id
+    by_body = Hmac([NEW], header="X")
+    first, again = (by_body.read(cased({}), body).message_id for _ in range(2))
+    assert first == again != by_body.read(cased({}), body + b" ").message_id
+    assert by_body.signs_id
+    for missing in (by_path, by_header):
+        with pytest.raises(DeliveryMalformed, match="no id"):
+            missing.read(cased({}), b"{}")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"digest": "md5"}, "digest='md5'"),
+        ({"encoding": "utf-8"}, "encoding='utf-8'"),
+        ({"signed": "{url}{body}"}, "{url}"),
+        ({"signed": "v0"}, "without {body}"),
+        ({"signed": "{timestamp}{body}"}, "no timestamp_header"),
+        ({"timestamp_header": "X-Time"}, "without {timestamp}"),
+        ({"signed": "{id}{body}"}, "no id_header"),
+        ({"id_header": "X-Id", "id_path": "id"}, "both id_header"),
+        ({"type_header": "X-Type", "type_path": "type"}, "both type_header"),
+    ],
+)
+def test_hmac_contradictions(options: Any, why: str) -> None:
+    """An Hmac that could not work, or protects nothing, is refused when it is made."""
+    with pytest.raises(ImproperlyConfigured, match=why):
+        Hmac([NEW], header="X", **options)
+
+
+@every
+def test_secrets(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a secret everything is refused; an empty one is none; one text is a mistake."""
+    with pytest.raises(TypeError, match="list"):
+        make(NEW)
+    body = b"{}"
+    for none in ([], [""], list):
+        assert [*make(none).problems()]
+        with pytest.raises(SignatureRefused):
+            make(none).verify(cased(make([NEW]).sign(body, message_id="m")), body)
+        assert "no usable secret" in caplog.text
+    assert [*make([NEW, OLD]).problems()] == []
+
+
+def test_secrets_of_standard_webhooks() -> None:
+    """A secret that is not base64 is told of, and the others are used."""
+    verifier = StandardWebhooks(["whsec_!", "whsec_", NEW])
+    assert [*verifier.problems()] == ["has a secret that is not base64; it is not used"] * 2
+    verifier.verify(cased(verifier.sign(b"", message_id="m")), b"")
+    bare = StandardWebhooks([base64.b64encode(b"\0" * 24).decode()])
+    assert bare.key_of("AAAA") == b"\0\0\0"
