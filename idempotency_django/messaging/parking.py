@@ -1,0 +1,126 @@
+"""Parking: a message that cannot be handled is kept in a table, so that its broker may forget it.
+
+An operator finds it in the admin, and says when to handle it again. Without the app
+``idempotency_django.messaging`` there is no such table, and the broker has to keep the message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any, Final
+from urllib.parse import quote
+
+from django.apps import apps
+
+from ..errors import FingerprintMismatch
+from ..models import DatabaseNow
+from ..policy import keys
+from .consumers import Consumer
+from .databases import database
+from .events import Event
+
+SENDER: Final = "idempotency-sender"
+"""The header that says who sent a message to a federated consumer."""
+
+_APP: Final = "idempotency_messaging"
+_PARKED: Final = "parked"  # of InboxState, which can be imported only where the app is installed
+_OVER: Final = (_PARKED, "handled", "ignored")
+_TYPE_LENGTH: Final = 255
+_CAUSES: Final = 5
+
+
+def can_park() -> bool:
+    """Whether there is a table to park messages in."""
+    return apps.is_installed("idempotency_django.messaging")
+
+
+def park(consumer: Consumer, event: Event, error: Exception, *, sender: str = "") -> None:
+    """Keep an event that the consumer could not handle. It is durable when this returns.
+
+    The same event is kept once, however often it is parked.
+
+    Args:
+        consumer: the consumer.
+        event: the event.
+        error: why it could not be handled.
+        sender: who sent it; for a federated consumer.
+
+    Raises:
+        ValueError: the event's data is neither bytes nor what JSON can say.
+    """
+    body = event.to_json().encode()
+    # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
+    message_id = f"{quote(event.source, safe='/:?=&@+,;')}#{event.id}"
+    if isinstance(error, FingerprintMismatch):  # another event has that id
+        message_id = f"{message_id}#{_digest(body)}"
+    headers = [(SENDER, sender)] if sender else []
+    _keep(consumer, message_id, event.type, body, error, headers)
+
+
+def park_raw(
+    consumer: Consumer,
+    place: str,
+    body: bytes,
+    error: Exception,
+    headers: Iterable[tuple[str, str]] = (),
+) -> None:
+    """Keep a message that is not an event. It is durable when this returns.
+
+    Args:
+        consumer: the consumer.
+        place: where it was at its broker, the same at each delivery.
+        body: the message's body, as it came.
+        error: why it is not an event.
+        headers: the message's headers.
+    """
+    message_id = f"{place}#{_digest(body)}"
+    _keep(consumer, message_id, "", body, error, headers)
+
+
+def _keep(
+    consumer: Consumer,
+    message_id: str,
+    kind: str,
+    body: bytes,
+    error: Exception,
+    headers: Iterable[tuple[str, str]],
+) -> None:
+    rows = apps.get_model(_APP, "InboxMessage")._default_manager.using(database())
+    named: dict[str, Any] = {
+        "source": f"consumer:{consumer.name}",
+        "message_id": keys.fit(message_id),
+    }
+    found: dict[str, Any] = {"state": _PARKED, "error": _told(error), "process_after": None}
+    row = rows.model(
+        **named,
+        **found,
+        type=_text(kind)[:_TYPE_LENGTH],
+        headers=json.dumps([*headers]),
+        body=body,
+        digest=_digest(body),
+        received_at=DatabaseNow(),
+    )
+    rows.bulk_create([row], ignore_conflicts=True)
+    # One that an operator has just sent on its way again stays on its way.
+    rows.filter(**named, state__in=_OVER).update(**found, purge_at=None)
+
+
+def _told(error: Exception) -> str:
+    """The error and what caused it, one in each line."""
+    lines: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(lines) < _CAUSES:
+        lines.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return _text("\n".join(lines))
+
+
+def _text(text: str) -> str:
+    """The text without what a column cannot hold."""
+    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
+
+
+def _digest(body: bytes) -> str:
+    return sha256(body).hexdigest()

@@ -1,0 +1,84 @@
+"""A message as its broker has delivered it, and the event in it.
+
+Source: the protocol bindings of CloudEvents 1.0.2. They differ in the prefix of an attribute's
+header: ``ce_`` for Kafka, ``cloudEvents:`` or ``cloudEvents_`` for AMQP, ``ce-`` for HTTP. Bridges
+between brokers keep the prefix of the other side, so each of them is read everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+from .. import envelopes
+from ..events import Event
+
+_ATTRIBUTE: Final = re.compile(r"(?:ce[_-]|cloudevents[:_])(.+)", re.IGNORECASE)
+_CONTENT_TYPES: Final = frozenset({"content-type", "content_type", "contenttype"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Incoming:
+    """One delivery of a message.
+
+    Attributes:
+        place: where it is at its broker; the same at each delivery, as far as the broker can say.
+        body: its body, as it came.
+        headers: its headers, with its media type as ``content-type``.
+        redelivered: whether it may have been delivered before.
+        native: the message of the broker's client library.
+    """
+
+    place: str
+    body: bytes
+    headers: Sequence[tuple[str, Any]]
+    redelivered: bool
+    native: Any
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """The headers as texts, whatever is in them."""
+        return [
+            (name, value.decode(errors="replace") if isinstance(value, bytes) else str(value))
+            for name, value in self.headers
+        ]
+
+
+def event_of(message: Incoming) -> Event:
+    """The event in a message: its attributes are headers, or all of it is JSON in the body.
+
+    Raises:
+        ValueError: there is none; the text says why.
+    """
+    attributes: dict[str, str] = {}
+    content_type = ""
+    for name, value in message.headers:
+        if value is None:
+            continue
+        attribute = _ATTRIBUTE.fullmatch(name)
+        if attribute:
+            header = f"ce-{attribute[1].lower()}"
+            if header in attributes:
+                raise ValueError(f"The message has two headers for the attribute {attribute[1]}.")
+            attributes[header] = quote(_text(name, value), safe="")
+        elif name.lower() in _CONTENT_TYPES:
+            content_type = _text(name, value)
+    if not attributes and not content_type.strip():
+        content_type = envelopes.STRUCTURED  # from a sender that cannot set the type
+    headers = {**attributes, **({"content-type": content_type} if content_type else {})}
+    return Event.from_http(headers, message.body)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"The header {name} is not text in UTF-8.") from None
+    if isinstance(value, datetime):
+        return envelopes.write_time(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,168 @@
+"""Consumers of Amazon SQS, on boto3: the extra ``[sqs]``."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Unpack
+
+import boto3  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    BotoCoreError,
+    ClientError,
+)
+from django.core.exceptions import ImproperlyConfigured
+
+from ..consumers import Consumer
+from .base import Transport
+from .incoming import Incoming
+from .options import Chosen, Options
+from .running import Loop
+
+logger = logging.getLogger("idempotency_django")
+
+AT_MOST: Final = 10
+"""How many messages SQS returns to one call."""
+_LONGEST: Final = 43_200  # seconds that SQS lets a message be invisible
+_CONNECT: Final = 5  # seconds
+
+
+def run(
+    consumer: Consumer,
+    url: str,
+    *,
+    visibility: int = 60,
+    wait: int = 5,
+    client: Mapping[str, Any] | None = None,
+    **options: Unpack[Options],
+) -> None:
+    """Handle the messages of a queue until SIGTERM.
+
+    A message is deleted after what it asked for is committed. While it is being handled, it is kept
+    invisible to others.
+
+    Args:
+        consumer: the consumer.
+        url: the queue's URL.
+        visibility: seconds after which SQS delivers again what a process that died has received.
+        wait: seconds that a call waits for messages, up to 20; SIGTERM waits for the call.
+        client: arguments for ``boto3.client``, such as ``{"region_name": "eu-central-1"}``.
+        options: see :class:`~idempotency_django.messaging.transports.options.Options`.
+
+    Raises:
+        ImproperlyConfigured: an option cannot be used.
+        UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
+    """
+    chosen = Chosen(**options)
+    if chosen.batch > AT_MOST:
+        raise ImproperlyConfigured(f"batch is {chosen.batch}; SQS returns {AT_MOST} at most.")
+    if not 3 <= visibility <= _LONGEST:
+        raise ImproperlyConfigured(f"visibility is {visibility}; make it 3 to {_LONGEST} seconds.")
+    Loop(SQS(url, visibility, wait, client or {}), consumer, chosen).run()
+
+
+class SQS(Transport):
+    """A queue.
+
+    Args:
+        url: the queue's URL.
+        visibility: seconds that a received message is invisible to others.
+        wait: seconds that a call waits for messages.
+        client: arguments for ``boto3.client``.
+    """
+
+    name: ClassVar[str] = "SQS"
+    lost: ClassVar[tuple[type[BaseException], ...]] = (BotoCoreError, ClientError)
+
+    def __init__(self, url: str, visibility: int, wait: int, client: Mapping[str, Any]) -> None:
+        self._url = url
+        self._visibility = visibility
+        self._wait = wait
+        self._arguments = client
+        self._client: Any = None
+        self._renewed = 0.0
+
+    def open(self) -> None:
+        if self._client is None:
+            config = Config(connect_timeout=_CONNECT, read_timeout=self._wait + 2 * _CONNECT)
+            self._client = boto3.client("sqs", **{"config": config, **self._arguments})
+
+    def fetch(self, limit: int) -> list[Incoming]:
+        self._renewed = time.monotonic()
+        answer = self._client.receive_message(
+            QueueUrl=self._url,
+            MaxNumberOfMessages=min(limit, AT_MOST),
+            VisibilityTimeout=self._visibility,
+            WaitTimeSeconds=self._wait,
+            AttributeNames=["All"],
+            MessageAttributeNames=["All"],
+        )
+        return [self._incoming(message) for message in answer.get("Messages", ())]
+
+    def beat(self, messages: Sequence[Incoming]) -> None:
+        now = time.monotonic()
+        if now - self._renewed >= self._visibility / 3:
+            self._renewed = now
+            self._set_visibility(messages, self._visibility)
+
+    def acknowledge(self, messages: Sequence[Incoming]) -> None:
+        self._each(self._client_call("delete_message_batch"), messages)
+
+    def postpone(self, message: Incoming, seconds: float) -> None:
+        self._set_visibility([message], min(_LONGEST, max(1, round(seconds))))
+
+    def reject(self, message: Incoming, error: Exception) -> None:
+        """Leave it to the queue's redrive policy, which counts how often it was received."""
+        self._set_visibility([message], self._visibility)
+
+    def release(self, messages: Sequence[Incoming]) -> None:
+        self._set_visibility(messages, 0)
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _incoming(self, message: dict[str, Any]) -> Incoming:
+        received = int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1))
+        attributes = message.get("MessageAttributes", {})
+        return Incoming(
+            place=f"{self._url}/{message['MessageId']}",
+            body=message["Body"].encode(),
+            headers=[(name, _value(attribute)) for name, attribute in attributes.items()],
+            redelivered=received > 1,
+            native=message,
+        )
+
+    def _set_visibility(self, messages: Sequence[Incoming], seconds: int) -> None:
+        call = self._client_call("change_message_visibility_batch")
+        self._each(call, messages, VisibilityTimeout=seconds)
+
+    def _client_call(self, name: str) -> Callable[..., Any]:
+        call: Callable[..., Any] = getattr(self._client, name)
+        return call
+
+    def _each(
+        self, call: Callable[..., Any], messages: Sequence[Incoming], **arguments: Any
+    ) -> None:
+        """Make a call for a batch of messages. One that fails is delivered again."""
+        if not messages:
+            return
+        entries: Iterable[dict[str, Any]] = [
+            {"Id": str(at), "ReceiptHandle": message.native["ReceiptHandle"], **arguments}
+            for at, message in enumerate(messages)
+        ]
+        answer = call(QueueUrl=self._url, Entries=entries)
+        for failed in answer.get("Failed", ()):
+            message = messages[int(failed["Id"])]
+            logger.warning(
+                "SQS has refused a change to the message at %s: %s",
+                message.place,
+                failed.get("Message") or failed["Code"],
+            )
+
+
+def _value(attribute: dict[str, Any]) -> Any:
+    return attribute.get("StringValue", attribute.get("BinaryValue"))

@@ -1,0 +1,1 @@
+"""Transports: real brokers, whose messages have one effect each."""
