@@ -16,7 +16,7 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from idempotency_django.functions import idempotent_call
-from idempotency_django.messaging.models import InboxMessage, OutboxStream
+from idempotency_django.messaging.models import InboxMessage, OutboxLease
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing.chaos import Report, Service, Trial, chaos, crash_point
@@ -183,7 +183,7 @@ class TestWaits:
         """A record whose lease is ended can be taken over at once."""
 
         def take(execution: object) -> None:
-            assert stuck() == {"in progress": 1}
+            assert stuck() == {"record in progress": 1}
             assert end_waits() == 1
             assert end_waits() == 0
             assert IdempotencyKey.objects.all().interrupted().count() == 1
@@ -196,12 +196,12 @@ class TestWaits:
     def test_messages(self) -> None:
         """A message that waits is due, and a relay's lease is over."""
         later = timezone.now() + timedelta(hours=1)
-        OutboxStream.objects.create(stream="s", lease_expires_at=later, process_after=later)
+        OutboxLease.objects.create(stream="s", expires_at=later)
         InboxMessage.objects.create(
             source="s", message_id="m", body=b"", received_at=later, process_after=later
         )
-        assert stuck()["pending in the inbox"] == 1
-        assert end_waits() == 3
+        assert stuck() == {"inbox message pending": 1}
+        assert end_waits() == 2
         assert end_waits() == 0
 
 
@@ -367,7 +367,7 @@ class TestTrials:
 
         report = chaos(deliver, message, effects, disturbances=["kill"], attempts=1)
         failures = {trial.failure.rpartition("; ")[2] for trial in report.failures}
-        assert failures == {"1 held"}
+        assert failures == {"1 record held"}
         assert report.effects == {0, 1}
 
 

@@ -8,20 +8,17 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.apps import apps
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 
 from ...messaging.databases import database
 from ...models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ...records import Status
 from ...stores import stores
 
-MESSAGING: Final = "idempotency_messaging"
-
 _PAST: Final = timedelta(seconds=1)
-_STUCK: Final = {
-    "InboxMessage": ("pending", "held", "parked"),
-    "OutboxMessage": ("pending", "blocked", "skipped"),
-}
+_UNTIL: Final = frozenset({"process_after", "expires_at"})
+"""Columns of the tables of messaging that say until when something waits."""
+_DONE: Final = ("handled", "ignored", "sent")
 
 
 def end_waits() -> int:
@@ -30,19 +27,17 @@ def end_waits() -> int:
     Time is not passed by waiting: what ends in the future by the database's clock has ended.
     """
     past = DatabaseNow() - _PAST
-    ended = [
+    changed = [
         records.filter(status=Status.IN_PROGRESS)
         .exclude(lease_expires_at__lte=DatabaseNow())
         .update(lease_expires_at=past)
         for records in _records()
     ]
-    if apps.is_installed("idempotency_django.messaging"):
-        leased = _messaging("OutboxStream").filter(lease_expires_at__gt=DatabaseNow())
-        ended.append(leased.update(lease_expires_at=past))
-        for name in ("OutboxStream", *_STUCK):
-            waiting = _messaging(name).filter(process_after__gt=DatabaseNow())
-            ended.append(waiting.update(process_after=past))
-    return sum(ended)
+    for rows in _messaging():
+        for column in _columns(rows) & _UNTIL:
+            waiting = rows.filter(**{f"{column}__gt": DatabaseNow()})
+            changed.append(waiting.update(**{column: past}))
+    return sum(changed)
 
 
 def stuck() -> Counter[str]:
@@ -50,21 +45,27 @@ def stuck() -> Counter[str]:
     found: Counter[str] = Counter()
     for records in _records():
         in_progress = records.filter(status=Status.IN_PROGRESS)
-        found["held"] += in_progress.filter(hold=True).count()
-        found["in progress"] += in_progress.filter(hold=False).count()
-    if apps.is_installed("idempotency_django.messaging"):
-        for name, states in _STUCK.items():
-            rows = _messaging(name)
-            for state in states:
-                found[f"{state} in the {name[:-7].lower()}"] += rows.filter(state=state).count()
+        found["record held"] += in_progress.filter(hold=True).count()
+        found["record in progress"] += in_progress.filter(hold=False).count()
+    for rows in _messaging():
+        if "state" in _columns(rows):
+            left = rows.exclude(state__in=_DONE).values_list("state").annotate(Count("pk"))
+            name = rows.model._meta.verbose_name
+            found.update({f"{name} {state}": count for state, count in left.order_by("state")})
     return +found
 
 
 def _records() -> Iterator[IdempotencyKeyQuerySet]:
-    databases = {store.using: None for store in stores.all() if store.using is not None}
-    for using in databases:
+    for using in {store.using for store in stores.all()} - {None}:
         yield IdempotencyKeyQuerySet(IdempotencyKey, using=using)
 
 
-def _messaging(name: str) -> QuerySet[Any]:
-    return QuerySet(apps.get_model(MESSAGING, name), using=database())
+def _messaging() -> Iterator[QuerySet[Any]]:
+    """The tables of messaging, where its app is installed."""
+    if apps.is_installed("idempotency_django.messaging"):
+        for model in apps.get_app_config("idempotency_messaging").get_models():
+            yield QuerySet(model, using=database())
+
+
+def _columns(rows: QuerySet[Any]) -> set[str]:
+    return {field.name for field in rows.model._meta.fields}
