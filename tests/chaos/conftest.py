@@ -8,6 +8,7 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
+from tests.chaos.flows import OUTBOX
 from tests.chaos.routing import To
 
 
@@ -19,6 +20,6 @@ def database(request: pytest.FixtureRequest, transactional_db: None) -> Iterator
     stores = {"default": {"BACKEND": backend, "OPTIONS": {"using": alias}}}
     with override_settings(
         DATABASE_ROUTERS=[To(alias)],
-        IDEMPOTENCY={"STORES": stores, "MESSAGING_DATABASE": alias},
+        IDEMPOTENCY={"STORES": stores, "MESSAGING_DATABASE": alias, "OUTBOX": OUTBOX},
     ):
         yield request.param

@@ -91,10 +91,19 @@ class TestBoundaries:
         crash_point("the upload")
         assert boundaries.passed == ["the upload"]
 
-    def test_shortened(self) -> None:
-        """A statement is shown on one line, without quotes, as far as there is room."""
-        assert shortened('SELECT\n  "a" FROM `b`') == "SELECT a FROM b"
-        assert len(shortened("SELECT " + "a, " * 100)) == 60
+    @pytest.mark.parametrize(
+        ("sql", "shown"),
+        [
+            ('SELECT\n "a", "b" FROM "c"', "SELECT … FROM c"),
+            ("SELECT GET_LOCK(%(lock)s, 0)", "SELECT GET_LOCK(%(lock)s, 0)"),
+            ("INSERT INTO `a` (`b`) VALUES (%s)", "INSERT INTO a (…)"),
+            ("BEGIN; INSERT OR IGNORE INTO a(b) SELECT 1", "BEGIN; INSERT OR IGNORE INTO a (…)"),
+            ("UPDATE " + "a" * 100, "UPDATE " + "a" * 52 + "…"),
+        ],
+    )
+    def test_shortened(self, sql: str, shown: str) -> None:
+        """A statement is shown on one line, without quotes and columns, as far as there is room."""
+        assert shortened(sql) == shown
 
 
 class TestService:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ HEARTBEAT: Final = "idempotency-heartbeat"
 """How the names of the threads begin that renew leases, whenever they are due."""
 
 _UNQUOTED: Final = str.maketrans("", "", '"`')
+_SELECTED: Final = re.compile(r"\bSELECT .*? FROM\b")
+_INSERTED: Final = re.compile(r"(\bINSERT\b.*?INTO \S+) ?\(.*")
 _TRANSACTIONS: Final = {"_commit": "COMMIT", "_rollback": "ROLLBACK"}
 
 
@@ -167,6 +170,7 @@ def crash_point(name: str) -> None:
 
 
 def shortened(sql: object) -> str:
-    """The statement on one line, as much of it as a report has room for."""
+    """The statement on one line without its columns, as much of it as a report has room for."""
     line = " ".join(str(sql).translate(_UNQUOTED).split())
+    line = _INSERTED.sub(r"\1 (…)", _SELECTED.sub("SELECT … FROM", line, count=1))
     return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"

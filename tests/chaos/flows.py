@@ -1,0 +1,74 @@
+"""What goes through the outbox in the tests: an order, what is published of it, who consumes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.functions import idempotent_call
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.messaging.models import OutboxMessage
+from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox.publishers.base import Outgoing, in_order
+from idempotency_django.messaging.outbox.publishers.local import LocalPublisher
+from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.testing.chaos import Service
+from tests.models import Effect
+
+OUTBOX = {
+    "orders": {
+        "BACKEND": "tests.chaos.flows.Broker",
+        "OPTIONS": {"consumers": ["tests.chaos.flows.billing"]},
+    }
+}
+PARTS = ("paid", "shipped")
+
+broker = Service("broker")
+billing = Consumer("billing")
+
+
+@billing.on(*PARTS)
+def book(event: Event, execution: ExecutionContext) -> None:
+    """One entry for each event."""
+    Effect.objects.create(reference=f"{event.data} {event.type}")
+
+
+class Broker(LocalPublisher):
+    """Sends over a network whose answers can be lost, to consumers who are there at once."""
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        return in_order(messages, self._send)
+
+    def _send(self, message: Outgoing) -> Exception | None:
+        try:
+            broker.call(message.message_id)
+        except TimeoutError as error:
+            return error
+        return self._handle(message)
+
+
+def order(reference: str, *, grouped: bool) -> None:
+    """Place the order, and send what it has published; acknowledged when all of it is sent."""
+
+    def place(execution: ExecutionContext) -> None:
+        Effect.objects.create(reference=reference)
+        for part in PARTS:
+            publish("orders", reference, type=part, group=reference if grouped else None)
+
+    idempotent_call(key=reference, scope="orders", fn=place)
+    relay = Relay()
+    relay.drain()
+    relay.close()
+    pending = OutboxMessage.objects.filter(payload=f'"{reference}"', state="pending").count()
+    if pending:
+        raise RuntimeError(f"{pending} messages are not sent yet.")
+
+
+def counts(reference: str) -> dict[str, int]:
+    """What was done for the order."""
+    done = {name: f"{reference} {name}" for name in PARTS}
+    return {
+        name: Effect.objects.filter(reference=effect).count()
+        for name, effect in {"orders": reference, **done}.items()
+    }

@@ -1,0 +1,35 @@
+"""Publish, relay, consume: killed and paused at every statement and call, on every database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from idempotency_django.testing.chaos import chaos
+from tests.chaos import flows
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+TRIALS = int(os.environ.get("CHAOS_TRIALS", "12")) or None
+"""How many trials each test makes; 0: all of some 80."""
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    flows.broker.forget()
+
+
+@pytest.mark.parametrize("grouped", [True, False], ids=["grouped", "ungrouped"])
+def test_outbox(database: str, grouped: bool) -> None:
+    """An order and what its consumers do of it are there once, wherever a process dies."""
+    report = chaos(
+        partial(flows.order, grouped=grouped),
+        lambda number: f"order-{number}",
+        flows.counts,
+        limit=TRIALS,
+    )
+    report.assert_passed()
