@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from django.conf import settings
 from django.test import override_settings
 
+from idempotency_django.testing.chaos import Report
 from tests.chaos.flows import OUTBOX
 from tests.chaos.routing import To
 
@@ -23,3 +24,17 @@ def database(request: pytest.FixtureRequest, transactional_db: None) -> Iterator
         IDEMPOTENCY={"STORES": stores, "MESSAGING_DATABASE": alias, "OUTBOX": OUTBOX},
     ):
         yield request.param
+
+
+@pytest.fixture
+def survives(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Report], None]:
+    """Assert that a report has passed, and say what was done."""
+
+    def check(report: Report) -> None:
+        report.assert_passed()
+        with capsys.disabled():
+            print(f"\n{request.node.name}: {str(report).splitlines()[-1]}")
+
+    return check
