@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -75,6 +76,14 @@ class Operation:
 def reference(key: str, scope: str) -> str:
     """One text that names a record. A key holds no space, so :func:`referred` can take it apart."""
     return f"{key} {scope}"
+
+
+_REFERENCE: Final = re.compile(r"[\x21-\x7e]{1,255} [\x20-\x7e]{1,255}")
+
+
+def is_reference(text: object) -> bool:
+    """Whether a text from elsewhere, such as a message, can be a :func:`reference`."""
+    return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
 
 
 def referred(reference: str) -> tuple[str, str]:

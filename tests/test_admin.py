@@ -857,7 +857,7 @@ class TestTimeline:
         made.now = NOW
         life = Member(kind="record", reference="k s", title="")
         entries = [Entry(at=at, now=NOW, what=what, member=life) for what, at in moments(made)]
-        assert [entry.what for entry in in_order(entries)] == told
+        assert [entry.what for entry in in_order(entries, [life])] == told
 
 
 def answer(body: bytes | None, content_type: str = "application/json", **headers: str) -> Answer:

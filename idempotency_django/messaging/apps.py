@@ -20,9 +20,11 @@ class MessagingConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
+        from . import tracing  # noqa: PLC0415
         from .checks import check_receivers  # noqa: PLC0415
         from .outbox import checks, purging  # noqa: PLC0415
 
         register(check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)
         purging.register_purges()
+        tracing.register_messages()

@@ -213,6 +213,7 @@ class Consumer:
             method=METHOD,
             asynchronous=asynchronous,
             max_attempts=self.max_attempts,
+            caused_by="" if self.federated else event.caused_by,
         )
         if sender:  # for the handler, and for the audit
             plan = replace(plan, operation=replace(plan.operation, principal=sender))

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Self
 
+from ..records import is_reference
 from . import envelopes
+
+CAUSED_BY: Final = "causedby"
+"""The extension attribute that names the message or operation that an event comes from."""
 
 _NAME: Final = re.compile(r"[a-z0-9]+", re.ASCII)
 _OWN: Final = ("id", "source", "type", "subject", "time", "datacontenttype", "dataschema")
@@ -95,6 +99,12 @@ class Event:
             ValueError: it is no such event; the text says why.
         """
         return cls._of(envelopes.read_http(headers, body))
+
+    @property
+    def caused_by(self) -> str:
+        """The reference of its cause, in the extension ``causedby``; empty: it names none."""
+        cause = self.extensions.get(CAUSED_BY, "")
+        return str(cause) if is_reference(cause) else ""
 
     def to_http(self) -> tuple[dict[str, str], bytes]:
         """The headers and the body of an HTTP message in the binary mode.

@@ -90,6 +90,7 @@ class RecordSource:
             title=row.operation,
             state=str(STATES[state_of(row)]),
             caused_by=row.caused_by,
+            since=row.created_at,
             where=row._state.db,
             row=row,
             source=self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -25,6 +26,7 @@ class Member:
         title: what is done, for people.
         state: how far it is, for people.
         caused_by: the reference of its cause; empty: it has none, or nobody knows.
+        since: when it came to be, or its last attempt began; ``None``: unknown.
         where: the alias of the database that it is in, or of the store if that is none.
         row: the row as its source has read it; ``None``: it is none of a database.
         source: the source that knows what happened to it; ``None``: it is missing.
@@ -35,6 +37,7 @@ class Member:
     title: str
     state: str = ""
     caused_by: str = ""
+    since: datetime | None = None
     where: str = ""
     row: Any = field(default=None, compare=False, repr=False)
     source: Any = field(default=None, compare=False, repr=False)
@@ -121,11 +124,15 @@ class Timeline:
     unreachable: tuple[str, ...] = ()
 
 
-def in_order(entries: list[Entry]) -> tuple[Entry, ...]:
-    """The entries in order of time; what comes at one moment, in the order of its source."""
-    return tuple(sorted(entries, key=_moment))
+def in_order(entries: Iterable[Entry], members: Sequence[Member]) -> tuple[Entry, ...]:
+    """The entries in order of time; at one moment, in the order of the members and of the source.
+
+    Some databases tell time in milliseconds, in which an operation can have caused another.
+    """
+    places = {member: place for place, member in enumerate(members)}
+    return tuple(sorted(entries, key=lambda entry: (*by_time(entry.at), places[entry.member])))
 
 
-def _moment(entry: Entry) -> tuple[bool, bool, float]:
-    at: datetime | None = entry.at
-    return at is None, entry.timed, 0.0 if at is None else at.timestamp()
+def by_time(at: datetime | None) -> tuple[bool, float]:
+    """What sorts by time, with what has none at the end."""
+    return at is None, 0.0 if at is None else at.timestamp()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from .sources import sources
-from .timelines import Confidential, Entry, Member, Timeline, in_order
+from .timelines import Confidential, Entry, Member, Timeline, by_time, in_order
 
 MOST: Final = 200
 """Members that a timeline holds. A chain that a batch job began may have a hundred thousand."""
@@ -31,10 +31,11 @@ def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # n
     walk = _Walk(focus)
     walk.down([focus])
     walk.down(walk.causes)
+    members = tuple(walk.ordered())
     return Timeline(
         focus=focus,
-        members=tuple(walk.ordered()),
-        entries=in_order(list(walk.entries(shown))),
+        members=members,
+        entries=in_order(walk.entries(shown), [member for _, member in members]),
         more=walk.more,
         unreachable=tuple(sorted(walk.unreachable)),
     )
@@ -103,7 +104,7 @@ class _Walk:
     def ordered(self) -> Iterator[tuple[int, Member]]:
         """The members with their depth, each cause before its effects."""
         effects: dict[str, list[Member]] = {}
-        for member in self._members.values():
+        for member in sorted(self._members.values(), key=_since):
             effects.setdefault(member.caused_by, []).append(member)
         known = {member.reference for member in self._members.values()}
         top = self.causes[-1] if self.causes else next(iter(self._members.values()))
@@ -125,6 +126,10 @@ class _Walk:
             mine = [member for member in self._members.values() if member.source is source]
             if mine:
                 yield from source.entries(mine, shown)
+
+
+def _since(member: Member) -> tuple[object, ...]:
+    return *by_time(member.since), member.reference
 
 
 def _place(member: Member) -> _Place:

@@ -1,0 +1,146 @@
+"""``manage.py trace_idempotency``"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from ...tracing import Entry, Member, Timeline, find, trace
+from ...tracing.moments import local
+from ...tracing.timelines import MISSING, Confidential
+from ...tracing.walking import MOST
+
+
+class Command(BaseCommand):
+    """Tells at a terminal what a request or message has set off, and what became of it."""
+
+    help = (
+        "Prints the chain of causes that a key or a message is in, from its first cause to its "
+        "last effect, and what happened in it, in order of time. Stored answers are not printed."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "name", metavar="KEY|MESSAGE_ID", help="An idempotency key, or the id of a message."
+        )
+        parser.add_argument(
+            "--scope",
+            help="The scope of the key; outbox:TOPIC or inbox:SOURCE for a message. Needed if the "
+            "key is in several chains, or in a store that is not in a database.",
+        )
+        parser.add_argument(
+            "--format",
+            choices=["text", "json"],
+            default="text",
+            help="For people, or one JSON object for programs (default: text).",
+        )
+
+    def handle(self, *, name: str, scope: str | None, **options: Any) -> None:
+        try:
+            timeline = self._timeline(name, scope)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+        written = _as_json if options["format"] == "json" else _as_text
+        self.stdout.write(written(timeline))
+
+    def _timeline(self, name: str, scope: str | None) -> Timeline:
+        """The one timeline that there is of whatever has the name."""
+        members, unreachable = find(name, scope)
+        if not members:
+            raise CommandError(_nothing(name, scope, unreachable))
+        timeline = trace(members[0], Confidential(derived=True))
+        within = {member for _, member in timeline.members}
+        if not within.issuperset(members):
+            scopes = sorted({member.scope for member in members})
+            listed = "\n".join(f"  --scope '{scope}'" for scope in scopes)
+            raise CommandError(f"{name!r} is in several chains of causes. Choose one:\n{listed}")
+        return timeline
+
+
+def _nothing(name: str, scope: str | None, unreachable: list[str]) -> str:
+    where = "in any scope" if scope is None else f"in the scope {scope!r}"
+    text = f"No record and no message has the key or id {name!r} {where}."
+    if unreachable:
+        return f"{text} These could not be asked: {', '.join(unreachable)}. Try again later."
+    if scope is None:
+        text += " A store that is not in a database finds it only with --scope."
+    return f"{text} It may have been purged, or rolled back."
+
+
+def _as_text(timeline: Timeline) -> str:
+    return "\n".join(_lines(timeline))
+
+
+def _lines(timeline: Timeline) -> Iterator[str]:
+    numbers = {member: number for number, (_, member) in enumerate(timeline.members, 1)}
+    width = len(str(len(numbers)))
+    yield "Causes"
+    for depth, member in timeline.members:
+        mark = "*" if member == timeline.focus else " "
+        yield f"{mark} [{numbers[member]:>{width}}] {'  ' * depth}{_described(member)}"
+    if timeline.more:
+        yield f"  There are more than these {MOST}."
+    for place in timeline.unreachable:
+        yield f"  The {place} could not be asked, so something may be missing."
+    yield ""
+    yield "Timeline"
+    for entry in timeline.entries:
+        yield f"  {_when(entry):<32}  [{numbers[entry.member]:>{width}}] {_told(entry)}"
+        if entry.derived:
+            yield f"{'':<38}derived key, if the step derived one of its name: {entry.derived}"
+
+
+def _described(member: Member) -> str:
+    if member.kind == MISSING:
+        return f"purged, rolled back or elsewhere: {member.reference}"
+    return f"{member.title} ({member.kind}, {member.state}): {member.key}  {member.scope}"
+
+
+def _when(entry: Entry) -> str:
+    if entry.at is None:
+        return entry.age
+    return local(entry.at).isoformat(sep=" ", timespec="microseconds")
+
+
+def _told(entry: Entry) -> str:
+    by = f" (by {entry.by})" if entry.by else ""
+    return f"{entry.what}{by}"
+
+
+def _as_json(timeline: Timeline) -> str:
+    numbers = {member: number for number, (_, member) in enumerate(timeline.members)}
+    document = {
+        "focus": numbers[timeline.focus],
+        "members": [
+            {
+                "kind": member.kind,
+                "title": member.title,
+                "state": member.state,
+                "key": member.key,
+                "scope": member.scope,
+                "where": member.where,
+                "caused_by": member.caused_by,
+                "depth": depth,
+            }
+            for depth, member in timeline.members
+        ],
+        "entries": [
+            {
+                "at": entry.at.isoformat() if entry.at else None,
+                "what": entry.what,
+                "member": numbers[entry.member],
+                "by": entry.by,
+                "derived_key": entry.derived,
+                "ahead": entry.ahead,
+            }
+            for entry in timeline.entries
+        ],
+        "more": timeline.more,
+        "unreachable": list(timeline.unreachable),
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)

@@ -1,0 +1,190 @@
+"""The source of messages for timelines: those of the inbox and of the outbox.
+
+A message is referred to by its id and a scope of its own: ``outbox:<topic>``, ``inbox:<source>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ..models import DatabaseNow
+from ..policy import keys, scopes
+from ..records import reference, referred
+from ..tracing import register
+from ..tracing.operators import logged
+from ..tracing.sources import UNREACHABLE
+from ..tracing.timelines import Confidential, Entry, Member
+from .databases import database
+from .events import Event
+from .models import InboxMessage, OutboxMessage
+from .models.inbox import InboxState
+from .models.outbox import OutboxState
+
+OUTBOX: Final = "outbox:"
+INBOX: Final = "inbox:"
+CONSUMER: Final = "consumer:"
+"""What the scopes of messages begin with, and the source of a message that a consumer parked."""
+
+_CONTENTS: Final = ("headers", "error")
+
+
+class MessageSource:
+    """The messages of the inbox and of the outbox, in the database of messaging.
+
+    A message of the outbox names the operation that published it. A message that a consumer has
+    parked belongs to the record of the attempts at it. Other messages of the inbox come from
+    outside.
+    """
+
+    def by_name(self, name: str, scope: str | None, unreachable: set[str]) -> Iterable[Member]:
+        if scope is not None:
+            yield from self.by_reference(reference(name, scope), unreachable)
+            return
+        yield from self._found(_outbox().filter(message_id=name), unreachable)
+        yield from self._found(_inbox().filter(message_id=name), unreachable)
+
+    def by_reference(self, reference: str, unreachable: set[str]) -> Iterable[Member]:
+        message_id, scope = referred(reference)
+        if scope.startswith(OUTBOX):
+            topic = scope.removeprefix(OUTBOX)
+            rows: QuerySet[Any] = _outbox().filter(message_id=message_id, topic=topic)
+        elif scope.startswith(INBOX):
+            source = scope.removeprefix(INBOX)
+            rows = _inbox().filter(message_id=message_id, source=source)
+        else:
+            return
+        yield from self._found(rows, unreachable)
+
+    def of(self, row: Any) -> Member | None:
+        if not isinstance(row, InboxMessage | OutboxMessage):
+            return None
+        rows = _inbox() if isinstance(row, InboxMessage) else _outbox()
+        return next(map(self._member, rows.using(row._state.db).filter(pk=row.pk)), None)
+
+    def caused_by(
+        self, members: Collection[Member], limit: int, unreachable: set[str]
+    ) -> Iterable[Member]:
+        references = [member.reference for member in members]
+        published = _outbox().filter(~Q(caused_by=""), caused_by__in=references).order_by("pk")
+        yield from self._found(published[:limit], unreachable)
+
+    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
+        for kind, moments in ((OutboxMessage, _sent), (InboxMessage, _received)):
+            of_kind = [member for member in members if isinstance(member.row, kind)]
+            for member in of_kind:
+                yield from moments(member)
+            yield from logged(of_kind)
+
+    def _found(self, rows: QuerySet[Any], unreachable: set[str]) -> list[Member]:
+        try:
+            return [self._member(row) for row in rows]
+        except UNREACHABLE:
+            unreachable.add(f"database {rows.db!r}")
+            return []
+
+    def _member(self, row: Any) -> Member:
+        common = {"state": row.get_state_display(), "where": row._state.db, "row": row}
+        if isinstance(row, OutboxMessage):
+            return Member(
+                kind="outbox message",
+                reference=reference(row.message_id, f"{OUTBOX}{row.topic}"),
+                title=_("%(type)s to %(topic)s") % {"type": row.type, "topic": row.topic},
+                caused_by=row.caused_by,
+                since=row.created_at,
+                source=self,
+                **common,
+            )
+        return Member(
+            kind="inbox message",
+            reference=reference(row.message_id, f"{INBOX}{row.source}"),
+            title=_("%(type)s from %(source)s") % {"type": row.type, "source": row.source},
+            caused_by=_attempted(row) if row.source.startswith(CONSUMER) else "",
+            since=row.received_at,
+            source=self,
+            **common,
+        )
+
+
+def register_messages() -> None:
+    """Have timelines include the messages of the inbox and of the outbox."""
+    register(MessageSource())
+
+
+def _outbox() -> QuerySet[Any]:
+    rows: QuerySet[Any] = OutboxMessage.objects.using(database()).annotate(now=DatabaseNow())
+    return rows.defer("payload", *_CONTENTS)
+
+
+def _inbox() -> QuerySet[Any]:
+    rows: QuerySet[Any] = InboxMessage.objects.using(database()).annotate(now=DatabaseNow())
+    return rows.defer("body", *_CONTENTS)
+
+
+def _sent(member: Member) -> Iterator[Entry]:
+    row = member.row
+    yield _entry(member, _("published to the outbox"), row.created_at)
+    if row.sent_at:
+        yield _entry(member, _in_attempt(_("sent"), row.attempts), row.sent_at)
+    elif row.state == OutboxState.PENDING:
+        yield from _waiting(member)
+    else:
+        yield _untimed(member, _in_attempt(row.get_state_display(), row.attempts))
+    if row.purge_at:
+        yield _entry(member, _("may be purged"), row.purge_at)
+
+
+def _received(member: Member) -> Iterator[Entry]:
+    row = member.row
+    parked = row.source.startswith(CONSUMER)
+    yield _entry(member, _("parked by its consumer") if parked else _("received"), row.received_at)
+    if row.processed_at:
+        yield _entry(member, _in_attempt(row.get_state_display(), row.attempts), row.processed_at)
+    elif row.state == InboxState.PENDING:
+        yield from _waiting(member)
+    elif not parked:
+        yield _untimed(member, _in_attempt(row.get_state_display(), row.attempts))
+    if row.purge_at:
+        yield _entry(member, _("may be purged"), row.purge_at)
+
+
+def _waiting(member: Member) -> Iterator[Entry]:
+    row = member.row
+    if row.process_after:
+        yield _entry(member, _tried(row.attempts), row.process_after)
+
+
+def _entry(member: Member, what: str, at: Any) -> Entry:
+    return Entry(at=at, now=member.row.now, what=what, member=member)
+
+
+def _untimed(member: Member, what: str) -> Entry:
+    return Entry(at=None, now=member.row.now, what=what, member=member, timed=False)
+
+
+def _in_attempt(what: str, attempts: int) -> str:
+    if attempts <= 1:
+        return str(what)
+    return _("%(what)s in attempt %(attempts)d") % {"what": what, "attempts": attempts}
+
+
+def _tried(attempts: int) -> str:
+    if not attempts:
+        return _("due")
+    return ngettext(
+        "due again, after %(count)d attempt", "due again, after %(count)d attempts", attempts
+    ) % {"count": attempts}
+
+
+def _attempted(row: Any) -> str:
+    """The reference of the record of a consumer's attempts at a message that it has parked."""
+    try:
+        event = Event.from_json(bytes(row.body))
+    except ValueError:  # what came was no event
+        return ""
+    name = f"{row.source}:{event.source}"
+    return reference(keys.fit(event.id), scopes.fit(scopes.join(name)))

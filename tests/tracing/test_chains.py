@@ -1,0 +1,398 @@
+"""A chain of causes has one timeline, from whichever of its members it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.conf import settings as django_settings
+from django.db import OperationalError, connection, connections
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.functions import idempotent_call
+from idempotency_django.jobs.celery import IdempotentTask
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.messaging.models import OutboxMessage
+from idempotency_django.messaging.outbox.publishing import publish
+from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.records import reference
+from idempotency_django.stores import stores
+from idempotency_django.testing import an_operation
+from idempotency_django.tracing import Member, Timeline, find, trace
+from idempotency_django.tracing.timelines import Confidential
+from idempotency_django.tracing.walking import DEEPEST, MOST
+from tests.factories import ago, copies, record, step
+from tests.servers import valkey
+from tests.support import new_key, post
+from tests.tracing.messages import named, published, received
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.urls(__name__),
+]
+
+
+@idempotent
+def order(request: HttpRequest) -> HttpResponse:
+    """Publishes that it was paid."""
+    publish("orders", {"id": 17}, type="order.paid")
+    return JsonResponse({}, status=201)
+
+
+urlpatterns = [path("orders/", order)]
+
+billing = Consumer("billing", policy=Policy(mode="leased"))
+tasks: dict[str, Any] = {}
+
+
+@billing.on("order.paid")
+def book(event: Event, execution: ExecutionContext) -> None:
+    """Sends a task for each order."""
+    tasks["send"].apply_async([event.data["id"]], task_id="task-17")
+
+
+OUTBOX = {
+    "orders": {
+        "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+        "OPTIONS": {"consumers": [f"{__name__}.billing"]},
+    }
+}
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """A Celery app whose tasks run at once."""
+    with Celery("traced", broker="memory://", set_as_current=False) as app:
+        app.conf.task_always_eager = True
+        app.conf.task_eager_propagates = True
+        yield app
+
+
+def traced(name: str, scope: str | None = None, **shown: Any) -> Timeline:
+    """The timeline of the one member with a name."""
+    [member], _ = find(name, scope)
+    return trace(member, Confidential(**shown))
+
+
+def titles(timeline: Timeline) -> list[tuple[int, str]]:
+    return [(depth, member.title) for depth, member in timeline.members]
+
+
+def keys(timeline: Timeline) -> set[str]:
+    return {member.key for _, member in timeline.members}
+
+
+@override_settings(IDEMPOTENCY={"OUTBOX": OUTBOX})
+def test_from_request_to_step(client: Client, app: Celery) -> None:
+    """Request, message, consumer, task and step have one timeline, from each of its members."""
+
+    @app.task(base=IdempotentTask, bind=True, name="send", idempotency=Policy(mode="leased"))
+    def send(self: Any, number: int) -> int:
+        return int(self.execution.step("charge", lambda: number))
+
+    tasks["send"] = send
+    key = new_key()
+    assert post(client, "/orders/", key).status_code == 201
+    assert Relay().drain() == 1
+    message = OutboxMessage.objects.get()
+    billing.handle(
+        Event(id=message.message_id, source="/orders", type=message.type, data={"id": 17})
+    )
+    members = IdempotencyKey.objects.order_by("pk")
+    assert [row.key for row in members] == [key, message.message_id, "task-17"]
+    lines = None
+    for row in [*members, message]:
+        timeline = traced(*named(row).split(" ", 1), derived=True)
+        assert titles(timeline) == [
+            (0, "POST /orders/"),
+            (1, "order.paid to orders"),
+            (2, "billing order.paid"),
+            (3, "send"),
+        ]
+        assert named(row) == timeline.focus.reference
+        past = [entry for entry in timeline.entries if not entry.ahead]
+        assert past == sorted(past, key=lambda entry: entry.at)
+        now = [(entry.member.title, entry.what) for entry in past]
+        lines = lines or now
+        assert now == lines
+    assert list(dict.fromkeys(title for title, _ in lines)) == [
+        title for _, title in titles(timeline)
+    ]
+    assert [[what for title, what in lines if title == each] for _, each in titles(timeline)] == [
+        ["created", "completed"],
+        ["published to the outbox", "sent"],
+        ["created", "completed", "replayed"],
+        ["created", "step 1, charge, by attempt 1", "completed"],
+    ]
+
+
+def test_gaps() -> None:
+    """A cause that is purged, rolled back or elsewhere is a gap, and its effects are one chain."""
+    gone = reference("gone", "user:1|POST /orders/")
+    first, second = record(key="first", caused_by=gone), record(key="second", caused_by=gone)
+    message = published(caused_by=named(second))
+    for row in (first, second, message):
+        timeline = traced(*named(row).split(" ", 1))
+        assert [(depth, member.kind) for depth, member in timeline.members] == [
+            (0, "missing"),
+            (1, "record"),
+            (1, "record"),
+            (2, "outbox message"),
+        ]
+        assert timeline.members[0][1].reference == gone
+        assert {entry.member.kind for entry in timeline.entries} == {"record", "outbox message"}
+
+
+def test_cycle() -> None:
+    """A key that is used again may be caused by its own effect; then the chain is told once."""
+    scope = "user:1|POST /api/charges/"
+    record(key="a", caused_by=reference("b", scope))
+    record(key="b", caused_by=reference("c", scope))
+    record(key="c", caused_by=reference("a", scope))
+    record(key="self", caused_by=reference("self", scope))
+    for key in "abc":
+        assert sorted(member.key for _, member in traced(key).members) == ["a", "b", "c"]
+    assert keys(traced("self")) == {"self"}
+
+
+def test_bounded() -> None:
+    """A chain with 10,000 members shows some, says so, and always shows the way to who asked."""
+    parent = record(key="parent")
+    copies(10_000, record(caused_by=named(parent)))
+    last = record(key="last", caused_by=named(parent))
+    record(key="grandchild", caused_by=named(last))
+    for asked in ("parent", "last", "grandchild"):
+        with CaptureQueriesContext(connection) as queries:
+            timeline = traced(asked)
+        assert len(queries) <= 20
+        assert len(timeline.members) == MOST
+        assert timeline.more
+        if asked != "parent":
+            assert {"parent", "last", "grandchild"} <= keys(timeline)
+
+
+def test_deep() -> None:
+    """Of a chain that is deeper than what is followed, the nearest members are shown."""
+    cause = ""
+    for number in range(3 * DEEPEST):
+        cause = named(record(key=f"key-{number}", caused_by=cause))
+    middle = DEEPEST + DEEPEST // 2
+    timeline = traced(f"key-{middle}")
+    assert timeline.more
+    near = {f"key-{number}" for number in range(middle - DEEPEST, middle + DEEPEST + 1)}
+    assert keys(timeline) == near
+
+
+def test_queries() -> None:
+    """What a timeline costs depends on the depth of the chain, not on the number of its members."""
+    counts = []
+    for members in (1, 20):
+        root = record(key=f"root-{members}")
+        for _ in range(members):
+            message = published(caused_by=named(root))
+            step(record(key=message.message_id, caused_by=named(message)))
+        list(find(f"root-{members}"))
+        with CaptureQueriesContext(connection) as queries:
+            assert len(traced(f"root-{members}", derived=True).members) == 1 + 2 * members
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
+    assert counts[0] <= 14 + 4 * (len(django_settings.ALIASES) - 1)
+
+
+def test_derived_keys() -> None:
+    """Each step tells the key that it gave another service, if it derived one of its own name."""
+    charge = partial(ExecutionContext.derive_key, name="charge")
+    given = idempotent_call(key="key", scope="s", fn=charge)
+    row = IdempotencyKey.objects.get()
+    step(row, 0, name="charge")
+    secret = record(key="another-secret", fingerprint="0" * 64)
+    step(secret, 0, name="charge")
+    for derived, told in ((True, [given]), (False, [])):
+        entries = traced(row.key, derived=derived).entries
+        assert [entry.derived for entry in entries if entry.derived] == told
+    assert not any(entry.derived for entry in traced(secret.key, derived=True).entries)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({}, ["published to the outbox", "sent"]),
+        ({"attempts": 3}, ["published to the outbox", "sent in attempt 3"]),
+        ({"state": "pending", "sent_at": None}, ["published to the outbox"]),
+        (
+            {"state": "pending", "sent_at": None, "process_after": ago(minutes=-5), "attempts": 0},
+            ["published to the outbox", "due"],
+        ),
+        (
+            {"state": "pending", "sent_at": None, "process_after": ago(minutes=-5), "attempts": 2},
+            ["published to the outbox", "due again, after 2 attempts"],
+        ),
+        (
+            {"state": "blocked", "sent_at": None, "attempts": 5},
+            ["published to the outbox", "blocked in attempt 5"],
+        ),
+        (
+            {"purge_at": ago(days=-7)},
+            ["published to the outbox", "sent", "may be purged"],
+        ),
+    ],
+)
+def test_message_sent(columns: dict[str, Any], told: list[str]) -> None:
+    """A message of the outbox tells when it was published and sent, or what became of it."""
+    message = published(**columns)
+    assert [entry.what for entry in traced(message.message_id).entries] == told
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({}, ["received", "handled"]),
+        ({"attempts": 2, "state": "parked"}, ["received", "parked in attempt 2"]),
+        (
+            {"state": "pending", "processed_at": None, "process_after": ago(minutes=-1)},
+            ["received", "due again, after 1 attempt"],
+        ),
+        ({"state": "held", "processed_at": None, "attempts": 0}, ["received", "held"]),
+        ({"purge_at": ago(days=-7)}, ["received", "handled", "may be purged"]),
+    ],
+)
+def test_message_received(columns: dict[str, Any], told: list[str]) -> None:
+    """A message of the inbox tells when it was received and handled, or what became of it."""
+    message = received(**columns)
+    assert [entry.what for entry in traced(message.message_id).entries] == told
+
+
+def test_inbox_to_record() -> None:
+    """What handled a message of the inbox is its effect."""
+    message = received()
+    made = record(key=message.message_id, scope="webhook:stripe", caused_by=named(message))
+    for row in (message, made):
+        timeline = traced(*named(row).split(" ", 1))
+        assert titles(timeline) == [(0, "invoice.paid from stripe"), (1, made.operation)]
+
+
+def test_parked() -> None:
+    """A message that a consumer has parked belongs to the record of the attempts at it."""
+    billing = Consumer("billing", max_attempts=1)
+
+    @billing.on("order.paid")
+    def book(event: Event, execution: Any) -> None:
+        raise LookupError
+
+    event = Event(id="évent 1", source="/orders", type="order.paid")
+    with pytest.raises(Exception, match="parked"):
+        billing.handle(event)
+    parked = received(
+        source="consumer:billing", type=event.type, body=event.to_json().encode(), state="parked"
+    )
+    timeline = traced(parked.message_id)
+    assert titles(timeline) == [
+        (0, "billing order.paid"),
+        (1, "order.paid from consumer:billing"),
+    ]
+    broken = received(source="consumer:billing", body=b"no event", state="parked")
+    assert titles(traced(broken.message_id)) == [(0, "invoice.paid from consumer:billing")]
+
+
+@pytest.mark.parametrize("cause", ["a b", "no-scope", "a\nb", "ä b", 7, f"{'k' * 256} s", "k "])
+def test_cause_of_an_event(cause: Any) -> None:
+    """A consumer's record names the cause of its event, if that can be one."""
+    billing = Consumer("billing")
+    billing.on("order.paid")(lambda event, execution: None)
+    event = Event(id="1", source="/o", type="order.paid", extensions={"causedby": cause})
+    billing.handle(event)
+    assert IdempotencyKey.objects.get().caused_by == (cause if cause == "a b" else "")
+
+
+def test_cause_of_a_stranger() -> None:
+    """A sender who is not trusted cannot put an event into somebody else's chain."""
+    billing = Consumer("billing", federated=True)
+    billing.on("order.paid")(lambda event, execution: None)
+    event = Event(id="1", source="/o", type="order.paid", extensions={"causedby": "a b"})
+    billing.handle(event, sender="peer-7")
+    assert IdempotencyKey.objects.get().caused_by == ""
+
+
+STORES = {"default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}}
+REDIS = {
+    "redis": {
+        "BACKEND": "idempotency_django.stores.redis.RedisStore",
+        "OPTIONS": {"cache": "redis"},
+    }
+}
+
+
+def test_redis() -> None:
+    """A record in Redis is found by key and scope; of it a timeline tells the state, and no time.
+
+    What cannot be asked is named, and the rest is shown.
+    """
+    cache = {"BACKEND": "django_redis.cache.RedisCache"}
+    made = an_operation(lease=timedelta(minutes=1))
+    with (
+        valkey() as server,
+        override_settings(
+            IDEMPOTENCY={"STORES": STORES | REDIS},
+            CACHES={"redis": {**cache, "LOCATION": server.url}},
+        ),
+    ):
+        stores["redis"].acquire(made)
+        message = published(caused_by=reference(made.key, made.scope))
+        for name, scope in ((message.message_id, None), (made.key, made.scope)):
+            timeline = traced(name, scope)
+            cause = timeline.members[0][1]
+            assert (cause.where, cause.state) == ("redis", "in progress")
+            [told] = [entry for entry in timeline.entries if entry.member == cause]
+            assert (told.what, told.at, told.ahead) == ("in progress", None, False)
+        assert find(made.key) == ([], [])
+        stores["redis"]._server.client().connection_pool.disconnect()
+    with override_settings(
+        IDEMPOTENCY={"STORES": STORES | REDIS},
+        CACHES={"redis": {**cache, "LOCATION": "redis://127.0.0.1:1/0"}},
+    ):
+        timeline = traced(message.message_id)
+        assert timeline.unreachable == ("store 'redis'",)
+        assert [member.kind for _, member in timeline.members] == ["missing", "outbox message"]
+
+
+@pytest.mark.skipif(len(django_settings.ALIASES) < 2, reason="takes two databases")
+def test_two_databases() -> None:
+    """A chain goes on in another database; one that is away is named, and the rest is shown."""
+    default, other = list(django_settings.ALIASES.values())[:2]
+    backend = "idempotency_django.stores.database.DatabaseStore"
+    two = STORES | {"other": {"BACKEND": backend, "OPTIONS": {"using": other}}}
+    with override_settings(IDEMPOTENCY={"STORES": two}):
+        root = record(default, key="root")
+        there = record(other, key="there", caused_by=named(root))
+        record(default, key="back", caused_by=named(there))
+        for key in ("root", "there", "back"):
+            timeline = traced(key)
+            assert [(depth, member.key, member.where) for depth, member in timeline.members] == [
+                (0, "root", default),
+                (1, "there", other),
+                (2, "back", default),
+            ]
+
+        def away(*_: Any) -> Any:
+            raise OperationalError("server closed the connection unexpectedly")
+
+        with connections[other].execute_wrapper(away):
+            timeline = traced("back")
+        assert timeline.unreachable == (f"database {other!r}",)
+        assert keys(timeline) == {"there", "back"}
+        same = record(other, key="root")
+        assert {member.where for member in find("root")[0]} == {default, other}
+        assert isinstance(find("root")[0][0], Member)
+        assert same.pk
