@@ -8,7 +8,7 @@
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
     │   └── KeyGuessable           400  an anonymous caller's key that could be guessed
     ├── OperationInProgress        409  somebody else is executing this operation now
-    ├── OperationHeld              409  an attempt was interrupted; an operator must settle it
+    ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
     ├── MessageParked              409  a message failed too often; an operator must settle it
     ├── UnknownEventType           422  the consumer has no handler for an event of this type
     ├── SignatureRefused           401  a webhook is not signed with a secret of its receiver

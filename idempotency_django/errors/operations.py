@@ -66,14 +66,19 @@ class OperationInProgress(IdempotencyError):
 
 
 class OperationHeld(IdempotencyError):
-    """An attempt was interrupted, what it did is unknown, and the policy says to ask a person."""
+    """An operator must say what becomes of the operation.
+
+    An attempt was interrupted, what it did is unknown, and the policy says to ask a person; or as
+    many attempts as its caller allows have failed or were interrupted.
+    """
 
     status = 409
     slug = "held"
-    title = "The operation was interrupted and is held"
+    title = "The operation is held for an operator"
     default_detail = (
         "An earlier attempt at this operation was interrupted, and how much of it was done is "
-        "unknown. It is not repeated until an operator settles it."
+        "unknown; or it has failed as often as is allowed. It is not repeated until an operator "
+        "settles it."
     )
 
 

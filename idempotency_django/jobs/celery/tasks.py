@@ -65,7 +65,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
     Raises:
         OperationInProgress: only where there is no message to send again: the task was called as a
             function, or eagerly.
-        OperationHeld: it was interrupted, and an operator must settle it.
+        OperationHeld: it was interrupted or failed too often: an operator must settle it.
         FingerprintMismatch: its key was used with other arguments.
         ResponseNotStored: it was executed, but its result was kept neither here nor by Celery.
         TypeError: an argument is not plain data, or the result is not JSON.
