@@ -62,7 +62,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'outbox message',
                 'verbose_name_plural': 'outbox messages',
-                'indexes': [models.Index(fields=['process_after'], name='idempotency_outbox_due_idx'), models.Index(fields=['stream', 'state', 'sequence'], name='idempotency_outbox_order_idx'), models.Index(fields=['purge_at'], name='idempotency_outbox_purge_idx')],
+                'indexes': [models.Index(fields=['process_after'], name='idempotency_outbox_due_idx'), models.Index(fields=['stream', 'state', 'sequence'], name='idempotency_outbox_order_idx'), models.Index(fields=['purge_at'], name='idempotency_outbox_purge_idx'), models.Index(fields=['caused_by'], name='idempotency_outbox_cause_idx')],
             },
         ),
     ]

@@ -94,6 +94,8 @@ class OutboxMessage(models.Model):
                 fields=["stream", "state", "sequence"], name="idempotency_outbox_order_idx"
             ),
             models.Index(fields=["purge_at"], name="idempotency_outbox_purge_idx"),
+            # For timelines, which ask what an operation has published.
+            models.Index(fields=["caused_by"], name="idempotency_outbox_cause_idx"),
         ]
 
     def __str__(self) -> str:
