@@ -450,7 +450,8 @@ class TestDetail:
             cursor.execute(f"ANALYZE {IdempotencyKey._meta.db_table}")
         with CaptureQueriesContext(connections[using]) as queries:
             assert [depth for depth, _ in trace(member_of(parent)).members] == [0, 1]
-        by_cause = [query["sql"] for query in queries if 'caused_by" IN' in query["sql"]]
+        asked = f'"{IdempotencyKey._meta.db_table}"."caused_by" IN'
+        by_cause = [query["sql"] for query in queries if asked in query["sql"]]
         assert len(by_cause) == 2
         assert all(rows_read(using, sql) <= 2 for sql in by_cause)
 
