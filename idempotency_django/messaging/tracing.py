@@ -5,6 +5,7 @@ A message is referred to by its id and a scope of its own: ``outbox:<topic>``, `
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -29,6 +30,9 @@ OUTBOX: Final = "outbox:"
 INBOX: Final = "inbox:"
 CONSUMER: Final = "consumer:"
 """What the scopes of messages begin with, and the source of a message that a consumer parked."""
+
+SENDER: Final = "idempotency-sender"
+"""The header of a parked message that says who sent it to a federated consumer."""
 
 _CONTENTS: Final = ("headers", "error")
 
@@ -64,7 +68,7 @@ class MessageSource:
         if not isinstance(row, InboxMessage | OutboxMessage):
             return None
         rows = _inbox() if isinstance(row, InboxMessage) else _outbox()
-        return next(map(self._member, rows.using(row._state.db).filter(pk=row.pk)), None)
+        return next(iter(self._members(rows.using(row._state.db).filter(pk=row.pk))), None)
 
     def caused_by(
         self, members: Collection[Member], limit: int, unreachable: set[str]
@@ -82,12 +86,18 @@ class MessageSource:
 
     def _found(self, rows: QuerySet[Any], unreachable: set[str]) -> list[Member]:
         try:
-            return [self._member(row) for row in rows]
+            return self._members(rows)
         except UNREACHABLE:
             unreachable.add(f"database {rows.db!r}")
             return []
 
-    def _member(self, row: Any) -> Member:
+    def _members(self, rows: QuerySet[Any]) -> list[Member]:
+        found = list(rows)
+        parked = [row.pk for row in found if _is_parked(row)]
+        causes = _attempts(parked, rows.db) if parked else {}
+        return [self._member(row, causes.get(row.pk, "")) for row in found]
+
+    def _member(self, row: Any, cause: str) -> Member:
         common = {"state": row.get_state_display(), "where": row._state.db, "row": row}
         if isinstance(row, OutboxMessage):
             return Member(
@@ -103,7 +113,7 @@ class MessageSource:
             kind="inbox message",
             reference=reference(row.message_id, f"{INBOX}{row.source}"),
             title=_("%(type)s from %(source)s") % {"type": row.type, "source": row.source},
-            caused_by=_attempted(row) if row.source.startswith(CONSUMER) else "",
+            caused_by=cause,
             since=row.received_at,
             source=self,
             **common,
@@ -140,7 +150,7 @@ def _sent(member: Member) -> Iterator[Entry]:
 
 def _received(member: Member) -> Iterator[Entry]:
     row = member.row
-    parked = row.source.startswith(CONSUMER)
+    parked = _is_parked(row)
     yield _entry(member, _("parked by its consumer") if parked else _("received"), row.received_at)
     if row.processed_at:
         yield _entry(member, _in_attempt(row.get_state_display(), row.attempts), row.processed_at)
@@ -180,11 +190,22 @@ def _tried(attempts: int) -> str:
     ) % {"count": attempts}
 
 
-def _attempted(row: Any) -> str:
-    """The reference of the record of a consumer's attempts at a message that it has parked."""
+def _is_parked(row: Any) -> bool:
+    return isinstance(row, InboxMessage) and row.source.startswith(CONSUMER)
+
+
+def _attempts(pks: Sequence[Any], using: str) -> dict[Any, str]:
+    """The references of the records of the attempts at messages that their consumers parked."""
+    rows = InboxMessage.objects.using(using).filter(pk__in=pks)
+    columns = ("pk", "source", "headers", "body")
+    return {pk: _attempted(*parts) for pk, *parts in rows.values_list(*columns)}
+
+
+def _attempted(source: str, headers: str, body: bytes) -> str:
     try:
-        event = Event.from_json(bytes(row.body))
+        event = Event.from_json(bytes(body))
     except ValueError:  # what came was no event
         return ""
-    name = f"{row.source}:{event.source}"
-    return reference(keys.fit(event.id), scopes.fit(scopes.join(name)))
+    scope = [f"{source}:{event.source}"]
+    scope += [f"sender:{value}" for name, value in json.loads(headers) if name == SENDER]
+    return reference(keys.fit(event.id), scopes.fit(scopes.join(*scope)))
