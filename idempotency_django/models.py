@@ -158,6 +158,8 @@ class IdempotencyKey(models.Model):
             models.Index(fields=["purge_at"], name="idempotency_purge_at_idx"),
             # For the auditor: the admin lists the newest first, and finds what one caller did.
             models.Index(fields=["created_at"], name="idempotency_created_at_idx"),
+            # Made in another collation on PostgreSQL, so that the hot path cannot use it instead of
+            # the unique one; see the migration.
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
         ]
         permissions = [

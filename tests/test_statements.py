@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connections
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet
+from idempotency_django.records import Record
 from idempotency_django.stores.database import DatabaseStore, dialects
 from idempotency_django.stores.database.dialects.statements import statements, templates
-from tests.factories import ago, record
+from idempotency_django.testing import an_operation
+from tests.factories import IdempotencyKeyFactory, ago, record
+from tests.plans import rows_read
 
 FOLDER = Path(dialects.__file__).parent
 VENDORS = sorted(dialects.DIALECTS)
@@ -107,3 +112,25 @@ def test_purge_takes_what_is_purgeable(alias: str) -> None:
         assert store.purge(age, 1000) == len(gone)
         assert set(rows.using(alias).values_list("pk", flat=True)) == every - gone
     assert connections[alias].in_atomic_block is False
+
+
+@pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plans are PostgreSQL's")
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_busy_scope_that_is_new() -> None:
+    """A record is found by its key, however many others are in a scope that no statistics know."""
+    using, operation = settings.ALIASES["postgres"], an_operation()
+    store, rows = DatabaseStore("default", using=using), IdempotencyKey.objects.using(using)
+    rows.bulk_create(IdempotencyKeyFactory.build_batch(200, scope="known"))
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"ANALYZE {IdempotencyKey._meta.db_table}")
+    rows.bulk_create(IdempotencyKeyFactory.build_batch(200, scope=operation.scope))
+    rows.filter(scope=operation.scope).update(fingerprint=operation.fingerprint)
+    key = rows.filter(scope=operation.scope).values_list("key", flat=True)[100]
+    with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as queries:
+        found = store.acquire(replace(operation, key=key))
+        assert store.get(key, operation.scope)
+    assert isinstance(found, Record)
+    assert found.counted
+    looked = [q["sql"] for q in queries if q["sql"].split()[0] in ("SELECT", "UPDATE")]
+    assert len(looked) == 2
+    assert [rows_read(using, statement) for statement in looked] == [1, 1]

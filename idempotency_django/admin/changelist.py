@@ -8,8 +8,9 @@ from typing import Any, Final, cast
 from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
-from django.db.models import DateTimeField, Max, Min, Q, QuerySet, Subquery, Value
-from django.db.models.functions import Coalesce
+from django.db import connections
+from django.db.models import DateTimeField, F, Max, Min, Q, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce, Collate
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.html import format_html
@@ -97,7 +98,12 @@ def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
     matching = Q()
     if text.isascii():
         beyond = text + _AFTER_ASCII
-        matching = Q(key__gte=text, key__lt=beyond) | Q(scope__gte=text, scope__lt=beyond)
+        postgresql = connections[rows.db].vendor == "postgresql"
+        # As the index of the scopes is collated there.
+        rows = rows.alias(sorted_scope=Collate("scope", "POSIX") if postgresql else F("scope"))
+        matching = Q(key__gte=text, key__lt=beyond) | Q(
+            sorted_scope__gte=text, sorted_scope__lt=beyond
+        )
     recent = [row["pk"] for row in _recently_by(rows, text)]
     if recent:
         rows = rows.annotate(**{_RECENT: Value(True)})
