@@ -84,6 +84,11 @@ def host_of(request: HttpRequest) -> str:
         host = request.get_host()
     except DisallowedHost:
         host = request.META.get("HTTP_HOST", "")
+    return _without_port(host)
+
+
+@lru_cache(maxsize=256)
+def _without_port(host: str) -> str:
     return split_domain_port(host)[0] or host.lower()
 
 

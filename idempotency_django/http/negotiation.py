@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from django.http import HttpRequest, HttpResponse
@@ -91,7 +92,7 @@ def suited_to(request: HttpRequest, payload: Payload, content_type: str) -> Payl
         payload: what is to be stored of the answer.
         content_type: the answer's.
     """
-    if _admits(request, content_type):
+    if _admits(request.META.get("HTTP_ACCEPT", ""), content_type):
         return payload
     return replace(payload, headers=(*payload.headers, _ANY_FORM))
 
@@ -104,15 +105,18 @@ def refuse_unacceptable(request: HttpRequest, payload: Payload) -> None:
     """
     if not payload.body or _ANY_FORM in payload.headers:
         return
+    accept = request.META.get("HTTP_ACCEPT", "")
     for name, value in payload.headers:
-        if name.lower() == "content-type" and not _admits(request, value):
+        if name.lower() == "content-type" and not _admits(accept, value):
             raise AnswerNotAcceptable
 
 
-def _admits(request: HttpRequest, content_type: str) -> bool:
-    header = request.META.get("HTTP_ACCEPT")
-    if not header or header == "*/*" or not content_type:
+@lru_cache(maxsize=256)  # a client sends the same header with each request
+def _admits(accept: str, content_type: str) -> bool:
+    if accept in ("", "*/*", content_type) or not content_type:
         return True
+    request = HttpRequest()
+    request.META["HTTP_ACCEPT"] = accept
     # Parameters say how to write a type ("indent=4"), or which version of it, not which it is.
     media_type = _media_type(content_type)
     ranges = (f"{each.main_type}/{each.sub_type}".lower() for each in request.accepted_types)

@@ -144,14 +144,15 @@ class Unbroken:
 
     dialect: Dialect
     what: str
+    _connection: Any = field(init=False)
 
     def __enter__(self) -> None:
-        connections[self.dialect.using].execute_wrappers.append(self._refuse)
+        self._connection = connections[self.dialect.using]
+        self._connection.execute_wrappers.append(self._refuse)
 
     def __exit__(self, *raised: object) -> None:
-        connection = connections[self.dialect.using]
-        connection.execute_wrappers.pop()
-        driver = connection.connection
+        self._connection.execute_wrappers.pop()
+        driver = self._connection.connection
         if driver is not None and not self.dialect.in_transaction(driver):
             log_ended(self.what)
 

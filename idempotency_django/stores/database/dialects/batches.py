@@ -26,10 +26,7 @@ class Batching(Dialect):
 
     def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
         """Insert the rows of those that are new, each with its token; the ids by token."""
-        rows = [
-            values_of(operation, token) | {"lock": lock_number(operation)}
-            for operation, token in wanted
-        ]
+        rows = [claim_values(operation, token) for operation, token in wanted]
         with connections[self.using].cursor() as cursor, self.beginning():
             cursor.execute(self.sql["claim_many"], {"rows": json.dumps(rows)})
             return dict(cursor.fetchall())
@@ -57,6 +54,16 @@ class Batching(Dialect):
     @abstractmethod
     def beginning(self) -> AbstractContextManager[None]:
         """The statement in the block may be the first one of a transaction."""
+
+
+def claim_values(operation: Operation, token: str) -> dict[str, Any]:
+    """The parameters of the statements that claim; durations as PostgreSQL writes intervals."""
+    values = values_of(operation, token)
+    values["lock"] = lock_number(operation)
+    for name in ("ttl", "kept", "lease"):
+        if values[name] is not None:
+            values[name] = f"{values[name]:f} seconds"
+    return values
 
 
 def _answer(claim: Claim, answer: StoredPayload) -> dict[str, Any]:

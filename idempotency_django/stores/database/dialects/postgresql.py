@@ -15,11 +15,11 @@ from django.db.models import BooleanField, Func, QuerySet, Value
 from ....models import IdempotencyKey
 from ....records import Claim, Operation
 from .base import Dialect
-from .batches import Batching
+from .batches import Batching, claim_values
 from .joining import LOST
 from .messages import CombinedMessages, Messages
 from .statements import Parameters
-from .values import ids_of, lock_number, tokens_of, values_of
+from .values import ids_of, lock_number, tokens_of
 
 _ONE_BY_ONE: Final = Messages()
 
@@ -73,7 +73,7 @@ class PostgreSQL(Batching):
         self._messages().claimed(claim)
 
     def claim(self, operation: Operation, token: str) -> int | None:
-        given = values_of(operation, token) | {"lock": lock_number(operation)}
+        given = claim_values(operation, token)
         with connections[self.using].cursor() as cursor, self.beginning():
             cursor.execute(self.sql["claim"], given)
             row = cursor.fetchone()

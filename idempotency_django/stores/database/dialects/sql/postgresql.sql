@@ -2,7 +2,8 @@
 --
 -- Each has a name and a sentence. {table} and {steps} are the tables, {key} and the like are the
 -- columns of the first, {step_name} and the like are those of the second, all of them quoted.
--- %(key)s and the like are parameters. Durations are in seconds.
+-- %(key)s and the like are parameters. Durations are in seconds, but for those of a claim: texts
+-- that are intervals once they are parsed. The planner would work out each product by executing it.
 
 -- claim --
 -- The row of an operation that is new, if the lock of its key can be had without waiting. Whoever
@@ -15,9 +16,9 @@ INSERT INTO {table} (
 SELECT
     %(key)s, %(scope)s, %(operation)s, %(fingerprint)s, %(owner_token)s, %(principal)s, %(method)s,
     %(path)s, %(caused_by)s, %(hold)s,
-    STATEMENT_TIMESTAMP() + %(ttl)s::double precision * INTERVAL '1 second',
-    STATEMENT_TIMESTAMP() + %(kept)s::double precision * INTERVAL '1 second',
-    STATEMENT_TIMESTAMP() + %(lease)s::double precision * INTERVAL '1 second',
+    STATEMENT_TIMESTAMP() + %(ttl)s::interval,
+    STATEMENT_TIMESTAMP() + %(kept)s::interval,
+    STATEMENT_TIMESTAMP() + %(lease)s::interval,
     STATEMENT_TIMESTAMP(), 'in_progress', 1, '[]', '', 0
 WHERE pg_try_advisory_xact_lock(%(lock)s)
 ON CONFLICT ({key}, {scope}) DO NOTHING
@@ -32,14 +33,14 @@ INSERT INTO {table} (
 )
 SELECT
     key, scope, operation, fingerprint, owner_token, principal, method, path, caused_by, hold,
-    STATEMENT_TIMESTAMP() + ttl * INTERVAL '1 second',
-    STATEMENT_TIMESTAMP() + kept * INTERVAL '1 second',
-    STATEMENT_TIMESTAMP() + lease * INTERVAL '1 second',
+    STATEMENT_TIMESTAMP() + ttl,
+    STATEMENT_TIMESTAMP() + kept,
+    STATEMENT_TIMESTAMP() + lease,
     STATEMENT_TIMESTAMP(), 'in_progress', 1, '[]', '', 0
 FROM json_to_recordset(%(rows)s::json) AS new (
     key text, scope text, operation text, fingerprint text, owner_token text, principal text,
-    method text, path text, caused_by text, hold boolean, ttl double precision,
-    kept double precision, lease double precision, lock bigint
+    method text, path text, caused_by text, hold boolean, ttl interval,
+    kept interval, lease interval, lock bigint
 )
 WHERE pg_try_advisory_xact_lock(lock)
 ON CONFLICT ({key}, {scope}) DO NOTHING
