@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import lru_cache
 from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,6 +18,7 @@ from .policy import Policy, identity, keys
 from .policy.invocation import Invocation
 from .records import Operation
 from .stores import Store, stores
+from .stores.without_transactions import no_transactional_mode
 
 
 class Asked(Protocol):
@@ -87,14 +89,7 @@ def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | 
     if not (derived or invocation.principal):
         identity.refuse_guessable(invocation, key)
     store = stores.made.get(policy.store) or stores[policy.store]
-    lease = None
-    if (
-        asynchronous
-        or policy.mode == "leased"
-        or not store.supports_transactions
-        or policy.on_conflict == "accepted"
-    ):
-        lease = lease_of(policy, store, asynchronous=asynchronous)
+    lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.operation(policy, invocation, key=key, scope=scope, lease=lease)
     parent = CURRENT.get()
     if parent is not None:
@@ -152,8 +147,11 @@ def plan_call(
     return Plan(policy, store, operation)
 
 
+@lru_cache(maxsize=1024)
 def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> timedelta | None:
     """The lease of a claim under this policy; ``None``: its transaction holds it.
+
+    It is worked out once for each policy and store, and so is whether the store can do it.
 
     Args:
         policy: a resolved policy.
@@ -163,8 +161,8 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
     Raises:
         ImproperlyConfigured: the policy needs what cannot be promised here.
     """
-    transactional = policy.mode != "leased" and store.supports_transactions and not asynchronous
-    if transactional:
+    store.validate(policy)
+    if policy.mode != "leased" and store.supports_transactions and not asynchronous:
         if policy.on_conflict == "accepted":
             raise ImproperlyConfigured(
                 "An idempotency policy has on_conflict='accepted' in the transactional mode, "
@@ -172,15 +170,7 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
             )
         return None
     if policy.mode == "transactional":
-        reason = (
-            "an async view, which no transaction can span"
-            if asynchronous
-            else f"the store {store.alias!r} ({type(store).__name__}), which has no transactions"
-        )
-        raise ImproperlyConfigured(
-            f"An idempotency policy has mode='transactional' with {reason}. Remove mode=, or set "
-            "mode='leased' and read what that mode promises."
-        )
+        raise no_transactional_mode("an async view, which no transaction can span")
     if policy.ttl is not None and policy.ttl <= policy.lease:
         raise ImproperlyConfigured(
             f"An idempotency policy has a ttl of {policy.ttl}, which is not longer than its lease "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
@@ -20,6 +20,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.functions import idempotent_call
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
+from idempotency_django.stores.demands import Demands
 from idempotency_django.stores.memory import MemoryStore
 from tests import factories
 from tests.models import Effect
@@ -161,6 +162,43 @@ class TakesAnything(MemoryStore):
 
     def __init__(self, alias: str, **options: Any) -> None:
         super().__init__(alias)
+
+
+class Forgetful(MemoryStore):
+    """Cannot keep a record for good."""
+
+    validated: ClassVar[list[Any]] = []
+
+    def validate(self, policy: Demands) -> None:
+        super().validate(policy)
+        self.validated.append(policy.ttl)
+        if policy.ttl is None:
+            raise ImproperlyConfigured("This store forgets. Give the policy a ttl.")
+
+
+class TestValidate:
+    """A store refuses what it cannot do."""
+
+    @pytest.mark.django_db
+    def test_refused(self, client: Client) -> None:
+        """A policy that its store refuses fails the system checks and each request."""
+        with configured({"ttl": None}, default=f"{__name__}.Forgetful"):
+            errors = [str(error) for error in run_checks() if "This store forgets" in str(error)]
+            assert len(errors) == 1
+            assert "idempotency_django.E019" in errors[0]
+            for _ in range(2):
+                with pytest.raises(ImproperlyConfigured, match="This store forgets"):
+                    post(client, "/order/", new_key())
+        assert effects() == 0
+
+    @pytest.mark.django_db(transaction=True)
+    def test_once(self, client: Client) -> None:
+        """What it takes, it is asked about once, not with each request."""
+        with configured(default=f"{__name__}.Forgetful"):
+            Forgetful.validated.clear()
+            for _ in range(3):
+                assert post(client, "/order/", new_key()).status_code == 201
+            assert len(Forgetful.validated) == 1
 
 
 class TestMemoryStoreInProduction:

@@ -27,13 +27,6 @@ class Store(WithoutTransactions, ABC):
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
     """
 
-    supports_transactions: ClassVar[bool] = False
-    """Whether what the store writes commits and rolls back with the effects of the handler.
-
-    The open transaction of such a store holds a claim without a lease: nobody else sees the claim,
-    and it is gone when the transaction rolls back or its process dies.
-    """
-
     supports_steps: ClassVar[bool] = False
     """Whether the store keeps recovery points: :meth:`steps` and :meth:`save_step`."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from ..records import Claim
+from .demands import Demands
 
 
 class WithoutTransactions:
@@ -18,6 +20,26 @@ class WithoutTransactions:
     """
 
     alias: str
+
+    supports_transactions: ClassVar[bool] = False
+    """Whether what the store writes commits and rolls back with the effects of the handler.
+
+    The open transaction of such a store holds a claim without a lease: nobody else sees the claim,
+    and it is gone when the transaction rolls back or its process dies.
+    """
+
+    def validate(self, policy: Demands) -> None:
+        """Refuse a policy that demands what this store cannot do; an override calls this one, too.
+
+        It is called for each resolved policy before its first operation, and by the system checks.
+
+        Raises:
+            ImproperlyConfigured: it says what the policy demands, and what to write instead.
+        """
+        if policy.mode == "transactional" and not self.supports_transactions:
+            raise no_transactional_mode(
+                f"the store {self.alias!r} ({type(self).__name__}), which has no transactions"
+            )
 
     def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
         """The transaction in which a claim without a lease, handler and answer belong together.
@@ -75,3 +97,11 @@ class WithoutTransactions:
     def on_commit(self, function: Callable[[], object]) -> None:
         """Call the function once what was written is committed; never if it rolls back."""
         function()
+
+
+def no_transactional_mode(reason: str) -> ImproperlyConfigured:
+    """The error of a policy that demands the transactional mode where that cannot be had."""
+    return ImproperlyConfigured(
+        f"An idempotency policy has mode='transactional' with {reason}. Remove mode=, or set "
+        "mode='leased' and read what that mode promises."
+    )

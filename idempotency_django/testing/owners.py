@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 
+from ..policy import DEFAULTS
 from ..records import Claim, Payload, Record, Status
 from .setting import ContractSetting
 from .support import ANSWER, SECOND, an_operation, eventually, in_threads
@@ -14,6 +16,16 @@ from .support import ANSWER, SECOND, an_operation, eventually, in_threads
 
 class OwnersContract(ContractSetting):
     """One owner after another."""
+
+    def test_policies_that_it_can_keep(self) -> None:
+        """It takes the transactional mode only if it has transactions, and any other mode."""
+        taken = []
+        for mode in ("auto", "leased", "transactional"):
+            with suppress(ImproperlyConfigured):
+                self.store.validate(DEFAULTS.replace(mode=mode))
+                taken.append(mode)
+        assert taken[:2] == ["auto", "leased"]
+        assert ("transactional" in taken) == self.store.supports_transactions
 
     def test_first_acquire_claims(self) -> None:
         """A key without a record is claimed, as attempt 1, with a token of its own."""
