@@ -145,14 +145,14 @@ def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Out
     match claim_or_record:
         case Claim():
             return claim_or_record
+        case Record(status=Status.COMPLETED, fingerprint=operation.fingerprint):
+            return Replayed(claim_or_record)
         case Record(status=Status.IN_PROGRESS, fingerprint=operation.fingerprint, held=True):
             return Held()
         case Record(status=Status.IN_PROGRESS, fingerprint="" | operation.fingerprint):
             return InProgress(claim_or_record.lease_left)
         case Record(status=Status.FAILED, fingerprint=operation.fingerprint):
             return InProgress()  # no answer, and no claim: the store is to free the key for a retry
-        case Record(fingerprint=operation.fingerprint):
-            return Replayed(claim_or_record)
         case _:
             return Mismatched(claim_or_record)
 

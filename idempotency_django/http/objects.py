@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
@@ -79,15 +79,15 @@ def _get_object(view: Any) -> None:
 
 def has_object(view: Any) -> bool:
     """Whether ``get_object()`` of a view finds what this request is about."""
+    if getattr(view, "get_object", None) is None:
+        return False
+    detail = getattr(view, "detail", None)  # REST framework's routers tell
+    if _creates(view) if detail is None else not detail:
+        return False
     own = _has_own_lookup(view)
-    if lookup_of(view) is None or not (own or _has_rows(view)):
+    if not (own or _has_rows(view)) or lookup_of(view) is None:
         return False
-    detail = getattr(view, "detail", None)
-    if detail is not None:  # REST framework's routers tell
-        return bool(detail)
-    if _creates(view):
-        return False
-    return own or bool(_lookup(view))
+    return detail is not None or own or bool(_lookup(view))
 
 
 def lookup_of(view: Any) -> Callable[[], Any] | None:
@@ -145,16 +145,27 @@ def _creates(view: Any) -> bool:
         return bool(view.action == "create")
     if view.request.method != "POST":
         return False
-    bases = [base for base in type(view).__mro__ if base.__module__ == "rest_framework.mixins"]
-    names = {base.__name__ for base in bases}
+    names = _mixins(view.__class__)
     if "CreateModelMixin" in names and not names & _OF_OBJECTS and not _has_own_lookup(view):
         return True
     return _module(view, "post") == "rest_framework.generics"
 
 
+@lru_cache(maxsize=1024)
+def _mixins(view_class: type) -> frozenset[str]:
+    """The names of REST framework's mixins that a view is made of."""
+    bases = view_class.__mro__
+    return frozenset(b.__name__ for b in bases if b.__module__ == "rest_framework.mixins")
+
+
 def _module(view: Any, name: str) -> str:
     """Where a method of a view is from."""
-    method = inspect.getattr_static(type(view), name, None)
+    return _module_of(view.__class__, name)
+
+
+@lru_cache(maxsize=1024)
+def _module_of(view_class: type, name: str) -> str:
+    method = inspect.getattr_static(view_class, name, None)
     return str(getattr(method, "__module__", ""))
 
 
