@@ -13,12 +13,14 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import UnknownEventType
 from ..planning import plan_call
-from ..policy import UNSET, Policy, keys, scopes
+from ..policy import UNSET, Policy, keys
 from ..policy.canonical import canonical, content_digest
+from .batching import alone, together
 from .events import Event
-from .handling import Handler, Handling, alone, together
+from .handling import Handler, Handling
 from .outcomes import Duplicate, Failed, Handled, Outcome
-from .policies import policy_of, refuse_unfit
+from .policies import policy_of, refuse_unfit, scope_of
+from .seen import SeenFilter
 
 METHOD: Final = "EVENT"
 """What stands for the HTTP method in the audit."""
@@ -53,6 +55,8 @@ class Consumer:
         store: the alias of the store; by default the policy's.
         federated: whether the events come from several senders who do not trust one another. Then
             every call says who sent the event, and no sender gets the results of another.
+        seen: a filter that is asked before an event is claimed, so that a duplicate costs one read;
+            for streams with many of them.
 
     Raises:
         ValueError: the name or ``max_attempts`` cannot be used.
@@ -68,6 +72,7 @@ class Consumer:
         policy: Policy | None = None,
         store: str | None = None,
         federated: bool = False,
+        seen: SeenFilter | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(
@@ -82,6 +87,7 @@ class Consumer:
         self.name = name
         self.max_attempts = max_attempts
         self.federated = federated
+        self.seen = seen
         self._policy = policy_of(name, policy, ttl, store)
         self._handlers: dict[str, Handler] = {}
 
@@ -207,7 +213,7 @@ class Consumer:
         plan = plan_call(
             self._policy.resolved(),
             key=keys.fit(event.id),
-            scope=self._scope(event, sender),
+            scope=scope_of(self.name, event.source, sender, federated=self.federated),
             name=f"{self.name} {event.type}",
             content=content_digest(canonical((event.type, event.subject, event.data))),
             method=METHOD,
@@ -217,7 +223,7 @@ class Consumer:
         )
         if sender:  # for the handler, and for the audit
             plan = replace(plan, operation=replace(plan.operation, principal=sender))
-        return Handling(plan, event, handler)
+        return Handling(plan, event, handler, self.seen)
 
     def _handler(self, event: Event) -> Handler:
         if not isinstance(event, Event):
@@ -234,17 +240,3 @@ class Consumer:
                 "handler with Consumer.on(), and deliver the event again."
             )
         return handler
-
-    def _scope(self, event: Event, sender: str) -> str:
-        if self.federated and not sender:
-            raise ValueError(
-                f"The consumer {self.name!r} is federated, so each call must say who sent the "
-                "event. Pass sender=, as the transport has authenticated them."
-            )
-        if sender and not self.federated:
-            raise ValueError(
-                f"The consumer {self.name!r} was given a sender, but is not federated. Make it a "
-                "Consumer(…, federated=True), or leave out sender=."
-            )
-        scope = f"consumer:{self.name}:{event.source}"
-        return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
@@ -12,15 +12,18 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .. import engine
 from ..engine.atomic import Atomic
-from ..engine.batch import Item, run_many
+from ..engine.batch import Item
 from ..engine.context import ExecutionContext
+from ..engine.outcomes import announcement, send
 from ..errors import IdempotencyError, MessageParked, OperationInProgress, StoreUnavailable
 from ..functions import answer_of
 from ..planning import Plan
+from ..records import Record, reference
 from ..stores import Store
 from ..stores.atomic_blocks import is_open
 from .events import Event
 from .outcomes import Duplicate, Failed, Handled, Outcome
+from .seen import SeenFilter
 
 Handler = Callable[[Event, ExecutionContext], Any]
 
@@ -53,11 +56,13 @@ class Handling:
         plan: the operation, and where its record lives.
         event: what the handler gets.
         handler: the consumer's function for events of this type.
+        seen: the consumer's filter of seen events.
     """
 
     plan: Plan
     event: Event
     handler: Handler
+    seen: SeenFilter | None = None
 
     def run(self, *, visibly: bool = False) -> Handled | Duplicate:
         """Handle it now.
@@ -68,6 +73,9 @@ class Handling:
         Raises:
             Exception: it is not handled, and was not before.
         """
+        [known] = known_duplicates([self])
+        if known is not None:
+            return known
         plan, operation, atomic = self.plan, self.plan.operation, Atomic()
         if visibly and operation.lease is None:
             operation, atomic = replace(operation, lease=plan.policy.lease), VisiblyClaimed()
@@ -78,10 +86,13 @@ class Handling:
             if parked is None:
                 raise
             raise parked from error
-        return self._told(ended)
+        return remembered(self, self._told(ended))
 
     async def arun(self) -> Handled | Duplicate:
         """:meth:`run` for an async handler."""
+        [known] = await sync_to_async(known_duplicates)([self])
+        if known is not None:
+            return known
         plan = self.plan
         try:
             ended = await engine.arun(plan.store, plan.operation, self._aexecute, _raise)
@@ -90,7 +101,7 @@ class Handling:
             if parked is None:
                 raise
             raise parked from error
-        return self._told(ended)
+        return await sync_to_async(remembered)(self, self._told(ended))
 
     def refuse_transaction(self, consumer: str) -> None:
         """Raise ``ImproperlyConfigured`` if nothing would be committed when the call returns."""
@@ -102,6 +113,26 @@ class Handling:
                 "committed by then. Call it outside of transaction.atomic(), and mark a view that "
                 "calls it with transaction.non_atomic_requests and @idempotency_exempt."
             )
+
+    @property
+    def name(self) -> str:
+        """What a filter knows it by: different for each consumer, source and id."""
+        return reference(self.plan.operation.key, self.plan.operation.scope)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether a duplicate changes nothing, so that the store may be asked without a claim."""
+        return not self.plan.operation.extend_on_replay
+
+    def duplicate(self, record: Record) -> Duplicate | None:
+        """What is said of it if this record is of the same event, and completed."""
+        outcome = engine.decide(record, self.plan.operation)
+        if not isinstance(outcome, engine.Replayed):
+            return None
+        if message := announcement(outcome):
+            send(message[0], self.plan.operation, **message[1])
+        told = self._told(outcome)
+        return told if isinstance(told, Duplicate) else None
 
     @property
     def item(self) -> Item:
@@ -169,23 +200,37 @@ class Handling:
         )
 
 
-def together(handlings: list[Handling]) -> list[Outcome]:
-    """Handle events in as few transactions as possible; their outcomes."""
-    if not handlings:
-        return []
-    ended = run_many(handlings[0].plan.store, [each.item for each in handlings])
-    return [handling.outcome(each) for handling, each in zip(handlings, ended, strict=True)]
+def known_duplicates(handlings: Sequence[Handling]) -> list[Duplicate | None]:
+    """For each, the answer of the store, if a filter may have seen it and it was handled before.
+
+    It only reads, and claims nothing. ``None``: claim it, which is exact by itself.
+
+    Args:
+        handlings: of one consumer.
+    """
+    nothing: list[Duplicate | None] = [None] * len(handlings)
+    seen = handlings[0].seen
+    if seen is None:
+        return nothing
+    maybe = seen.may_contain([each.name for each in handlings])
+    asked = [index for index, each in enumerate(handlings) if maybe[index] and each.only_reads]
+    operations = [handlings[index].plan.operation for index in asked]
+    try:
+        names = [(operation.key, operation.scope) for operation in operations]
+        records = handlings[0].plan.store.get_many(names) if names else []
+    except IdempotencyError:
+        return nothing  # the claim says what is wrong with the store
+    for index, record in zip(asked, records, strict=True):
+        if record is not None and not record.expired:
+            nothing[index] = handlings[index].duplicate(record)
+    return nothing
 
 
-def alone(handlings: list[Handling]) -> list[Outcome]:
-    """Handle one event after the other, each claimed visibly; their outcomes."""
-    outcomes: list[Outcome] = []
-    for handling in handlings:
-        try:
-            outcomes.append(handling.run(visibly=True))
-        except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
-            outcomes.append(Failed(error))
-    return outcomes
+def remembered(handling: Handling, outcome: Handled | Duplicate) -> Handled | Duplicate:
+    """The outcome, of which the filter hears now that it is committed."""
+    if handling.seen is not None:
+        handling.seen.remember([handling.name])
+    return outcome
 
 
 def _raise(error: Exception) -> engine.Result:

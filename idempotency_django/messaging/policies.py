@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ..policy import UNSET, Policy
+from ..policy import UNSET, Policy, scopes
 
 LIFETIME: Final = timedelta(days=30)
 """How long a consumer remembers an event, unless it or its policy says otherwise."""
@@ -49,3 +49,23 @@ def policy_of(name: str, policy: Policy | None, ttl: timedelta | None, store: st
     if ttl is not UNSET:
         policy = policy.replace(ttl=ttl)
     return policy if store is None else policy.replace(store=store)
+
+
+def scope_of(name: str, source: str, sender: str, *, federated: bool) -> str:
+    """The scope of an event: the consumer's name, the event's source, and who sent it.
+
+    Raises:
+        ValueError: a sender is missing, or makes no sense.
+    """
+    if federated and not sender:
+        raise ValueError(
+            f"The consumer {name!r} is federated, so each call must say who sent the event. Pass "
+            "sender=, as the transport has authenticated them."
+        )
+    if sender and not federated:
+        raise ValueError(
+            f"The consumer {name!r} was given a sender, but is not federated. Make it a "
+            "Consumer(…, federated=True), or leave out sender=."
+        )
+    scope = f"consumer:{name}:{source}"
+    return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)

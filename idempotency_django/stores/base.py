@@ -153,6 +153,10 @@ class Store(WithoutTransactions, ABC):
                 raise
             return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
 
+    def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
+        """:meth:`get` for several keys, each with its scope, in their order."""
+        return [self.get(key, scope) for key, scope in names]
+
     def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
         """:meth:`complete` for several claims, each with its answer, in their order."""
         return [self.complete(claim, payload) for claim, payload in answers]

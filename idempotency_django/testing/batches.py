@@ -34,6 +34,15 @@ class BatchesContract(StepsContract):
         """An empty batch is no error."""
         assert list(self.store.acquire_many([])) == []
         assert list(self.store.complete_many([])) == []
+        assert list(self.store.get_many([])) == []
+
+    def test_records_of_a_batch(self) -> None:
+        """Several records are read in the order in which they are asked for, missing ones too."""
+        operations = self.several(3, lease=SECOND * 99)
+        self.claims(operations[:2])
+        names = [(operation.key, operation.scope) for operation in reversed(operations)]
+        found = self.store.get_many(names)
+        assert [record and record.key for record in found] == [None, names[1][0], names[2][0]]
 
     def test_batch_is_claimed_and_completed(self) -> None:
         """Each operation of a batch gets a claim of its own, and each claim its own answer."""

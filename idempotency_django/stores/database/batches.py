@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from ...records import Claim, Operation, Record
-from .dialects import Batching
+from .dialects import Batching, Dialect
 from .rows import in_progress, record_of
 
 Name = tuple[str, str]
@@ -51,6 +51,15 @@ def acquire_many(
         if isinstance(result, Claim):  # which the first one gets; for others, it is in progress
             by_name[_name(operation)] = in_progress(operation)
     return results
+
+
+def get_many(dialect: Dialect, names: Sequence[Name]) -> list[Record | None]:
+    """The records of these keys and scopes, in their order: one statement, where there is one."""
+    if isinstance(dialect, Batching):
+        rows = dialect.read_many(names)
+    else:
+        rows = {name: dialect.read(*name) for name in names}
+    return [record_of(*name, row) if (row := rows.get(name)) else None for name in names]
 
 
 def _name(operation: Operation) -> Name:

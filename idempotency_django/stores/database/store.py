@@ -16,7 +16,7 @@ from ...errors import OperationInProgress
 from ...models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from ...records import Claim, Operation, Payload, Record, Status, Step
 from ..codec import decode_step, encode, encode_step
-from .batches import acquire_many
+from .batches import acquire_many, get_many
 from .checks import check_database, check_migrated, check_writable
 from .dialects import Batching, plain
 from .replays import record_replays
@@ -208,6 +208,10 @@ class DatabaseStore(TransactionalStore):
             row = self._dialect.read(key, scope)
         return record_of(key, scope, row) if row else None
 
+    def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
+        with self._on_its_own():
+            return get_many(self._dialect, names)
+
     def record_replay(self, record: Record, operation: Operation) -> None:
         record_replays(self._rows, [(record, operation)])
 
@@ -225,8 +229,7 @@ class DatabaseStore(TransactionalStore):
         return check_database(self.alias, self.using)
 
     def check_live(self) -> Sequence[CheckMessage]:
-        read_only = check_writable(self.alias, self.using)
-        return read_only or [*check_migrated(self.alias, self.using)]
+        return check_writable(self.alias, self.using) or [*check_migrated(self.alias, self.using)]
 
     @property
     def _rows(self) -> IdempotencyKeyQuerySet:

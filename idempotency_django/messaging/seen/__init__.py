@@ -1,0 +1,92 @@
+"""Filters that know whether an event *may* have been handled: they spare look-ups, and decide none.
+
+A filter only decides whether to ask the store. What it says is never the last word, so one that is
+wrong, full, restarted or out of reach loses no event and repeats no effect.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+from django.core.exceptions import ImproperlyConfigured
+
+logger = logging.getLogger("idempotency_django")
+
+PAUSE: Final = 5
+"""For so many seconds a filter is left alone after a fault, lest each event wait for it."""
+
+
+class SeenFilter(ABC):
+    """What a consumer asks before it claims an event, and tells after the commit.
+
+    If it says no, the event is claimed at once, and the claim is exact by itself. If it says maybe,
+    or cannot be asked, the store is asked first: a duplicate then costs one read, no claim and no
+    transaction. Such a duplicate is not counted as a replay in the audit trail.
+
+    Use one of :class:`~.process.InProcessBloom`, :class:`~.redis.RedisBloom` and
+    :class:`~.redis.RedisSet`, or write one of your own: a subclass with :meth:`contains` and
+    :meth:`add`. One filter may serve several consumers. Threads share it.
+    """
+
+    _resumes_at: float = 0
+
+    @abstractmethod
+    def contains(self, ids: Sequence[str]) -> Sequence[bool]:
+        """Whether each of the ids may have been added. One that was may be forgotten again."""
+
+    @abstractmethod
+    def add(self, ids: Sequence[str]) -> None:
+        """Add the ids. Some may be there already."""
+
+    def may_contain(self, ids: Sequence[str]) -> Sequence[bool]:
+        """:meth:`contains`; after a fault each of them may be there. A fault is logged.
+
+        Raises:
+            ImproperlyConfigured: the filter cannot work as it is configured.
+        """
+        if time.monotonic() < self._resumes_at:
+            return [True] * len(ids)
+        try:
+            return self.contains(ids)
+        except ImproperlyConfigured:
+            raise
+        except Exception:  # noqa: BLE001  # whatever it is, the event is handled
+            self._rest()
+            return [True] * len(ids)
+
+    def remember(self, ids: Sequence[str]) -> None:
+        """:meth:`add`, for events that are committed: a fault is logged and does no harm."""
+        if not ids or time.monotonic() < self._resumes_at:
+            return
+        try:
+            self.add(ids)
+        except Exception:  # noqa: BLE001  # what was done is committed
+            self._rest()
+
+    def _rest(self) -> None:
+        self._resumes_at = time.monotonic() + PAUSE
+        logger.warning(
+            "The filter of seen events %r cannot be used. For %d seconds the store is asked for "
+            "each event, which is slower and just as exact.",
+            self,
+            PAUSE,
+            exc_info=True,  # noqa: LOG014  # called by the exception handlers
+        )
+
+
+def refuse_unfit(capacity: int, error: float, generations: int) -> None:
+    """Refuse the numbers of a Bloom filter that could not be one.
+
+    Raises:
+        ValueError: one of them is out of its range.
+    """
+    if capacity < 1 or not 0 < error < 1 or generations < 1:
+        raise ValueError(
+            f"A filter cannot have capacity={capacity}, error={error} and "
+            f"generations={generations}. The capacity and the generations must be 1 or more, and "
+            "the error a share between 0 and 1, such as 0.001."
+        )

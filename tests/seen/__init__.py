@@ -1,0 +1,1 @@
+"""Filters of seen events: they spare look-ups, and decide nothing."""
