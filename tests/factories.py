@@ -83,9 +83,9 @@ class StaffFactory(factory.django.DjangoModelFactory[User]):
 
     @factory.post_generation
     def permissions(self, create: bool, names: Any, **options: Any) -> None:
-        """Grant the permissions of idempotency_django with these codenames."""
+        """Grant the permissions of the package with these codenames."""
         held = Permission.objects.filter(
-            content_type__app_label="idempotency_django", codename__in=names or []
+            content_type__app_label__startswith="idempotency_", codename__in=names or []
         )
         self.user_permissions.set(held)  # type: ignore[attr-defined]  # self is the user
 

@@ -88,6 +88,10 @@ class OutboxMessage(models.Model):
     class Meta:
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
+        permissions = [
+            ("view_outbox_payload", _("Can see the payloads of outbox messages")),
+            ("settle_outbox", _("Can retry, skip and resend outbox messages")),
+        ]
         indexes = [
             models.Index(fields=["process_after"], name="idempotency_outbox_due_idx"),
             models.Index(

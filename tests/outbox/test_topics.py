@@ -1,0 +1,107 @@
+"""Topics and what ``manage.py check`` says of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.test import override_settings
+
+from idempotency_django.errors import KeyMalformed
+from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox.checks import check_outbox
+from idempotency_django.messaging.outbox.topics import topic
+
+LOCAL = "idempotency_django.messaging.outbox.publishers.local.LocalPublisher"
+BROKER = "tests.outbox.conftest.Broker"
+
+
+def ids(**idempotency: Any) -> list[str]:
+    """The ids of what the checks find."""
+    with override_settings(IDEMPOTENCY=idempotency):
+        return [str(message.id).removeprefix("idempotency_django.") for message in check_outbox()]
+
+
+@pytest.mark.parametrize(
+    ("entry", "found"),
+    [
+        (BROKER, []),
+        ({"BACKEND": BROKER, "RETENTION": timedelta(days=1), "ON_POISON": "skip"}, []),
+        ("nowhere.Publisher", ["E043"]),
+        ("tests.models.Effect", ["E043"]),
+        ({"BACKEND": BROKER, "OPTIONS": {"unknown": 1}}, []),
+        ({"BACKEND": LOCAL}, ["E043"]),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": []}}, ["E043"]),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": ["shop.nobody"]}}, ["E043"]),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": ["tests.outbox.crashing.booking"]}}, []),
+        (17, ["E044"]),
+        ({}, ["E044"]),
+        ({"BACKEND": BROKER, "BACKENDS": 1}, ["E044"]),
+        ({"BACKEND": BROKER, "OPTIONS": []}, ["E044"]),
+        ({"BACKEND": BROKER, "SOURCE": 1}, ["E044"]),
+        ({"BACKEND": BROKER, "MAX_ATTEMPTS": 0}, ["E044"]),
+        ({"BACKEND": BROKER, "ON_POISON": "panic"}, ["E044"]),
+        ({"BACKEND": BROKER, "RETENTION": 7}, ["E044"]),
+        ({"BACKEND": BROKER, "NOTIFY": "yes"}, ["E044"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["orders", "*"])
+def test_topics(name: str, entry: Any, found: list[str]) -> None:
+    """What is wrong with a topic is said before the first message is written to it."""
+    assert ids(OUTBOX={name: entry}) == found
+
+
+def test_name() -> None:
+    """A topic has a name that brokers and scopes can hold."""
+    assert ids(OUTBOX={"or/ders": BROKER}) == ["E044"]
+
+
+def test_databases(settings: Any) -> None:
+    """The tables need a database that is there, commits, and is the records'."""
+    outbox = {"OUTBOX": {"orders": BROKER}}
+    assert ids(**outbox, MESSAGING_DATABASE="replica") == ["E045"]
+    assert ids(OUTBOX=17) == []  # check_settings reports it
+    memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
+    assert ids(**outbox, STORES=memory) == []
+
+
+def test_two_databases(settings: Any) -> None:
+    """Where records and messages cannot commit together, the check says so."""
+    aliases = list(settings.DATABASES)
+    if len(aliases) < 2:
+        pytest.skip("two databases are needed")
+    assert ids(OUTBOX={"orders": BROKER}, MESSAGING_DATABASE=aliases[1]) == ["W046"]
+    assert ids(MESSAGING_DATABASE=aliases[1]) == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"topic": "order"}, ImproperlyConfigured, "Did you mean 'orders'"),
+        ({"data": object()}, TypeError, "is not JSON"),
+        ({"data": float("nan")}, TypeError, "is not JSON"),
+        ({"group": "é"}, ValueError, "printable ASCII"),
+        ({"group": "g" * 151}, ValueError, "up to 150"),
+        ({"dedup_id": 17}, TypeError, "is not a text"),
+        ({"window": timedelta(0)}, ValueError, "above 0"),
+        ({"message_id": "a b"}, KeyMalformed, "key"),
+    ],
+)
+def test_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    """What cannot be published is refused where it is published, and says what to do."""
+    given = {"topic": "orders", "data": 1, "type": "n", **arguments}
+    configured = override_settings(IDEMPOTENCY={"OUTBOX": {"orders": BROKER}})
+    with configured, transaction.atomic(), pytest.raises(error, match=text):
+        publish(given.pop("topic"), given.pop("data"), **given)
+
+
+def test_all_others() -> None:
+    """``"*"`` stands for every topic that is not named."""
+    with override_settings(IDEMPOTENCY={"OUTBOX": {"*": {"BACKEND": BROKER, "SOURCE": "/shop"}}}):
+        assert topic("anything").publisher().source == "/shop"
+        with pytest.raises(ImproperlyConfigured):
+            topic("*")
