@@ -12,17 +12,27 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import django
 
 PAUSE = 1  # seconds before a job that has failed begins again
+POLL = timedelta(seconds=0.2)  # SQLite cannot wake up anybody
 STOP_TIMEOUT = 10  # seconds for the jobs to finish what they have in hand
 
 Job = Callable[[threading.Event], object]
 """Works until the event is set."""
 
-JOBS: tuple[Job, ...] = ()
+
+def relay_outbox(stop: threading.Event) -> None:
+    """Send what the requests publish, and have its consumers handle it."""
+    from idempotency_django.messaging.outbox.relay import Relay  # noqa: PLC0415  # it needs models
+
+    Relay().run(stop, poll=POLL, listen=True)
+
+
+JOBS: tuple[Job, ...] = (relay_outbox,)
 
 logger = logging.getLogger(__name__)
 

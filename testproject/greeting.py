@@ -26,6 +26,7 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /api/unprotected/     no protection at all
   /api/events/          a consumer: POST a CloudEvent of the type order.paid instead
   /api/jobs/            enqueues a Celery task once; see BROKER_URL in testproject/settings.py
+  /api/published/       an outbox: another process gets a message of it, once it is committed
   /plain/orders/        a Django view, which the middleware protects
   /decorated/orders/    a Django view with the decorator
   /async/orders/        an async Django view with the decorator

@@ -59,6 +59,14 @@ IDEMPOTENCY: dict[str, Any] = {
         "database": IN_DATABASE,
     },
     "POLICY": {"lease": timedelta(seconds=float(os.environ.get("LEASE_SECONDS") or 30))},
+    # No broker: the process that sends a message hands it to its consumer. See background.py.
+    "OUTBOX": {
+        "payments": {
+            "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+            "OPTIONS": {"consumers": ["testproject.payments.published.bookkeeping"]},
+            "NOTIFY": True,
+        },
+    },
 }
 if REDIS_URL := os.environ.get("REDIS_URL"):
     CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}

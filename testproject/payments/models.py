@@ -22,6 +22,8 @@ class Kind(models.TextChoices):
     PAYMENT = "payment"
     EVENT = "event"
     JOB = "job"
+    PUBLISHED = "published"
+    CONSUMED = "consumed"
 
 
 class Effect(models.Model):

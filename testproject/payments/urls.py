@@ -4,7 +4,7 @@ from django.urls import path
 
 from idempotency_django.drf import IdempotencyStatusView
 
-from . import events, jobs, views
+from . import events, jobs, published, views
 
 urlpatterns = [
     path("api/charges/", views.ChargeViewSet.as_view({"post": "create"})),
@@ -16,6 +16,7 @@ urlpatterns = [
     path("api/events/", events.receive),
     path("api/jobs/", jobs.JobView.as_view()),
     path("api/unprotectedjobs/", jobs.UnprotectedJobView.as_view()),
+    path("api/published/", published.PublishedView.as_view()),
     path("plain/orders/", views.plain_order),
     path("decorated/orders/", views.decorated_order),
     path("async/orders/", views.async_order),
