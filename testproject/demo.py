@@ -29,6 +29,7 @@ from tests.servers import valkey
 
 CHARGES = "/api/charges/"
 TRANSFERS = "/api/transfers/"
+PUBLISHED = "/api/published/"
 UNPROTECTED = "/api/unprotected/"
 JOBS = "/api/jobs/"
 UNPROTECTED_JOBS = "/api/unprotectedjobs/"
@@ -43,7 +44,8 @@ INTRODUCTION = (
     "Alice's program sends charges of 25.00 EUR to [bold]POST {path}[/], each with its own key "
     "in the header [bold]Idempotency-Key[/]. The reference app runs under gunicorn: two processes, "
     "SQLite. An effect is a row in its table of payments; a transfer has three: its debit, its "
-    "booking in somebody else's ledger, and its credit."
+    "booking in somebody else's ledger, and its credit. A payment with a message "
+    "has two: its own, and that of another process, which gets the message from the outbox."
 )
 
 ON_SQLITE = (
@@ -127,6 +129,19 @@ class Client:
         booked = self._http.get(f"{self._ledger}/calls", params=asked).raise_for_status().json()
         return f"{posted['debit']}+{booked['effects']}+{posted['credit']}"
 
+    def made_and_told(self, charge: Charge) -> str:
+        """How often a payment was made, and how often another process has handled its message."""
+        asked = {"reference": charge.reference}
+        kinds = self._http.get("/effects/", params=asked).raise_for_status().json()["kinds"]
+        return f"{kinds.get('published', 0)}+{kinds.get('consumed', 0)}"
+
+    def when_told(self, charge: Charge, expected: str) -> str:
+        """The same, once it is what is expected, or has had the time to be."""
+        ends = time.monotonic() + PATIENCE
+        while (seen := self.made_and_told(charge)) != expected and time.monotonic() < ends:
+            time.sleep(0.1)
+        return seen
+
 
 def said(answer: httpx.Response | None) -> str:
     """An answer in a few words."""
@@ -196,6 +211,22 @@ def crash_between_steps(client: Client) -> Iterator[Step]:
     yield Step(sent, "201", said(resumed), "1+1+1", client.parts(transfer))
 
 
+def messages(client: Client) -> Iterator[Step]:
+    payment, uncommitted = Charge(), Charge()
+    lost = client.send(payment, "kill=after-commit")
+    sent = "A payment with a message; SIGKILL after its commit"
+    yield Step(sent, NO_ANSWER, said(lost), "1+1", client.when_told(payment, "1+1"))
+    retry = client.send(payment)
+    sent = "The retry: its message is not published again"
+    yield Step(sent, "201 replayed", said(retry), "1+1", client.when_told(payment, "1+1"))
+    lost = client.send(uncommitted, "kill=after-effect")
+    sent = "Another; SIGKILL before its commit"
+    yield Step(sent, NO_ANSWER, said(lost), "0+0", client.made_and_told(uncommitted))
+    retry = client.send(uncommitted)
+    sent = "The retry: one payment, one message"
+    yield Step(sent, "201", said(retry), "1+1", client.when_told(uncommitted, "1+1"))
+
+
 def redeliveries(protected: Client, unprotected: Client, broker: Redis) -> Iterator[Step]:
     job, other = Charge(), Charge()
     answers = [protected.send(job, WORK), protected.send(job, WORK), unprotected.send(other, WORK)]
@@ -226,6 +257,7 @@ def chapters(url: str, ledger_url: str, broker: str, path: str) -> Iterator[list
         for chapter in (retries, duplicates, crash_before_the_commit, crash_after_the_commit):
             yield list(chapter(client))
         yield list(crash_between_steps(Client(http, TRANSFERS, ledger_url)))
+        yield list(messages(Client(http, PUBLISHED)))
         with Redis.from_url(broker) as queue:
             clients = Client(http, JOBS), Client(http, UNPROTECTED_JOBS)
             yield list(redeliveries(*clients, queue))
