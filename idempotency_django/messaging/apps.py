@@ -9,6 +9,8 @@ from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
+from ..jobs.enqueueing import register as register_way
+
 
 class MessagingConfig(AppConfig):
     """The tables of streams, webhook inbox and outbox."""
@@ -22,9 +24,10 @@ class MessagingConfig(AppConfig):
         # What needs the models can only be imported now.
         from . import tracing  # noqa: PLC0415
         from .checks import check_receivers  # noqa: PLC0415
-        from .outbox import checks, purging  # noqa: PLC0415
+        from .outbox import checks, enqueueing, purging  # noqa: PLC0415
 
         register(check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)
         purging.register_purges()
         tracing.register_messages()
+        register_way(enqueueing.enqueue)

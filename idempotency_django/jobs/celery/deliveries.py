@@ -35,7 +35,8 @@ class Delivery:
     @property
     def caused_by(self) -> str:
         """The reference of the record of the operation that sent the message; empty: of none."""
-        return str(self.request.get(CAUSED_BY) or "")
+        headers = self.request.headers or {}  # there only, where the task is eager
+        return str(self.request.get(CAUSED_BY) or headers.get(CAUSED_BY) or "")
 
     def has_failed(self) -> bool:
         """Whether an earlier delivery of the message ended in a failure that Celery has recorded.

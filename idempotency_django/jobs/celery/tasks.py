@@ -20,6 +20,7 @@ from ...records import reference
 from ..arguments import KeyRule, check_rule, fingerprint_of, key_of
 from .copies import send_copy
 from .deliveries import Delivery
+from .enqueueing import enqueued
 from .replacements import name_replacement, names_of
 from .results import Ignored, packed, unpacked
 
@@ -109,6 +110,35 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 f"The policy of the task {cls.name} has check_replay=, which checks the caller of "
                 "an HTTP request. A task has none. Remove it."
             )
+
+    def enqueue_once(self, *args: Any, **kwargs: Any) -> str:
+        """Send the task if, and only if, the transaction is committed. ::
+
+            with transaction.atomic():
+                order = Order.objects.create(amount=500)
+                pay.enqueue_once(order.pk)
+
+        The message is written into the outbox beside the change, and a relay gives it to Celery's
+        broker. A task with a ``key`` is written once: within the policy's ``ttl`` (30 days at
+        most), a further call with the same key and arguments writes nothing. Whether the operation
+        has a record is not asked: a task whose key is completed returns the first result.
+
+        Args:
+            args: the task's positional arguments, as for ``delay()``.
+            kwargs: the task's keyword arguments.
+
+        Returns:
+            The task's id. The result is not there before the commit, so do not wait for it.
+
+        Raises:
+            ImproperlyConfigured: no transaction is open on the database of the outbox, or the app
+                ``idempotency_django.messaging`` is not installed.
+            TypeError: an argument is not plain data, or nothing that Celery's JSON can hold.
+        """
+        if self.key is not None:
+            return enqueued(self.name, args, kwargs, self._plan(args, kwargs))
+        fingerprint_of(f"the task {self.name}", self.run, args, kwargs)  # now, not in the worker
+        return enqueued(self.name, args, kwargs, None)
 
     @property
     def execution(self) -> ExecutionContext:

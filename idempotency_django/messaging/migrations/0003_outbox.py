@@ -47,7 +47,7 @@ class Migration(migrations.Migration):
                 ('payload', models.TextField(verbose_name='payload')),
                 ('is_base64', models.BooleanField(db_default=False, default=False, verbose_name='payload is Base64')),
                 ('headers', models.TextField(blank=True, default='{}', verbose_name='headers')),
-                ('state', models.CharField(choices=[('pending', 'pending'), ('sent', 'sent'), ('blocked', 'blocked'), ('skipped', 'skipped')], default='pending', max_length=16, verbose_name='state')),
+                ('state', models.CharField(choices=[('pending', 'pending'), ('sent', 'sent'), ('blocked', 'blocked'), ('skipped', 'skipped'), ('left', 'left to others')], default='pending', max_length=16, verbose_name='state')),
                 ('attempts', models.PositiveIntegerField(default=0, verbose_name='attempts')),
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),
                 ('token', idempotency_django.models.ExactCharField(blank=True, default='', max_length=32, verbose_name='owner token')),

@@ -15,6 +15,7 @@ class OutboxState(models.TextChoices):
     SENT = "sent", _("sent")
     BLOCKED = "blocked", _("blocked")  # its attempts are used up, and its group waits
     SKIPPED = "skipped", _("skipped")  # its attempts are used up, and its group goes on
+    LEFT = "left", _("left to others")  # its topic has no relay: others read it in the log
 
 
 class OutboxStream(models.Model):

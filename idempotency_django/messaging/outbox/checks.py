@@ -34,7 +34,7 @@ def _topic(name: str) -> Iterator[CheckMessage]:
         yield Error(str(error), id="idempotency_django.E044")
         return
     try:
-        yield from known.publisher().check()
+        yield from known.publisher().check() if known.relay else ()
     except ImproperlyConfigured as error:
         yield Error(str(error), id="idempotency_django.E043")
 

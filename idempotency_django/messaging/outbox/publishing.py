@@ -25,7 +25,7 @@ from ..models import OutboxMessage
 from .identity import derived_id, published_by, uuid7
 from .topics import topic
 from .waking import wake_relays
-from .writing import end_window, existing_id, insert, next_sequence, take_back
+from .writing import end_window, existing_id, insert, next_sequence, schedule, take_back
 
 CONTENT: Final = object()
 """The ``dedup_id`` of a message that is recognised by its type, group and data."""
@@ -152,19 +152,19 @@ def _row(message: Message) -> OutboxMessage:
             f"A message cannot be published to the group {group!r}. Name it with up to 150 "
             "printable ASCII characters, such as 'order-17'."
         )
-    name, execution = topic(message.topic).name, current_execution()
+    known, execution = topic(message.topic), current_execution()
     payload, is_base64 = _payload(message)
     dedup, window = _dedup(message, payload)
     return OutboxMessage(
         message_id=keys.checked(message.message_id) if message.message_id else "",
-        topic=name,
-        stream=f"{name}/{group}" if group else "",
+        topic=known.name,
+        stream=f"{known.name}/{group}" if group else "",
         type=message.type,
         group=group,
         payload=payload,
         is_base64=is_base64,
         headers=json.dumps({**message.headers}),
-        process_after=DatabaseNow() + message.delay if message.delay else DatabaseNow(),
+        **schedule(known, message.delay),
         caused_by=execution.reference if execution else "",
         dedup=dedup,
         dedup_until=DatabaseNow() + window if window else None,

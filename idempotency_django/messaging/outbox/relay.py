@@ -24,7 +24,7 @@ from ..models.outbox import OutboxState
 from .batches import Batch, Unordered, backoff
 from .ordered import Ordered
 from .publishers.base import Outgoing, Publisher
-from .topics import ALL_OTHERS, Topic, topic
+from .topics import ALL_OTHERS, Topic, topic, topics
 from .waking import Ear
 
 logger = logging.getLogger("idempotency_django.outbox")
@@ -173,7 +173,7 @@ class Relay:
         """The topics that this relay sends now."""
         now = time.monotonic()
         paused = [name for name, line in self._lines.items() if line.resumes_at > now]
-        named = [name for name in self.topics or conf.outbox if name != ALL_OTHERS]
+        named = [name for name in self.topics or topics() if name != ALL_OTHERS]
         if not self.topics and ALL_OTHERS in conf.outbox:
             return ~Q(topic__in=paused)
         return Q(topic__in=[name for name in named if name not in paused])

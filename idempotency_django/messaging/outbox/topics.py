@@ -15,6 +15,21 @@ from ...conf import conf, did_you_mean
 from .publishers.base import Publisher
 
 ALL_OTHERS: Final = "*"
+OWN: Final = {
+    "after_commit": "idempotency_django.messaging.outbox.publishers.calls.CallPublisher",
+    "celery": "idempotency_django.messaging.outbox.publishers.celery.CeleryPublisher",
+}
+"""The topics that are there without being named, for what only these publishers can send."""
+
+_EXTRAS: Final = {
+    "boto3": "sqs",
+    "celery": "celery",
+    "confluent_kafka": "kafka",
+    "httpx": "webhooks",
+    "kombu": "rabbitmq",
+}
+"""What to install for a client, by its name."""
+
 BLOCK: Final = "block"
 SKIP: Final = "skip"
 
@@ -27,6 +42,7 @@ _FIELDS: Final = {
     "ON_POISON": "on_poison",
     "RETENTION": "retention",
     "NOTIFY": "notify",
+    "RELAY": "relay",
 }
 
 
@@ -45,6 +61,8 @@ class Topic:
             and its group goes on.
         retention: how long a message is kept after it was sent.
         notify: whether a commit wakes up the relays that listen (PostgreSQL).
+        relay: whether relays send its messages. ``False``: others do, who read them in the log of
+            the database, such as Debezium.
     """
 
     name: str
@@ -55,11 +73,14 @@ class Topic:
     on_poison: str = BLOCK
     retention: timedelta = timedelta(days=7)
     notify: bool = False
+    relay: bool = True
 
     def __post_init__(self) -> None:
         for wrong, what, wanted in (
             (not _NAME.fullmatch(self.name), self.name, "up to 100 letters, digits and '_.-'"),
-            (not isinstance(self.backend, str) or not self.backend, "BACKEND", "a path"),
+            (not isinstance(self.relay, bool), "RELAY", "True or False"),
+            (bool(self.backend) != self.relay, "BACKEND", "there where RELAY is not False"),
+            (not isinstance(self.backend, str), "BACKEND", "a path"),
             (not isinstance(self.options, Mapping), "OPTIONS", "a dict"),
             (not isinstance(self.source, str), "SOURCE", "a URI reference, such as '/shop'"),
             (not _is_count(self.max_attempts), "MAX_ATTEMPTS", "1 or more, or None"),
@@ -81,6 +102,13 @@ class Topic:
         """
         try:
             made = import_string(self.backend)(self.name, **self.options)
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get((error.name or "").partition(".")[0])
+            what = f'Install "idempotency-django[{extra}]"' if extra else "Correct BACKEND"
+            raise ImproperlyConfigured(
+                f"The publisher {self.backend!r} of the topic {self.name!r} cannot be imported: "
+                f"{error}. {what}."
+            ) from error
         except (ImportError, TypeError, ValueError) as error:
             raise ImproperlyConfigured(
                 f"The publisher {self.backend!r} of the topic {self.name!r} cannot be made: "
@@ -97,13 +125,19 @@ class Topic:
         return made
 
 
+def topics() -> list[str]:
+    """The names of all topics; ``"*"`` may be one of them."""
+    return list({**conf.outbox, **OWN})
+
+
 def topic(name: str) -> Topic:
     """The topic of that name.
 
     Raises:
         ImproperlyConfigured: there is none, or it is wrong.
     """
-    entry = conf.outbox.get(name, conf.outbox.get(ALL_OTHERS))
+    others = OWN.get(name, conf.outbox.get(ALL_OTHERS))
+    entry = conf.outbox.get(name, others)
     if entry is None or name == ALL_OTHERS:
         raise ImproperlyConfigured(
             f"There is no topic {name!r} in IDEMPOTENCY['OUTBOX'], so nobody would publish the "
@@ -127,7 +161,7 @@ def _made(name: str, entry: Any) -> Topic:
             + did_you_mean(unknown, _FIELDS)
         )
     given = {_FIELDS[key]: value for key, value in entry.items()}
-    return Topic(**{"name": name, "backend": "", **given})
+    return Topic(**{"name": name, "backend": OWN.get(name, ""), **given})
 
 
 def _is_count(value: object) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from datetime import timedelta
+from typing import Any, Final
 
 from django.db import IntegrityError, connections
 from django.db.models import F, Q
@@ -12,6 +13,8 @@ from django.db.models.sql import InsertQuery
 
 from ...models import DatabaseNow
 from ..models import OutboxMessage, OutboxStream
+from ..models.outbox import OutboxState
+from .topics import Topic
 
 _FIELDS: Final = [field for field in OutboxMessage._meta.concrete_fields if not field.primary_key]
 _DUPLICATE: Final = 1062  # MariaDB's and MySQL's code for a unique index that has the value
@@ -25,6 +28,22 @@ _NUMBER_MYSQL: Final = """
     INSERT INTO {table} ({stream}, {last}) VALUES (%(stream)s, LAST_INSERT_ID(%(count)s))
     ON DUPLICATE KEY UPDATE {last} = LAST_INSERT_ID({last} + %(count)s)
 """
+
+
+def schedule(known: Topic, delay: timedelta | None) -> dict[str, Any]:
+    """The columns that say when a message is to be sent, or that no relay sends it.
+
+    Raises:
+        ValueError: it is to be delayed, and no relay sends it.
+    """
+    now = DatabaseNow()
+    if known.relay:
+        return {"process_after": now + delay if delay else now}
+    if delay:
+        raise ValueError(
+            f"The topic {known.name!r} has no relay (RELAY), so nobody would wait. Leave out delay="
+        )
+    return {"state": OutboxState.LEFT, "purge_at": now + known.retention}
 
 
 def insert(rows: Sequence[OutboxMessage], using: str) -> int:

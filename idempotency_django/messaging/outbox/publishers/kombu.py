@@ -13,7 +13,6 @@ from amqp.exceptions import (
     RecoverableConnectionError,
 )
 
-from ....policy import keys
 from .base import Outgoing, Publisher
 from .lines import Lines
 
@@ -108,7 +107,7 @@ class KombuPublisher(Publisher):
             "headers": {**message.headers, **headers},
             "content_type": content_type or "application/octet-stream",
             "content_encoding": "binary" if isinstance(message.data, bytes) else "utf-8",
-            "message_id": keys.fit(message.message_id),
+            "message_id": message.message_id,
             "timestamp": int(message.created_at.timestamp()),
         }
         route = self._route(message)

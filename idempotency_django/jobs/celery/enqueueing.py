@@ -1,0 +1,46 @@
+"""Tasks that are written into the outbox, instead of being sent to the broker at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from kombu.utils.json import dumps
+
+from ...planning import Plan
+from ..enqueueing import enqueue
+
+LONGEST_WINDOW: Final = timedelta(days=30)
+"""For how long the outbox keeps a message at most, so that its task is not enqueued again."""
+
+
+def enqueued(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan | None) -> str:
+    """Write the message of a task; the id that the task will have.
+
+    Args:
+        task: its name.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        plan: of the operation that its key names; ``None``: it has no key.
+
+    Raises:
+        ImproperlyConfigured: there is no outbox, or no transaction.
+        TypeError: Celery's JSON cannot hold an argument.
+    """
+    write = enqueue()
+    try:
+        args, kwargs = json.loads(dumps(args)), json.loads(dumps(kwargs))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"An argument of the task {task} is not JSON, so the outbox cannot keep it: {error}. "
+            "Pass plain data, for example a primary key."
+        ) from error
+    if plan is None:
+        return write(task, args, kwargs, dedup_id=None, window=None)
+    operation = plan.operation
+    # With what is asked for: other arguments under the key are for the task to refuse.
+    dedup_id = f"{operation.key} {operation.content}"
+    window = min(operation.ttl or LONGEST_WINDOW, LONGEST_WINDOW)
+    return write(task, args, kwargs, dedup_id=dedup_id, window=window)

@@ -1,0 +1,176 @@
+"""Calls of functions as messages: signed, so that who can write the table cannot choose them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Final, Self
+
+from asgiref.sync import iscoroutinefunction
+from django.core.signing import BadSignature, Signer
+
+from ...engine.context import ExecutionContext
+from ...functions import run_plan
+from ...planning import plan_call
+from ...policy import Policy
+from ...policy.canonical import content_digest
+
+SCOPE: Final = "outbox:after_commit"
+"""The scope of the records of calls; the key is the message's id."""
+
+_METHOD: Final = "CALL"
+_POLICY: Final = Policy(mode="leased", ttl=timedelta(days=30), on_store_error="refuse")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function and its arguments.
+
+    Attributes:
+        path: ``"shop.mails:send_receipt"``.
+        args: positional arguments, as they read back from JSON.
+        kwargs: keyword arguments, likewise.
+    """
+
+    path: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Self:
+        """The call of a function that another process can find.
+
+        Raises:
+            TypeError: it cannot be found by its name, or an argument is not JSON.
+        """
+        path = _path(function)
+        named: list[tuple[int | str, Any]] = [*enumerate(args, 1), *kwargs.items()]
+        for name, value in named:
+            _refuse_other_than_json(path, name, value)
+        return cls(path, list(args), dict(kwargs))
+
+    @classmethod
+    def read(cls, path: str, data: Any) -> Self:
+        """The call in a message.
+
+        Raises:
+            BadSignature: somebody else has written it, or ``SECRET_KEY`` has changed.
+        """
+        try:
+            call = cls(path, data["args"], data["kwargs"])
+            signed = f"{call._text}:{data['signature']}"
+        except (KeyError, TypeError) as error:
+            raise BadSignature("The message is no call that after_commit() has written.") from error
+        try:
+            _signer().unsign(signed)
+        except BadSignature as error:
+            raise BadSignature(
+                f"The call of {path} is not signed with SECRET_KEY, or with one of "
+                "SECRET_KEY_FALLBACKS. Has the key been replaced since? Then add the old one to "
+                "the fallbacks. If not, find out who has written the message."
+            ) from error
+        return call
+
+    def signed(self) -> dict[str, Any]:
+        """What a message carries of it, besides the path."""
+        signature = _signer().signature(self._text)
+        return {"args": self.args, "kwargs": self.kwargs, "signature": signature}
+
+    def run_once(self, message_id: str, caused_by: str) -> None:
+        """Call the function, unless it was called for this message before.
+
+        Args:
+            message_id: the key of the call.
+            caused_by: the reference of the message.
+
+        Raises:
+            OperationInProgress: somebody else is calling it.
+            OperationHeld: it was interrupted, and an operator must settle it.
+            StoreUnavailable: nobody knows whether it was called.
+            ImportError: there is no such function any more.
+            Exception: whatever the function raises.
+        """
+        function = found(self.path)
+        plan = plan_call(
+            _POLICY.resolved(),
+            key=message_id,
+            scope=SCOPE,
+            name=self.path,
+            content=content_digest(self._text),
+            method=_METHOD,
+            caused_by=caused_by,
+        )
+
+        def call(_: ExecutionContext) -> None:
+            function(*self.args, **self.kwargs)
+
+        run_plan(plan, call)
+
+    @property
+    def _text(self) -> str:
+        return json.dumps([self.path, self.args, self.kwargs], sort_keys=True)
+
+
+def lease() -> timedelta:
+    """How long a call is left alone after the process that makes it has died."""
+    return _POLICY.resolved().lease
+
+
+def found(path: str) -> Callable[..., Any]:
+    """The function at a path.
+
+    Raises:
+        ImportError: there is none.
+    """
+    module, _, name = path.partition(":")
+    place: Any = import_module(module)
+    try:
+        for part in name.split("."):
+            place = getattr(place, part)
+    except AttributeError:
+        raise ImportError(
+            f"There is no function {path} any more. A deployment has removed or renamed it while a "
+            "call of it was waiting. Bring it back under this name, or skip the message."
+        ) from None
+    function: Callable[..., Any] = place
+    return function
+
+
+def _signer() -> Signer:
+    return Signer(salt="idempotency_django.messaging.outbox.calls")
+
+
+def _path(function: Callable[..., Any]) -> str:
+    module, name = (getattr(function, each, "") for each in ("__module__", "__qualname__"))
+    path = f"{module}:{name}"
+    if iscoroutinefunction(function):
+        raise TypeError(f"after_commit() cannot await {path}. Pass a plain function.")
+    try:
+        is_found = "<" not in name and module != "__main__" and found(path) == function
+    except (ImportError, ValueError):
+        is_found = False
+    if not is_found:
+        raise TypeError(
+            f"after_commit() cannot call {function!r}: another process would not find it by its "
+            "name. Pass a function at the top of a module, not a lambda, a nested function, a "
+            "partial or a method of an object."
+        )
+    return path
+
+
+def _refuse_other_than_json(path: str, name: int | str, value: Any) -> None:
+    try:
+        if json.loads(json.dumps(value, allow_nan=False)) == value:
+            return
+        why = "it would read back as something else"
+    except (TypeError, ValueError, RecursionError) as error:
+        why = str(error)
+    raise TypeError(
+        f"The argument {name!r} of {path} is not JSON: {why}. Pass texts, numbers, lists and "
+        "dicts, and a primary key instead of an object."
+    )
