@@ -1,0 +1,281 @@
+"""What a publisher does while its broker refuses, is away or does not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import kombu
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from idempotency_django.messaging.outbox.publishers.base import SendLater
+from idempotency_django.messaging.outbox.publishers.kafka import KafkaPublisher
+from idempotency_django.messaging.outbox.publishers.kombu import KombuPublisher
+from idempotency_django.messaging.outbox.publishers.lines import Lines
+from idempotency_django.messaging.outbox.publishers.sqs import SqsPublisher
+from idempotency_django.messaging.outbox.topics import Topic
+from tests.faults.wires import wire_to
+from tests.kafka import bootstrap, kafka, make_topic
+from tests.servers import Server, free_port
+from tests.sqs import client_options, make_queue, sqs
+
+from .brokers import PUBLISHERS, Broker, kafka_broker, kombu_broker, sqs_broker
+from .messages import failures, grouped, outgoing
+
+hanging_up = pytest.mark.filterwarnings(  # py-amqp leaves the socket to the garbage collector
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture
+def rabbit_broker(rabbit: Server) -> Iterator[Broker]:
+    with kombu_broker(rabbit) as broker:
+        yield broker
+
+
+# RabbitMQ.
+
+
+def test_nobody_gets_it(rabbit: Server) -> None:
+    """A message that no queue gets has failed, unless that is allowed; the connection goes on."""
+    exchange = f"orders-{uuid.uuid4().hex}"
+    with kombu.Connection(rabbit.url) as connection:
+        channel = connection.channel()
+        publisher = KombuPublisher("orders", url=rabbit.url, exchange=exchange)
+        first, second = publisher.publish(grouped("a-1", "b-1"))
+        assert "No queue gets the message" in str(first)
+        assert isinstance(second, LookupError)
+        queue = kombu.Queue(exclusive=True)(channel)
+        queue.declare()
+        queue.bind_to(exchange, routing_key="order.#")
+        answers = publisher.publish([*grouped("a-1"), outgoing("b", type="other")])
+        assert failures(answers) == [False, True]
+        assert queue.get(no_ack=True).headers["cloudEvents_id"] == "a-1"
+        publisher.close()
+        optional = KombuPublisher("orders", url=rabbit.url, exchange=exchange, mandatory=False)
+        assert optional.publish([outgoing("b", type="other")]) == [None]
+        optional.close()
+        kombu.Exchange(exchange)(channel).delete()
+
+
+def test_routing_key(rabbit: Server) -> None:
+    """The routing key is made of the message."""
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(exclusive=True)(connection.channel())
+        queue.declare()
+        queue.bind_to("amq.topic", routing_key="orders.a.order.paid")
+        key = "{topic}.{group}.{type}"
+        publisher = KombuPublisher(
+            "orders", url=rabbit.url, exchange="amq.topic", declare=False, routing_key=key
+        )
+        assert failures(publisher.publish(grouped("a-1", "b-1"))) == [False, True]
+        publisher.close()
+
+
+def test_refused_by_the_broker(rabbit: Server) -> None:
+    """A message that RabbitMQ refuses (basic.nack) has failed, and none after it overtakes it."""
+    name = f"full-{uuid.uuid4().hex}"
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(name, queue_arguments=full)(connection.channel())
+        queue.declare()
+        publisher = KombuPublisher("orders", url=rabbit.url, queue=name, declare=False)
+        answers = publisher.publish(grouped("a-1", "a-2", "a-3"))
+        assert failures(answers) == [False, True, True]
+        assert "basic.nack" in str(answers[1])
+        queue.purge()
+        assert publisher.publish(grouped("a-2")) == [None]
+        publisher.close()
+        queue.delete()
+
+
+def test_frame_too_large(rabbit_broker: Broker) -> None:
+    """A message for which RabbitMQ ends the connection fails alone: it does not hold up others."""
+    large = outgoing("large", headers={"text": "x" * 200_000})
+    with rabbit_broker.publisher() as publisher:
+        answers = publisher.publish([large, outgoing("small")])
+    assert failures(answers) == [True, False]
+
+
+def test_other_queue(rabbit: Server, rabbit_broker: Broker) -> None:
+    """A queue that exists with other arguments is a wrong setting, and no message's fault."""
+    name = f"classic-{uuid.uuid4().hex}"
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(name)(connection.channel())
+        queue.declare()
+        publisher = KombuPublisher("orders", url=rabbit.url, queue=name)
+        with pytest.raises(Exception, match="PRECONDITION_FAILED"):
+            publisher.publish(grouped("a-1"))
+        queue.delete()
+
+
+def test_connection_lost(rabbit: Server, rabbit_broker: Broker) -> None:
+    """A connection that broke while nobody used it is replaced, and nobody notices."""
+    at = urlsplit(rabbit.url)
+    with wire_to(at.hostname or "", at.port or 0) as wire:
+        login = at.netloc.rpartition("@")[0]
+        url = at._replace(netloc=f"{login}@127.0.0.1:{wire.port}").geturl()
+        with rabbit_broker.publisher(url=url) as publisher:
+            assert publisher.publish(grouped("a-1")) == [None]
+            wire.cut_all()
+            assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+    assert sorted(event.id for event in rabbit_broker.events(3)) == ["a-1", "a-2", "b-1"]
+
+
+@hanging_up
+def test_silent_broker(rabbit: Server, rabbit_broker: Broker) -> None:
+    """A broker that does not answer is given up in time. What it had got it may get again, with
+    the same id.
+    """
+    if rabbit.pid is None:
+        pytest.skip("the server is not ours to stop")
+    with rabbit_broker.publisher(timeout=0.5) as publisher:
+        assert publisher.publish(grouped("a-1")) == [None]
+        os.kill(rabbit.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError):
+                publisher.publish(grouped("a-2"))
+        finally:
+            os.kill(rabbit.pid, signal.SIGCONT)
+    with rabbit_broker.publisher() as publisher:
+        assert publisher.publish(grouped("a-2")) == [None]
+    ids = [event.id for event in rabbit_broker.events(2)]
+    assert ids in (["a-1", "a-2"], ["a-1", "a-2", "a-2"])
+
+
+# Kafka.
+
+
+def test_kafka_restarted() -> None:
+    """While Kafka is away, no message is blamed for it; when it is back, they are sent."""
+    port = free_port()
+    with kafka(port) as server:
+        make_topic(server, "orders")
+        config = {"bootstrap.servers": bootstrap(server)}
+        publisher = KafkaPublisher("orders", config=config, timeout=3)
+        assert publisher.publish(grouped("a-1")) == [None]
+    with pytest.raises(Exception, match="timed out"):
+        publisher.publish(grouped("a-2", "b-1"))
+    with kafka(port) as server:
+        make_topic(server, "orders")
+        assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+    publisher.close()
+
+
+def test_too_large_for_kafka(kafka: Server) -> None:
+    """A message that Kafka refuses has failed, and none after it overtakes it."""
+    with kafka_broker(kafka) as broker, broker.publisher() as publisher:
+        first, _, third, other = grouped("a-1", "a-2", "a-3", "b-1")
+        large = outgoing("a-2", "a", 2, data="x" * 2_000_000)
+        answers = publisher.publish([first, large, third, other])
+        assert failures(answers) == [False, True, True, False]
+        assert sorted(event.id for event in broker.events(2)) == ["a-1", "b-1"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"bootstrap.servers": "a:1", "acks": 1},
+        {"bootstrap.servers": "a:1", "enable.idempotence": False},
+    ],
+)
+def test_unsafe_config(config: dict[str, Any]) -> None:
+    """A configuration without what the promise needs is refused."""
+    topic = Topic(
+        name="orders", backend=f"{PUBLISHERS}.kafka.KafkaPublisher", options={"config": config}
+    )
+    with pytest.raises(ImproperlyConfigured, match="its config"):
+        topic.publisher()
+
+
+# SQS.
+
+
+def test_too_large_for_sqs(sqs_server: Server) -> None:
+    """A message that is too large for SQS fails alone; large ones share no request."""
+    with sqs_broker(sqs_server) as broker, broker.publisher() as publisher:
+        large = [outgoing(f"{at}", data="x" * 200_000) for at in range(3)]
+        answers = publisher.publish([*large, outgoing("huge", data="x" * 2_000_000)])
+        assert failures(answers) == [False, False, False, True]
+        assert len(broker.events(3)) == 3
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{f"h{at}": "x" for at in range(11)}, {"a b": "x"}, {"aws.x": "x"}, {"a": "\x00"}],
+)
+def test_headers_that_sqs_refuses(sqs_server: Server, headers: dict[str, str]) -> None:
+    """A header that SQS does not take fails its message, and no other of the same request."""
+    with sqs_broker(sqs_server) as broker, broker.publisher() as publisher:
+        bad = outgoing("bad", headers=headers)
+        answers = publisher.publish([bad, outgoing("good", headers={"a": "", "b": "x"})])
+        assert failures(answers) == [True, False]
+
+
+def test_long_names_in_sqs(sqs_server: Server) -> None:
+    """Ids and groups that SQS would refuse are digested, and stay different."""
+    with sqs_broker(sqs_server, ".fifo") as broker, broker.publisher() as publisher:
+        names = ["x" * 200 + str(at) for at in range(2)]
+        messages = [outgoing(name, f"a group {name}"[:140] + name[-1], 1) for name in names]
+        assert publisher.publish([*messages, *messages]) == [None] * 4
+        assert {event.id for event in broker.events(2)} == set(names)
+
+
+def test_sqs_restarted() -> None:
+    """While SQS is away, no message is blamed for it; when it is back, they are sent."""
+    port = free_port()
+    with sqs(port) as server:
+        options = {"queue_url": make_queue(server, "q"), "client": client_options(server)}
+        publisher = SqsPublisher("orders", **options, timeout=2)
+        assert publisher.publish(grouped("a-1")) == [None]
+    with pytest.raises(Exception, match=r"Could not connect|Connection was closed"):
+        publisher.publish(grouped("a-2", "b-1"))
+    with sqs(port) as server:
+        with pytest.raises(Exception, match="NonExistentQueue"):
+            publisher.publish(grouped("a-2"))
+        make_queue(server, "q")
+        assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+    publisher.close()
+
+
+# Of each.
+
+
+def test_lines() -> None:
+    """What was not sent when the broker went away is no message's fault."""
+    lines = Lines(grouped("a-1", "a-2", "b-1", "c-1"))
+    assert lines.heads == [0, 2, 3]
+    assert lines.confirm(0) == 1
+    lines.fail(2, ValueError("b-1"))
+    lines.give_up(ConnectionError("gone"))
+    first, second, other, last = lines.answers
+    assert first is None
+    assert isinstance(other, ValueError)
+    for left in (second, last):
+        assert isinstance(left, SendLater)
+        assert not left.counted
+        assert "gone" in str(left)
+
+
+def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the client of a broker is not installed, the error says what to install."""
+    for client, extra, module in (
+        ("confluent_kafka", "kafka", "kafka.KafkaPublisher"),
+        ("kombu", "rabbitmq", "kombu.KombuPublisher"),
+        ("boto3", "sqs", "sqs.SqsPublisher"),
+        ("httpx", "webhooks", "http.HttpPublisher"),
+        ("celery", "celery", "celery.CeleryPublisher"),
+    ):
+        with monkeypatch.context() as without:
+            path = f"{PUBLISHERS}.{module}"
+            without.setitem(sys.modules, client, None)
+            without.delitem(sys.modules, path.rpartition(".")[0], raising=False)
+            with pytest.raises(ImproperlyConfigured, match=rf"idempotency-django\[{extra}\]"):
+                Topic(name="orders", backend=path).publisher()
