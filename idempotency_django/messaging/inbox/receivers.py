@@ -12,13 +12,11 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse, UnreadablePostError
-from django.http.request import RawPostDataException
+from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 from django.views import View
 
-from ...conf import conf
-from ...errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError
+from ...errors import IdempotencyError
 from ...http.atomic_requests import own
 from ...http.declared import EXEMPT
 from ...http.messages import problem_response
@@ -29,6 +27,7 @@ from ..handling import Handler
 from ..models import InboxMessage
 from ..models.inbox import InboxState
 from ..policies import refuse_unfit
+from .deliveries import kept_headers, read_body
 from .inserting import insert
 from .verifiers import Contents, Verifier
 
@@ -177,7 +176,7 @@ class WebhookReceiver(View):
 
     def _receive(self, request: HttpRequest) -> bool:
         """Whether the message is new, and committed."""
-        body = _read(request, self.max_body_bytes)
+        body = read_body(request, self.max_body_bytes)
         self.verifier.verify(request.headers, body)
         contents = self.verifier.read(request.headers, body)
         message = self._message(contents, request, body)
@@ -205,7 +204,7 @@ class WebhookReceiver(View):
             message_id=keys.fit(contents.message_id),
             type=contents.type,
             group=scopes.fit(self.group(event_of(self.source, contents))),
-            headers=json.dumps(_kept(request)),
+            headers=json.dumps(kept_headers(request)),
             body=body,
             digest=hashlib.sha256(body).hexdigest(),
             process_after=DatabaseNow(),
@@ -236,29 +235,3 @@ def receiver_of(source: str) -> type[WebhookReceiver] | None:
 def _is_same(one: type, other: type) -> bool:
     """Whether a class is another one made again, as by a reload."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
-
-
-def _read(request: HttpRequest, at_most: int) -> bytes:
-    """The body.
-
-    Raises:
-        DeliveryTooLarge: it has more bytes than that.
-        DeliveryMalformed: it did not arrive.
-    """
-    length = request.META.get("CONTENT_LENGTH") or ""
-    if length.isdecimal() and int(length[:20]) > at_most:
-        raise DeliveryTooLarge
-    try:
-        # Not request.body, which has a limit of its own, unless a middleware has read it.
-        body = request.body if hasattr(request, "_body") else request.read(at_most + 1)
-    except (UnreadablePostError, RawPostDataException) as error:
-        raise DeliveryMalformed("The body of the delivery could not be read.") from error
-    if len(body) > at_most:
-        raise DeliveryTooLarge
-    return bytes(body)
-
-
-def _kept(request: HttpRequest) -> list[tuple[str, str]]:
-    """The headers, without credentials."""
-    secret = {"cookie", *(name.lower() for name in conf.credential_headers)}
-    return [(name, value) for name, value in request.headers.items() if name.lower() not in secret]
