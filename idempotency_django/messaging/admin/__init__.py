@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import outbox
+from . import inbox, outbox
 
-__all__ = ["outbox"]
+__all__ = ["inbox", "outbox"]
