@@ -23,7 +23,7 @@ from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
 from tests.sqs import client_options, make_queue
 
-PATIENCE = 60  # seconds
+PATIENCE = 25  # seconds
 
 
 def await_that(condition: Callable[[], bool]) -> None:
@@ -123,7 +123,7 @@ class Kafka(Broker):
         self.config = {
             "bootstrap.servers": bootstrap(server),
             "group.id": self.place,
-            "session.timeout.ms": 6000,
+            "session.timeout.ms": 3000,
             "heartbeat.interval.ms": 500,
         }
         self.quick = {"pause": 0.2}

@@ -89,7 +89,8 @@ class Kafka(Transport):
         self._client: Client | None = None
         self._partitions: dict[_Place, Partition] = {}
         self._early: list[Message] = []
-        self._paused = False
+        # librdkafka keeps a partition paused while somebody else has it, too.
+        self._paused: set[_Place] = set()
 
     def open(self) -> None:
         self._client = Client(self._config, logger=logger)
@@ -109,8 +110,7 @@ class Kafka(Transport):
 
     def beat(self, messages: Sequence[Incoming]) -> None:
         # Kafka takes a member for dead that does not poll for max.poll.interval.ms.
-        self._open.pause(self._open.assignment())
-        self._paused = True
+        self._pause(self._open.assignment())
         message = self._open.poll(0)
         if message is not None:  # of a partition that was assigned just now
             self._early.append(message)
@@ -133,7 +133,7 @@ class Kafka(Transport):
         if partition is None:
             return
         partition.postponed(offset, time.monotonic() + seconds)
-        self._open.pause([TopicPartition(*place)])
+        self._pause([TopicPartition(*place)])
         self._open.seek(TopicPartition(*place, partition.following or 0))
 
     def reject(self, message: Incoming, error: Exception) -> None:
@@ -184,15 +184,18 @@ class Kafka(Transport):
         """Go on with the partitions in which nothing waits for its next attempt."""
         now = time.monotonic()
         due = []
-        for place, partition in self._partitions.items():
-            waited = partition.resumes is not None
-            if partition.resumes is not None and partition.resumes <= now:
+        for place in self._paused & self._partitions.keys():
+            partition = self._partitions[place]
+            if partition.resumes is None or partition.resumes <= now:
                 partition.resumes = None
-            if partition.resumes is None and (waited or self._paused):
-                due.append(TopicPartition(*place))
-        self._paused = False
+                due.append(place)
         if due:
-            self._open.resume(due)
+            self._open.resume([TopicPartition(*place) for place in due])
+            self._paused.difference_update(due)
+
+    def _pause(self, partitions: list[TopicPartition]) -> None:
+        self._open.pause(partitions)
+        self._paused.update((each.topic, each.partition) for each in partitions)
 
     def _commit(self, offsets: list[TopicPartition]) -> None:
         try:
@@ -217,7 +220,7 @@ class Kafka(Transport):
     def _forget(self) -> None:
         self._partitions.clear()
         self._early.clear()
-        self._paused = False
+        self._paused.clear()
 
     def _produce(self, topic: str, message: Incoming, error: Exception) -> None:
         """Send it to a topic, and return when Kafka has it."""

@@ -1,0 +1,59 @@
+"""The consumer of the processes that the tests start, and kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.policy import Policy
+from tests.models import Effect
+
+WITHIN, AFTER = "within the handler", "after the commit"
+
+
+class Mortal(Consumer):
+    """A consumer whose process may end between the commit and the acknowledgement."""
+
+    def handle(self, event: Event, **arguments: Any) -> Any:
+        outcome = super().handle(event, **arguments)
+        strike(event, AFTER)
+        return outcome
+
+
+billing = Mortal("billing", policy=Policy(lease=timedelta(seconds=2)), max_attempts=5)
+
+
+@billing.on("order.paid")
+def book(event: Event, execution: Any) -> None:
+    """Make an effect, and fail as the event says."""
+    folder = Path(event.data["folder"])
+    with (folder / "starts").open("a") as starts:
+        starts.write(f"{event.id} {os.getpid()}\n")
+    Effect.objects.create(reference=event.id)
+    strike(event, WITHIN)
+    wanted = folder / event.data.get("until", "")
+    if started(folder).count(event.id) == 1:  # in the first process only
+        while not wanted.exists():
+            time.sleep(0.01)
+
+
+def started(folder: Path) -> list[str]:
+    """The events that handlers were called with, in order."""
+    path = folder / "starts"
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def strike(event: Event, moment: str) -> None:
+    """End here as if the power had failed, the first time, if the event says so."""
+    folder = Path(event.data["folder"])
+    if event.data.get("strike") == moment and started(folder).count(event.id) == 1:
+        struck = folder / f"struck-{event.id}"
+        if not struck.exists():
+            struck.touch()
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,422 @@
+"""The loop of all transports: what it does with each message, and when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError, connection, connections
+
+from idempotency_django.errors import (
+    FingerprintMismatch,
+    OperationInProgress,
+    StoreUnavailable,
+    UnknownEventType,
+)
+from idempotency_django.messaging import parking
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.messaging.models import InboxMessage
+from idempotency_django.messaging.transports import running
+from tests.models import Effect
+
+from .memory import Lost, Memory, message
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def paid(number: str, **changes: Any) -> Event:
+    """An event, as its sender makes it."""
+    return Event(**{"id": number, "source": "/shop", "type": "order.paid", **changes})
+
+
+class Billing:
+    """A consumer that makes an effect of each event; ``fail`` is called with the event first."""
+
+    def __init__(self, **options: Any) -> None:
+        self.consumer = Consumer("billing", **options)
+        self.fail = lambda event: None
+        self.redelivered: list[bool] = []
+        real = self.consumer.handle
+
+        def handle(event: Event, **arguments: Any) -> Any:
+            self.redelivered.append(arguments["redelivered"])
+            return real(event, **arguments)
+
+        self.consumer.handle = handle  # type: ignore[method-assign]
+        self.consumer.on("order.paid")(self.book)
+
+    def book(self, event: Event, execution: Any) -> None:
+        Effect.objects.create(reference=event.id)
+        self.fail(event)
+
+
+def raising(*errors: Exception | None) -> Any:
+    """A function that raises these errors, one at each call, and then nothing."""
+    left = list(errors)
+
+    def call(*_: Any, **__: Any) -> None:
+        error = left.pop(0) if left else None
+        if error is not None:
+            raise error
+
+    return call
+
+
+def effects() -> list[str]:
+    """The effects, in order."""
+    return [*Effect.objects.order_by("pk").values_list("reference", flat=True)]
+
+
+def test_acknowledged_after_the_commit() -> None:
+    """When a message is acknowledged, everybody can see its effect."""
+    memory = Memory(message(paid("a")), message(paid("a")), message(paid("b")))
+    seen: list[list[str]] = []
+    memory.when["acknowledge"] = lambda: seen.append(effects())
+    done = memory.run(Billing().consumer)
+    assert done == ["open", "acknowledge a", "acknowledge a", "acknowledge b", "close"]
+    assert seen == [["a"], ["a"], ["a", "b"]]
+
+
+def test_a_failure_is_delivered_again() -> None:
+    """A handler that fails has no effect, and its message comes again as one that did before."""
+    billing = Billing()
+    billing.fail = raising(ValueError("not yet"))
+    done = Memory(message(paid("a")), message(paid("a"))).run(billing.consumer)
+    assert done == ["open", "postpone a", "acknowledge a", "close"]
+    assert billing.redelivered == [False, True]
+    assert effects() == ["a"]
+
+
+@pytest.mark.parametrize("remaining", [None, 0.0, 7.5, 10_000.0])
+def test_in_progress_elsewhere(remaining: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody else handles is delivered after their lease, and never counted or parked."""
+    error = OperationInProgress()
+    error.remaining = remaining
+    billing = Billing(max_attempts=1)
+    monkeypatch.setattr(billing.consumer, "handle", raising(error, error, error))
+    memory = Memory(*[message(paid("a"))] * 3)
+    delays: list[float] = []
+    memory.postpone = lambda _, seconds: delays.append(seconds)  # type: ignore[method-assign]
+    memory.run(billing.consumer, pause=1.0, longest_pause=60.0)
+    assert delays == [{None: 1.0, 0.0: 0.1, 7.5: 7.5, 10_000.0: 60.0}[remaining]] * 3
+    assert not InboxMessage.objects.exists()
+
+
+def test_the_database_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages are kept, the broker hears of them, and nothing else is fetched."""
+    billing, memory = Billing(), Memory(message(paid("a")), message(paid("b")))
+    real = billing.consumer.handle
+    outage = raising(StoreUnavailable(), StoreUnavailable(), StoreUnavailable())
+
+    def handle(event: Event, **arguments: Any) -> Any:
+        outage()
+        return real(event, **arguments)
+
+    monkeypatch.setattr(billing.consumer, "handle", handle)
+    done = memory.run(billing.consumer)
+    assert done == ["open", *["beat a"] * 3, "acknowledge a", "acknowledge b", "close"]
+    assert billing.redelivered == [False, False]
+
+
+def test_the_database_stays_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is stopped meanwhile gives back what it has in hand."""
+    billing, memory = Billing(), Memory(message(paid("a")), message(paid("b")))
+
+    def handle(event: Event, **arguments: Any) -> None:
+        memory.stop.set()
+        raise StoreUnavailable
+
+    monkeypatch.setattr(billing.consumer, "handle", handle)
+    assert memory.run(billing.consumer) == ["open", "release a", "close"]
+
+
+def test_parking_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is not forgotten before it is parked."""
+    real = parking.park_raw
+    outage = raising(OperationalError("gone"), OperationalError("gone"))
+
+    def park_raw(*arguments: Any) -> None:
+        outage()
+        real(*arguments)
+
+    monkeypatch.setattr(parking, "park_raw", park_raw)
+    done = Memory(message(b"{")).run(Billing().consumer)
+    assert done == ["open", *["beat ?"] * 2, "acknowledge ?", "close"]
+    assert InboxMessage.objects.get().source == "consumer:billing"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "done"),
+    [("park", ["acknowledge u", "acknowledge a"]), ("ignore", ["acknowledge u", "acknowledge a"])],
+)
+def test_unknown_types(unknown: str, done: list[str]) -> None:
+    """An event without a handler is parked or ignored, as the option says."""
+    memory = Memory(message(paid("u", type="order.lost")), message(paid("a")))
+    assert memory.run(Billing().consumer, unknown=unknown) == ["open", *done, "close"]
+    assert InboxMessage.objects.count() == (unknown == "park")
+
+
+def test_unknown_types_stop() -> None:
+    """Or the loop ends with an error, after it has acknowledged what it has handled."""
+    memory = Memory(*(message(paid(x, type=f"order.{x}")) for x in ("paid", "lost", "paid")))
+    with pytest.raises(UnknownEventType, match=r"order\.lost"):
+        memory.run(Billing().consumer, unknown="stop", batch=2)
+    assert memory.done == ["open", "acknowledge paid", "close"]
+    assert not InboxMessage.objects.exists()
+
+
+def test_without_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a table to park in, the broker keeps what is not acknowledged, its neighbours are."""
+    monkeypatch.setattr(parking, "can_park", lambda: False)
+    memory = Memory(message(b"{"), message(paid("a")))
+    assert memory.run(Billing().consumer, batch=2) == [
+        "open",
+        "reject ?",
+        "acknowledge a",
+        "close",
+    ]
+
+
+def test_the_broker_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the broker has no place either, the loop ends, and acknowledges its neighbours first."""
+    monkeypatch.setattr(parking, "can_park", lambda: False)
+    memory = Memory(message(b"{"), message(paid("a")))
+    memory.when["reject"] = raising(ImproperlyConfigured("no place"))
+    with pytest.raises(ImproperlyConfigured, match="no place"):
+        memory.run(Billing().consumer, batch=2)
+    assert memory.done == ["open", "reject ?", "acknowledge a", "close"]
+
+
+def test_the_broker_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """The loop opens the transport again, and what comes again is a duplicate."""
+    memory = Memory(message(paid("a")), message(paid("a")), message(paid("b")))
+    memory.when["acknowledge"] = raising(Lost("reset"))
+    memory.when["open"] = raising(None, Lost("refused"))
+    memory.when["close"] = raising(Lost("gone already"))
+    done = memory.run(Billing().consumer)
+    lost = ["open", "acknowledge a", "close", "open", "close", "open"]
+    assert done == [*lost, "acknowledge a", "acknowledge b", "close"]
+    assert effects() == ["a", "b"]
+    assert [record.message.split(",")[0] for record in caplog.records] == [
+        "The consumer billing on memory cannot reach its broker",
+        "The consumer billing on memory could not leave its broker: Lost('gone already')",
+        "The consumer billing on memory cannot reach its broker",
+    ]
+
+
+def test_a_slow_handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While a handler runs, the broker hears of its message, and the health file is touched."""
+    monkeypatch.setattr(running, "BEAT", 0.01)
+    billing, memory, beats = Billing(), Memory(message(paid("a"))), threading.Semaphore(0)
+    health = tmp_path / "health"
+    memory.when["beat"] = beats.release
+
+    def wait(event: Event) -> None:
+        health.unlink()
+        for _ in range(3):
+            assert beats.acquire(timeout=30)
+        assert health.exists()
+
+    billing.fail = wait
+    done = memory.run(billing.consumer, health=str(health))
+    assert set(done) == {"open", "beat a", "acknowledge a", "close"}
+
+
+def test_a_handler_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody is told that it is alive when it has run for longer than the patience."""
+    monkeypatch.setattr(running, "BEAT", 0.01)
+    billing, memory = Billing(), Memory(message(paid("a")))
+    waits: list[None] = []
+    over = threading.Event()
+    real = running.wait
+
+    def wait(*arguments: Any) -> Any:
+        waits.append(None)
+        if len(waits) > 5:
+            over.set()
+        return real(*arguments)
+
+    monkeypatch.setattr(running, "wait", wait)
+    billing.fail = lambda event: over.wait(30)
+    health = tmp_path / "health"
+    done = memory.run(billing.consumer, patience=1e-9, health=health)
+    assert done == ["open", "acknowledge a", "close"]
+
+
+def test_lost_while_a_handler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler ends, nothing is acknowledged on a lost connection, and a duplicate follows."""
+    monkeypatch.setattr(running, "BEAT", 0.01)
+    billing, memory = Billing(), Memory(message(paid("a")), message(paid("a")))
+    lost = threading.Event()
+
+    def beat() -> None:
+        if not lost.is_set():
+            lost.set()
+            raise Lost("reset")
+
+    memory.when["beat"] = beat
+    billing.fail = lambda event: lost.wait(30)
+    done = [what for what in memory.run(billing.consumer) if what != "beat a"]
+    assert done == ["open", "close", "open", "acknowledge a", "close"]
+    assert effects() == ["a"]
+
+
+def test_signals() -> None:
+    """SIGTERM lets the message in hand end, and none is fetched after it. A second one is Python's.
+
+    The handlers of signals that were there before are there again afterwards.
+    """
+    billing, memory = Billing(), Memory(message(paid("a")), message(paid("b")))
+    before = signal.getsignal(signal.SIGTERM)
+    during: list[Any] = []
+
+    def fail(event: Event) -> None:
+        during.append(signal.getsignal(signal.SIGTERM))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert memory.stop.wait(30)
+        during.append(signal.getsignal(signal.SIGTERM))
+
+    billing.fail = fail
+    assert memory.run(billing.consumer) == ["open", "acknowledge a", "close"]
+    assert effects() == ["a"]
+    assert during[0] not in (before, signal.SIG_DFL)
+    assert during[1] == before == signal.getsignal(signal.SIGTERM)
+
+
+def test_several_senders() -> None:
+    """A federated consumer is told who sent a message, also within a batch; parked ones keep it."""
+    ledger = Consumer("ledger", federated=True, max_attempts=1)
+    seen: list[str] = []
+
+    @ledger.on("order.paid")
+    def book(event: Event, execution: Any) -> None:
+        if event.data:
+            raise ValueError("poison")
+        seen.append(execution.operation.principal)
+
+    poison = paid("p", data={"poison": True})
+    messages = [message(paid("a"), "x"), message(paid("a"), "y"), message(poison, "z")]
+    memory = Memory(*messages)
+    memory.run(ledger, batch=3, sender=lambda native: native[1])
+    assert seen == ["x", "y"]
+    assert InboxMessage.objects.get().headers == '[["idempotency-sender", "z"]]'
+
+
+def test_other_envelopes() -> None:
+    """A function of the project makes events of messages; what it does not want is skipped."""
+    events = {"a": paid("a"), "b": None}
+    memory = Memory(message(b"one", "a"), message(b"two", "b"), message(b"three", "c"))
+    done = memory.run(Billing().consumer, event=lambda native: events[native[1]])
+    assert done == ["open", *(f"acknowledge {place}" for place in "abc"), "close"]
+    assert effects() == ["a"]
+    assert bytes(InboxMessage.objects.get().body) == b"three"
+
+
+@pytest.mark.parametrize("number", ["\ud800", "\x00", "ü" * 300])
+@pytest.mark.parametrize("kind", ["order.paid", "order.\x00lost" + "t" * 300])
+def test_odd_events(number: str, kind: str) -> None:
+    """Whatever is in an event, it is handled or parked; none of them stops the loop."""
+    event = paid(number, type=kind, subject=number, data={"text": number})
+    memory = Memory(*[message(event, "odd")] * 5)
+    done = memory.run(Billing(max_attempts=3).consumer)
+    assert done[-2] == "acknowledge odd"
+    assert len(effects()) + InboxMessage.objects.count() == 1
+
+
+def test_data_that_json_cannot_say() -> None:
+    """An event that a function of the project made badly is parked as the message that came."""
+    event = paid("a", type="order.lost", data={1, 2})
+    memory = Memory(message(b"raw", "place"))
+    memory.run(Billing().consumer, event=lambda native: event)
+    assert bytes(InboxMessage.objects.get().body) == b"raw"
+
+
+def test_another_event_under_its_id() -> None:
+    """What has the id of another event is kept beside what was parked under that id."""
+    billing = Billing(max_attempts=1)
+    billing.fail = raising(ValueError("poison"))
+    first, second = paid("a", data=1), paid("a", data=2)
+    consumer = billing.consumer
+    for event, error in [(first, ValueError()), (first, ValueError())]:
+        parking.park(consumer, event, error)
+    for event in (second, second):
+        parking.park(consumer, event, FingerprintMismatch())
+    bodies = {bytes(row.body).decode() for row in InboxMessage.objects.all()}
+    assert bodies == {first.to_json(), second.to_json()}
+    assert InboxMessage.objects.count() == 2
+
+
+@pytest.mark.parametrize(("before", "after"), [("handled", "parked"), ("pending", "pending")])
+def test_parked_again(before: str, after: str) -> None:
+    """One that was handled is parked again; one that an operator has sent on its way is not."""
+    consumer = Billing().consumer
+    parking.park(consumer, paid("a"), ValueError("first"))
+    InboxMessage.objects.update(state=before)
+    parking.park(consumer, paid("a"), ValueError("second"))
+    row = InboxMessage.objects.get()
+    assert row.state == after
+    assert row.error == ("ValueError: second" if after == "parked" else "ValueError: first")
+
+
+def test_connections_are_closed() -> None:
+    """The thread that handlers run in leaves no connection to the database."""
+    opened: list[Any] = []
+    billing = Billing()
+    billing.fail = lambda event: opened.append(connections["default"].connection)
+    Memory(message(paid("a"))).run(billing.consumer)
+    assert opened
+    assert opened[0] is not connection.connection
+    with pytest.raises(Exception, match=r"closed|Closed|0"):
+        opened[0].cursor().execute("SELECT 1")
+
+
+def test_async_handlers() -> None:
+    """A consumer with async handlers ends the loop at once: no message of it can be handled."""
+    consumer = Consumer("billing")
+
+    @consumer.on("order.paid")
+    async def book(event: Event, execution: Any) -> None:
+        raise AssertionError
+
+    memory = Memory(message(paid("a")))
+    with pytest.raises(ImproperlyConfigured, match="async"):
+        memory.run(consumer)
+    assert memory.done == ["open", "close"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch": 0}, "batch is 0"),
+        ({"unknown": "drop"}, "unknown is 'drop'"),
+        ({"pause": -1}, "pause is -1"),
+        ({"patience": "long"}, "patience is 'long'"),
+        ({"sender": str}, "not federated"),
+    ],
+)
+def test_options(options: dict[str, Any], text: str) -> None:
+    """An option that cannot be used is refused before the broker is asked for anything."""
+    memory = Memory()
+    with pytest.raises(ImproperlyConfigured, match=text):
+        memory.run(Billing().consumer, **options)
+    assert memory.done == []
+
+
+def test_federated_without_senders() -> None:
+    """A federated consumer needs to know who sent a message."""
+    with pytest.raises(ImproperlyConfigured, match="sender="):
+        Memory().run(Consumer("ledger", federated=True))
+
+
+def test_a_health_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """The loop does not begin without its probe."""
+    memory = Memory()
+    with pytest.raises(OSError, match="missing"):
+        memory.run(Billing().consumer, health=tmp_path / "missing" / "health")
+    assert memory.done == []

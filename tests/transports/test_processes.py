@@ -1,0 +1,154 @@
+"""Processes of ``manage.py run_consumer`` that are killed, paused, stopped and cut off."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+
+from idempotency_django.messaging.events import Event
+from tests.models import Effect
+from tests.outside import environment, running
+
+from .brokers import PATIENCE, SQS, Broker, Kafka, RabbitMQ, await_that
+from .consumers import AFTER, WITHIN, started
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+]
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts processes that consume from a place at a broker."""
+    with ExitStack() as stack:
+
+        def run(broker: Broker, name: str = "default", **options: Any) -> subprocess.Popen[str]:
+            words = [f"--option={key}={value}" for key, value in told(broker, **options).items()]
+            log = stack.enter_context((tmp_path / "log").open("a"))
+            return stack.enter_context(
+                running(
+                    *("-m", "django", "run_consumer", "tests.transports.consumers:billing"),
+                    *("--transport", broker.transport, "--from", broker.place),
+                    *("--health", str(tmp_path / "health"), *words),
+                    env=environment(name),
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+
+        yield run
+
+
+def told(broker: Broker, **options: Any) -> dict[str, Any]:
+    """The options of the command for a broker."""
+    match broker:
+        case Kafka():
+            own = {f"config.{name}": value for name, value in broker.config.items()}
+        case RabbitMQ():
+            own = {"url": broker.url}
+        case SQS():
+            own = {f"client.{name}": value for name, value in broker.client_options.items()}
+        case _:
+            raise TypeError(broker)
+    return {name: json.dumps(value) for name, value in {**broker.quick, **own, **options}.items()}
+
+
+def paid(folder: Path, number: str, **data: Any) -> Event:
+    """An event, as its sender makes it."""
+    data = {"folder": str(folder), **data}
+    return Event(id=number, source="/shop", type="order.paid", data=data)
+
+
+def effects(name: str = "default") -> Counter[str]:
+    """How many effects there are of each event."""
+    return Counter(Effect.objects.using(name).values_list("reference", flat=True))
+
+
+def ends(process: subprocess.Popen[str]) -> int:
+    """Its exit code, once it has ended."""
+    return process.wait(PATIENCE)
+
+
+def test_killed_and_stopped(broker: Broker, start: Start, tmp_path: Path) -> None:
+    """Killed within the handler, and between commit and acknowledgement: one effect each.
+
+    One that gets SIGTERM finishes the message in hand, acknowledges it, takes no other, and exits
+    with 0.
+    """
+    broker.publish(paid(tmp_path, "a"), paid(tmp_path, "w", strike=WITHIN))
+    broker.publish(paid(tmp_path, "c", strike=AFTER))
+    assert [ends(start(broker)) for _ in range(2)] == [-signal.SIGKILL] * 2
+    broker.publish(paid(tmp_path, "slow", until="go"), paid(tmp_path, "next"))
+    last = start(broker)
+    await_that(lambda: "slow" in started(tmp_path))
+    last.send_signal(signal.SIGTERM)
+    (tmp_path / "go").touch()
+    assert ends(last) == 0
+    assert effects() == dict.fromkeys(["a", "w", "c", "slow"], 1)
+    assert Counter(started(tmp_path)) == {"a": 1, "w": 2, "c": 1, "slow": 1}
+    assert broker.left() == 1
+    assert (tmp_path / "health").exists()
+
+
+def alias(name: str) -> str:
+    """The alias of a database, if it is there."""
+    if name not in settings.ALIASES:
+        pytest.skip(f"{name} is not among TEST_DATABASES")
+    return str(settings.ALIASES[name])
+
+
+def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) -> None:
+    """Kafka gives the partition of a paused process to another; late, the first commits nothing."""
+    name, broker = alias("postgres"), place("kafka")
+    broker.publish(paid(tmp_path, "a", until="go"), paid(tmp_path, "b"))
+    first = start(broker, name)
+    await_that(lambda: bool(started(tmp_path)))
+    second = start(broker, name)
+    first.send_signal(signal.SIGSTOP)
+    await_that(lambda: len(effects(name)) == 2)
+    first.send_signal(signal.SIGCONT)
+    (tmp_path / "go").touch()
+    broker.publish(*(paid(tmp_path, str(number)) for number in range(10)))
+    await_that(lambda: len(effects(name)) == 12)
+    for process in (first, second):
+        process.send_signal(signal.SIGTERM)
+        assert ends(process) == 0
+    assert set(effects(name).values()) == {1}
+    assert max(Counter(started(tmp_path)).values()) == 2
+    assert broker.left() == 0
+
+
+def test_rebalanced_while_handlers_run(place: Any, start: Start, tmp_path: Path) -> None:
+    """Kafka gives a partition to another process while its message is handled: one effect."""
+    # Whichever of them the second gets, there is one among them of which the first handles nothing.
+    broker = place("kafka", partitions=3)
+    broker.publish(paid(tmp_path, "a", until="go"), paid(tmp_path, "b"))
+    first = start(broker)
+    await_that(lambda: bool(started(tmp_path)))
+    second = start(broker)
+    broker.publish(*(paid(tmp_path, str(number)) for number in range(10)))
+    await_that(lambda: len({line.split()[1] for line in lines(tmp_path)}) == 2)
+    (tmp_path / "go").touch()
+    await_that(lambda: len(effects()) == 12)
+    for process in (first, second):
+        process.send_signal(signal.SIGTERM)
+        assert ends(process) == 0
+    assert set(effects().values()) == {1}
+    assert broker.left() == 0
+
+
+def lines(folder: Path) -> list[str]:
+    """Which event was handled by which process."""
+    return (folder / "starts").read_text().splitlines()
