@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +12,9 @@ from django.test import override_settings
 from idempotency_django.testing.chaos import Report
 from tests.chaos.flows import OUTBOX
 from tests.chaos.routing import To
+
+TRIALS = int(os.environ.get("CHAOS_TRIALS", "10")) or None
+"""How many trials a test of a long flow makes; 0: all of some 80."""
 
 
 @pytest.fixture(params=settings.ALIASES)

@@ -13,7 +13,10 @@ from idempotency_django.policy import Policy
 from idempotency_django.testing.chaos import Report, Service, chaos
 from tests.models import Effect
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+]
 
 
 def event(number: int) -> Event:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -10,11 +9,12 @@ import pytest
 
 from idempotency_django.testing.chaos import Report, chaos
 from tests.chaos import flows
+from tests.chaos.conftest import TRIALS
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
-
-TRIALS = int(os.environ.get("CHAOS_TRIALS", "12")) or None
-"""How many trials each test makes; 0: all of some 80."""
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+]
 
 
 @pytest.fixture(autouse=True)

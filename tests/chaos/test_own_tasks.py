@@ -19,6 +19,7 @@ from tests.models import Effect
 from tests.support import new_key, post
 
 pytestmark = [
+    pytest.mark.e2e,
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.urls(__name__),
 ]

@@ -1,0 +1,23 @@
+"""Receive and process: killed and paused at every statement and call, on every database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from idempotency_django.testing.chaos import Report, chaos
+from tests.chaos import hooks
+from tests.chaos.conftest import TRIALS
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.urls(hooks.__name__),
+]
+
+
+def test_webhook(database: str, survives: Callable[[Report], None]) -> None:
+    """A webhook that was answered is handled once, wherever a process dies or is late."""
+    hooks.provider.forget()
+    survives(chaos(hooks.deliver, lambda number: f"msg-{number}", hooks.counts, limit=TRIALS))
