@@ -17,6 +17,7 @@ from django.utils.timezone import now
 from kombu import Message
 from kombu.exceptions import OperationalError
 
+from idempotency_django.admin.changelist import COPIES
 from idempotency_django.errors import OperationHeld, OperationInProgress, StoreUnavailable
 from idempotency_django.functions import idempotent_call
 from idempotency_django.jobs.celery import IdempotentTask
@@ -112,6 +113,8 @@ def test_in_progress(post: Post) -> None:
     assert post.deliver(copy) == states.SUCCESS
     assert effects() == 1
     assert post.take() is None
+    # By that beginning of its scope, the admin leaves the copy's record out of its list.
+    assert IdempotencyKey.objects.filter(scope__startswith=COPIES).count() == 1
 
 
 def test_what_a_copy_keeps(post: Post) -> None:

@@ -35,6 +35,7 @@ from .changelist import (
     AuditChangeList,
     AuditQuerySet,
     BoundedPaginator,
+    CopiesFilter,
     ExpiryFilter,
     OperationFilter,
     StateFilter,
@@ -61,7 +62,7 @@ class IdempotencyKeyAdmin(TimelineMixin):
     # sorts or searches without an index.
     sortable_by = ("created",)
     ordering = ("-created_at",)
-    list_filter = (StateFilter, OperationFilter, ExpiryFilter, AnswerFilter)
+    list_filter = (StateFilter, OperationFilter, ExpiryFilter, AnswerFilter, CopiesFilter)
     date_hierarchy = "created_at"
     search_fields = ("key", "scope", "path", "principal")
     search_help_text = _(

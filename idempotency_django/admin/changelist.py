@@ -30,6 +30,9 @@ SAMPLED: Final = 1_000
 FOUND: Final = 100
 """Records that are found by their path or principal."""
 
+COPIES: Final = "copies:"
+"""What the scopes of the copies of a Celery task begin with."""
+
 _RECENT: Final = "found_among_the_newest"
 _AFTER_ASCII: Final = "\x7f"
 _THE_BEGINNING: Final = Value(datetime(1970, 1, 2, tzinfo=UTC), output_field=DateTimeField())
@@ -161,6 +164,26 @@ class OperationFilter(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         name = self.value()
         return queryset if name is None else queryset.filter(operation=name)
+
+
+class CopiesFilter(SimpleListFilter):
+    """Without, or only, the records by which a task that waits sends each copy of itself once."""
+
+    title = _("copies of tasks")
+    parameter_name = "copies"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
+        return [("without", _("without them")), ("only", _("only them"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        copies = Q(scope__gte=COPIES, scope__lt=COPIES + _AFTER_ASCII)
+        match self.value():
+            case "without":  # a copy is remembered for an hour, so few are in the way
+                return queryset.exclude(copies)
+            case "only":
+                return queryset.filter(copies)
+            case _:
+                return queryset
 
 
 class ExpiryFilter(SimpleListFilter):

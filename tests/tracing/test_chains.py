@@ -163,7 +163,9 @@ def test_cycle() -> None:
     record(key="c", caused_by=reference("a", scope))
     record(key="self", caused_by=reference("self", scope))
     for key in "abc":
-        assert sorted(member.key for _, member in traced(key).members) == ["a", "b", "c"]
+        timeline = traced(key)
+        assert sorted(member.key for _, member in timeline.members) == ["a", "b", "c"]
+        assert not timeline.more
     assert keys(traced("self")) == {"self"}
 
 
