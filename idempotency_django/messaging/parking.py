@@ -51,12 +51,21 @@ def park(consumer: Consumer, event: Event, error: Exception, *, sender: str = ""
         ValueError: the event's data is neither bytes nor what JSON can say.
     """
     body = event.to_json().encode()
-    # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
-    message_id = f"{quote(event.source, safe='/:?=&@+,;')}#{event.id}"
+    message_id = _named(event.source, event.id)
     if isinstance(error, FingerprintMismatch):  # another event has that id
         message_id = f"{message_id}#{_digest(body)}"
     headers = [(SENDER, sender)] if sender else []
     _keep(consumer, message_id, event.type, body, error, headers)
+
+
+def message_id_of(source: str, event_id: str) -> str:
+    """The id that a parked event has in the table, unless it was parked as a different one."""
+    return keys.fit(_named(source, event_id))
+
+
+def _named(source: str, event_id: str) -> str:
+    # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
+    return f"{quote(source, safe='/:?=&@+,;')}#{event_id}"
 
 
 def park_raw(

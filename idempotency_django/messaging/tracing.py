@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
@@ -25,14 +26,12 @@ from .events import Event
 from .models import InboxMessage, OutboxMessage
 from .models.inbox import InboxState
 from .models.outbox import OutboxState
+from .parking import SENDER, message_id_of
 
 OUTBOX: Final = "outbox:"
 INBOX: Final = "inbox:"
 CONSUMER: Final = "consumer:"
 """What the scopes of messages begin with, and the source of a message that a consumer parked."""
-
-SENDER: Final = "idempotency-sender"
-"""The header of a parked message that says who sent it to a federated consumer."""
 
 _CONTENTS: Final = ("headers", "error")
 
@@ -76,6 +75,11 @@ class MessageSource:
         references = [member.reference for member in members]
         published = _outbox().filter(~Q(caused_by=""), caused_by__in=references).order_by("pk")
         yield from self._found(published[:limit], unreachable)
+        parked = _parked_by(members)
+        if parked is not None:
+            for member in self._found(parked.order_by("pk")[:limit], unreachable):
+                if member.caused_by in references:
+                    yield member
 
     def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
         for kind, moments in ((OutboxMessage, _sent), (InboxMessage, _received)):
@@ -192,6 +196,17 @@ def _tried(attempts: int) -> str:
 
 def _is_parked(row: Any) -> bool:
     return isinstance(row, InboxMessage) and row.source.startswith(CONSUMER)
+
+
+def _parked_by(members: Iterable[Member]) -> QuerySet[Any] | None:
+    """What consumers may have parked after the attempts that these are the records of."""
+    sources, ids = set(), set()
+    for member in members:
+        if member.scope.startswith(CONSUMER):
+            name, _colon, source = member.scope.removeprefix(CONSUMER).partition(":")
+            sources.add(f"{CONSUMER}{name}")
+            ids.add(message_id_of(unquote(source.partition("|")[0]), member.key))
+    return _inbox().filter(source__in=sources, message_id__in=ids) if sources else None
 
 
 def _attempts(pks: Sequence[Any], using: str) -> dict[Any, str]:
