@@ -83,7 +83,7 @@ class StaffFactory(factory.django.DjangoModelFactory[User]):
 
     @factory.post_generation
     def permissions(self, create: bool, names: Any, **options: Any) -> None:
-        """Grant the permissions of the package with these codenames."""
+        """Grant the permissions of this package's apps with these codenames."""
         held = Permission.objects.filter(
             content_type__app_label__startswith="idempotency_", codename__in=names or []
         )

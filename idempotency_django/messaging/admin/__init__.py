@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import inbox, outbox
+from . import inbox, outbox, streams
 
-__all__ = ["inbox", "outbox"]
+__all__ = ["inbox", "outbox", "streams"]
