@@ -27,7 +27,7 @@ from .publishers.base import Outgoing, Publisher
 from .topics import ALL_OTHERS, Topic, topic, topics
 from .waking import Ear
 
-logger = logging.getLogger("idempotency_django.outbox")
+logger = logging.getLogger("idempotency_django")
 
 BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
