@@ -43,6 +43,8 @@ id                                     what is wrong
 ``idempotency_django.E044``            a topic of the outbox is not configured rightly
 ``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
 ``idempotency_django.W046``            messages and records are in two databases
+``idempotency_django.E048``            the endpoint of a topic's webhooks cannot be imported
+``idempotency_django.E049``            the Celery app of a topic cannot be imported
 =====================================  =========================================================
 """
 
