@@ -17,8 +17,8 @@ from pathlib import Path
 
 import django
 
+POLL = timedelta(seconds=0.2)  # so that nobody who tries it out has to wait
 PAUSE = 1  # seconds before a job that has failed begins again
-POLL = timedelta(seconds=0.2)  # SQLite cannot wake up anybody
 STOP_TIMEOUT = 10  # seconds for the jobs to finish what they have in hand
 
 Job = Callable[[threading.Event], object]
@@ -32,7 +32,14 @@ def relay_outbox(stop: threading.Event) -> None:
     Relay().run(stop, poll=POLL, listen=True)
 
 
-JOBS: tuple[Job, ...] = (relay_outbox,)
+def process_inbox(stop: threading.Event) -> None:
+    """Handle the webhooks that were received."""
+    from idempotency_django.messaging.inbox.processing import run  # noqa: PLC0415  # needs models
+
+    run(stop, poll=POLL)
+
+
+JOBS: tuple[Job, ...] = (relay_outbox, process_inbox)
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
@@ -30,8 +31,15 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /plain/orders/        a Django view, which the middleware protects
   /decorated/orders/    a Django view with the decorator
   /async/orders/        an async Django view with the decorator
+  /webhooks/standard/   a webhook, signed as Standard Webhooks with WEBHOOK_SECRET
+  /webhooks/stripe/     a webhook, signed as Stripe's with STRIPE_WEBHOOK_SECRET
   /api/invoices/        versions: an invoice is changed only by who has read its last version
   /api/payments/        one payment per order, whatever the key: {{"order": "…", "amount": 500}}
+
+A webhook is answered as soon as it is stored, and handled in the background. These secrets sign it:
+
+  WEBHOOK_SECRET={webhook_secret}
+  STRIPE_WEBHOOK_SECRET={stripe_secret}
 
 An operation that takes long: start the server with SIMULATE=1, send this, and send it again from
 another terminal while it is running. The second answer is 202, with the address of the status:
@@ -70,6 +78,8 @@ def greeting(address: str) -> str:
         count=_COUNT.format(address=address, reference=reference),
         invoice=_post(address, "/api/invoices/", reference),
         change=_post(address, "/api/invoices/ID/", reference, "-X PUT -H 'If-Match: \"1\"' "),
+        webhook_secret=settings.WEBHOOK_SECRET,
+        stripe_secret=settings.STRIPE_WEBHOOK_SECRET,
         slow=f"{slow} -H 'X-Simulate: sleep-ms=20000'",
     )
 

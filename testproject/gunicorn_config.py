@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from django.conf import settings
+
 from testproject.greeting import charge_command
 
 if os.environ.get("ASGI") == "1":
@@ -26,4 +28,6 @@ def when_ready(server: Any) -> None:
     """Say what can be tried, now that somebody listens."""
     host, port = server.LISTENERS[0].sock.getsockname()
     address = f"http://{host}:{port}"
+    print(f"WEBHOOK_SECRET={settings.WEBHOOK_SECRET}")
+    print(f"STRIPE_WEBHOOK_SECRET={settings.STRIPE_WEBHOOK_SECRET}")
     print(f"Try it:\n\n  {charge_command(address)}\n\nMore is at {address}/.", flush=True)

@@ -15,6 +15,8 @@
     process that serves the request.
 ``REDELIVERY_SECONDS``
     After how long Redis delivers a task again that no worker has acknowledged.
+``WEBHOOK_SECRET``, ``STRIPE_WEBHOOK_SECRET``
+    What the senders of webhooks sign with.
 ``SIMULATE``
     ``1`` lets the header ``X-Simulate`` inject faults, down to killing the process that serves.
 """
@@ -80,6 +82,8 @@ if REDIS_URL := os.environ.get("REDIS_URL"):
 LEDGER_URL = os.environ.get("LEDGER_URL") or "http://127.0.0.1:8001"
 BROKER_URL = os.environ.get("BROKER_URL") or ""
 REDELIVERY_SECONDS = float(os.environ.get("REDELIVERY_SECONDS") or 0)
+WEBHOOK_SECRET = os.environ.get("WEBHOOK_SECRET") or "whsec_a25vd24gdG8gZXZlcnlib2R5LCB0b28="
+STRIPE_WEBHOOK_SECRET = os.environ.get("STRIPE_WEBHOOK_SECRET") or "whsec_known_to_everybody_too"
 SIMULATE = os.environ.get("SIMULATE") == "1"
 
 SECRET_KEY = "known to everybody: this project is for trying things out"

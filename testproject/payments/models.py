@@ -24,6 +24,7 @@ class Kind(models.TextChoices):
     JOB = "job"
     PUBLISHED = "published"
     CONSUMED = "consumed"
+    WEBHOOK = "webhook"
 
 
 class Effect(models.Model):

@@ -4,7 +4,7 @@ from django.urls import path
 
 from idempotency_django.drf import IdempotencyStatusView
 
-from . import events, jobs, published, views
+from . import events, jobs, published, views, webhooks
 
 urlpatterns = [
     path("api/charges/", views.ChargeViewSet.as_view({"post": "create"})),
@@ -17,6 +17,8 @@ urlpatterns = [
     path("api/jobs/", jobs.JobView.as_view()),
     path("api/unprotectedjobs/", jobs.UnprotectedJobView.as_view()),
     path("api/published/", published.PublishedView.as_view()),
+    path("webhooks/standard/", webhooks.StandardHook.as_view()),
+    path("webhooks/stripe/", webhooks.StripeHook.as_view()),
     path("plain/orders/", views.plain_order),
     path("decorated/orders/", views.decorated_order),
     path("async/orders/", views.async_order),

@@ -381,7 +381,7 @@ def test_without_database(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None
         raise StoreUnavailable
 
     monkeypatch.setattr(processing, "process_due", refuse)
-    run(stop, poll=0.01)
+    run(stop, poll=timedelta(seconds=0.01))
     assert len(tries) == 2
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
 from typing import Any, Final
 
 from django.contrib import admin, messages
@@ -16,7 +15,6 @@ from django.contrib.admin import helpers
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -27,51 +25,16 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ...conf import conf
 from ...tracing.admin import TimelineMixin
 from ...tracing.legible import indented
 from ..databases import database
-from ..inbox.messages import CONSUMER
-from ..inbox.receivers import receivers
 from ..inbox.settling import NotSettled
 from ..models import InboxMessage
-from ..registry import consumers
+from .changelist import BoundedPaginator, SourceFilter, sources
 from .settlements import SETTLEMENTS, Settlement
 
 SECRET: Final = ("headers", "body", "error")
 """Columns that are fetched for holders of the permission ``view_body`` only."""
-
-COUNTED: Final = 10_000
-"""Messages that a list counts and leads to; to find an older one, narrow the list down."""
-
-
-class _BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at runtime
-    """Counts up to ``COUNTED`` and no further: a list opens as fast with ten million messages."""
-
-    @cached_property
-    def count(self) -> int:
-        rows: Any = self.object_list
-        counted: int = rows.order_by().values("pk")[:COUNTED].count()
-        return counted
-
-
-class SourceFilter(admin.SimpleListFilter):
-    """By source: the receivers', and those of consumers that have parked messages."""
-
-    title = gettext_lazy("source")
-    parameter_name = "source"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(source, source) for source in sources()]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(source=self.value()) if self.value() else queryset
-
-
-def sources() -> list[str]:
-    """The sources that messages may have."""
-    names = consumers() if conf.consumers else ()
-    return [*sorted(receivers()), *(f"{CONSUMER}{name}" for name in sorted(names))]
 
 
 def _settle_selected(kind: Settlement) -> Callable[..., HttpResponse | None]:
@@ -99,7 +62,7 @@ class InboxMessageAdmin(TimelineMixin):
     ordering = ("-received_at",)
     sortable_by = ("received_at",)
     list_per_page = 50
-    paginator = _BoundedPaginator
+    paginator = BoundedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     actions = tuple(_settle_selected(kind) for kind in SETTLEMENTS)
@@ -197,7 +160,8 @@ class InboxMessageAdmin(TimelineMixin):
         pages = [
             path(
                 f"<path:object_id>/{kind.name}/",
-                self.admin_site.admin_view(partial(self.settle_view, kind=kind)),
+                self.admin_site.admin_view(self.settle_view),
+                {"kind": kind},
                 name=f"idempotency_messaging_inboxmessage_{kind.name}",
             )
             for kind in SETTLEMENTS

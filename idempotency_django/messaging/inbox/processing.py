@@ -31,7 +31,7 @@ from .receivers import receiver_of
 logger = logging.getLogger(__name__)
 
 BATCH: Final = 10
-POLL: Final = 1.0  # seconds
+POLL: Final = timedelta(seconds=1)
 FIRST_PAUSE: Final = 5.0  # seconds after the first failure; each further one takes twice as long
 LONGEST_PAUSE: Final = 3600.0  # seconds
 LONGEST_ERROR: Final = 4000  # characters
@@ -85,7 +85,7 @@ def run(
     *,
     sources: Collection[str] = (),
     batch: int = BATCH,
-    poll: float = POLL,
+    poll: timedelta = POLL,
 ) -> None:
     """Handle what is due, and what becomes due, until the event is set.
 
@@ -93,7 +93,7 @@ def run(
         stop: when it is set, the message in hand is finished.
         sources: as for :func:`process_due`.
         batch: as for :func:`process_due`.
-        poll: after how many seconds without a message to look again.
+        poll: how long to wait, when nothing is due, before looking again.
     """
     while not stop.is_set():
         try:
@@ -101,7 +101,7 @@ def run(
         except (DatabaseFault, StoreUnavailable):
             logger.exception("The inbox cannot be processed now; another try follows.")
             connections.close_all()
-        stop.wait(poll)
+        stop.wait(poll.total_seconds())
 
 
 def process(message: InboxMessage) -> InboxState:

@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='effect',
             name='kind',
-            field=models.CharField(choices=[('charge', 'Charge'), ('order', 'Order'), ('unprotected', 'Unprotected'), ('viamiddleware', 'Via Middleware'), ('plain', 'Plain'), ('decorated', 'Decorated'), ('async', 'Async'), ('transfer', 'Transfer'), ('payout', 'Payout'), ('invoice', 'Invoice'), ('paid', 'Paid'), ('payment', 'Payment'), ('event', 'Event'), ('job', 'Job')], max_length=16),
+            field=models.CharField(choices=[('charge', 'Charge'), ('order', 'Order'), ('unprotected', 'Unprotected'), ('viamiddleware', 'Via Middleware'), ('plain', 'Plain'), ('decorated', 'Decorated'), ('async', 'Async'), ('transfer', 'Transfer'), ('payout', 'Payout'), ('invoice', 'Invoice'), ('paid', 'Paid'), ('payment', 'Payment'), ('event', 'Event'), ('job', 'Job'), ('webhook', 'Webhook')], max_length=16),
         ),
     ]

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -51,9 +52,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--poll",
             type=float,
-            default=POLL,
+            default=POLL.total_seconds(),
             metavar="SECONDS",
-            help=f"How long to wait when nothing is due (default: {POLL:g}).",
+            help=f"How long to wait when nothing is due (default: {POLL.total_seconds():g}).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -62,7 +63,7 @@ class Command(BaseCommand):
             if options["once"]:
                 self._say(process_due(**chosen, stop=stop), options["verbosity"])
             else:
-                run(stop, **chosen, poll=options["poll"])
+                run(stop, **chosen, poll=timedelta(seconds=options["poll"]))
 
     def _say(self, tally: Counter[str], verbosity: int) -> None:
         if verbosity:
