@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -215,6 +216,70 @@ def test_aliases_that_stand_for_more_than_memory_holds() -> None:
 
     assert canonical(multiplied("a")) == canonical(multiplied("a"))
     assert canonical(multiplied("a")) != canonical(multiplied("b"))
+
+
+@pytest.mark.parametrize("kind", ["application/yaml", "application/json"])
+def test_texts_that_stand_for_more_than_memory_holds(kind: str) -> None:
+    """An alias of a long text is as good a bomb as one of a list; neither goes off, as JSON nor
+    else, with or without the bytes that were parsed.
+    """
+
+    def body(character: str, way: int) -> Any:
+        text: Any = character * 1_000_000
+        for _ in range(60 if way else 0):
+            text = {"a": text, "b": text, "c": text}
+        return text if way else {"a": [text] * 400_000}
+
+    for way in (0, 1):
+        for function in (whole_request, fields(exclude=["z"])):
+
+            def of_it(character: str) -> bytes:
+                call = a_call(body=Parsed(body(character, way)), media_type=kind)  # noqa: B023
+                return bytes(function(call))  # type: ignore[arg-type]  # noqa: B023
+
+            assert of_it("a") == of_it("a")
+            assert of_it("a") != of_it("b")
+
+
+def test_aliases_are_copies() -> None:
+    """What occurs twice in what a parser of JSON made is compared as two copies of it."""
+    shared = ["a"]
+    call = {"media_type": "application/json"}
+    copied = of(b'{"b": "", "a": [["a"], ["a"]]}', **call)
+    assert copied == of(Parsed({"a": [["a"], ["a"]], "b": ""}), **call)
+    assert copied == of(Parsed({"a": [shared, shared], "b": ""}), **call)
+
+
+@dataclass(eq=False)
+class Node:
+    """A dataclass that may lead back to itself."""
+
+    name: str
+    next: Any = None
+
+
+def ring(*names: str) -> Node:
+    nodes = [Node(name) for name in names]
+    for node, following in zip(nodes, [*nodes[1:], nodes[0]], strict=True):
+        node.next = following
+    return nodes[0]
+
+
+def test_dataclasses_within_themselves() -> None:
+    """A dataclass that contains itself is compared as a list that does."""
+    assert canonical(ring("a", "b")) == canonical(ring("a", "b"))
+    rings = [ring("a"), ring("a", "a"), ring("a", "b"), ring("b", "a"), Node("a", Node("a"))]
+    assert len({canonical(each) for each in rings}) == len(rings)
+    twice = Node("a")
+    assert canonical([twice, twice]) == canonical([Node("a"), Node("a")])
+
+
+def test_sets_within_themselves() -> None:
+    """A set whose members contain it cannot be put in order, and the error says so."""
+    node = Node("a")
+    node.next = {node}
+    with pytest.raises(TypeError, match="A set cannot be compared"):
+        canonical(node)
 
 
 # The rest of the request.

@@ -16,7 +16,10 @@ from uuid import UUID
 LENGTH: Final = 12
 """Bytes of a content digest: 96 bits tell apart all requests that ever use one key."""
 
-_WRITTEN_OUT: Final = 1024 * 1024
+_SHORT: Final = 64
+"""Bytes up to which a text is written out where the whole is longer than ``WRITTEN_OUT``."""
+
+WRITTEN_OUT: Final = 1024 * 1024
 """Bytes up to which an object that occurs twice is written twice, as a copy of it would be."""
 
 
@@ -40,7 +43,7 @@ def framed(*parts: bytes | str) -> bytes:
     return bytes(out)
 
 
-def canonical(value: Any, *, at_most: float = _WRITTEN_OUT) -> bytes:
+def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
     """Plain data as bytes that are equal for equal values and differ for all others.
 
     Each value follows its type and its length or count, so that no two values can be confused: 1,
@@ -49,49 +52,51 @@ def canonical(value: Any, *, at_most: float = _WRITTEN_OUT) -> bytes:
     Args:
         value: JSON's types, bytes, ``Decimal``, ``UUID``, dates and times, enums, sets,
             dataclasses, Django models (by their label and primary key), pydantic models, and
-            mappings, lists and tuples of these. A list or mapping within itself, as YAML can say
-            it, is written as its number.
+            mappings, lists and tuples of these. A list, mapping or dataclass within itself, as YAML
+            can say it, is written as its number.
         at_most: bytes up to which an object that occurs twice is written twice, as a copy of it
-            would be. Beyond that it is its number, too: a few lines of YAML, whose aliases repeat
-            lists of aliases, may stand for more data than there is memory.
+            would be. Beyond that it is its number, too, and a long text is its digest: a few lines
+            of YAML, whose aliases repeat lists of aliases, may stand for more data than there is
+            memory.
 
     Raises:
-        TypeError: it contains something else, whose text may differ in another process.
+        TypeError: it contains something else, whose text may differ in another process; or a set
+            whose members contain it.
     """
-    # A stack of its own, because what a client sends may be nested deeper than Python's calls.
     out: list[bytes] = []
-    length = number = 0
-    pending = [value]
-    seen: dict[int, tuple[int, Any]] = {}  # with the object itself, or its id could be used again
+    length = 0
+    pending = [value]  # a stack: what a client sends may be nested deeper than Python's calls
+    # What to write for an object that comes again. With the object, or its id could be used again.
+    seen: dict[int, tuple[bytes, Any]] = {}
     while pending:
         item = pending.pop()
         if type(item) is _End:
             del seen[item]
             continue
-        if isinstance(item, Mapping | list | tuple):
-            if id(item) in seen:
-                out.append(b"r%d:" % seen[id(item)][0])
-                continue
-            seen[id(item)] = (number, item)
-            number += 1
-            if at_most < inf:
-                pending.append(_End(id(item)))
+        if id(item) in seen:
+            out.append(seen[id(item)][0])
+            continue
+        scalar: tuple[bytes, str] | None = None
         match item:
             case Mapping():
                 written = b"m%d:" % len(item)
-                for name in sorted(item, key=_sort_key, reverse=True):
-                    pending += (item[name], name)
+                names = sorted(item, key=_sort_key, reverse=True)
+                parts = [part for name in names for part in (item[name], name)]
             case list() | tuple():
-                written = b"l%d:" % len(item)
-                pending += reversed(item)
+                written, parts = b"l%d:" % len(item), [*reversed(item)]
             case _:
                 scalar = _scalar(item)
                 if scalar is None:
-                    label, parts = _parts(item)
-                    pending.append(parts)
-                    scalar = (b"o", label)
-                data = scalar[1].encode("utf-8", "surrogatepass")
-                written = b"%s%d:%s" % (scalar[0], len(data), data)
+                    label, *parts = _parts(item)
+                written = _text(*(scalar or (b"o", label)))
+        if scalar is None:
+            seen[id(item)] = (b"r%d:" % len(seen), item)
+            if at_most < inf:
+                pending.append(_End(id(item)))
+            pending += parts
+        elif at_most == inf and len(written) > _SHORT:
+            written = b"h" + hashlib.sha256(written).digest()
+            seen[id(item)] = (written, item)
         out.append(written)
         length += len(written)
         if length > at_most:
@@ -101,6 +106,11 @@ def canonical(value: Any, *, at_most: float = _WRITTEN_OUT) -> bytes:
 
 class _End(int):
     """Where the items of a list or mapping with this id end: what comes after is not within it."""
+
+
+def _text(kind: bytes, text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return b"%s%d:%s" % (kind, len(data), data)
 
 
 def _scalar(item: Any) -> tuple[bytes, str] | None:
@@ -128,7 +138,7 @@ def _parts(item: Any) -> tuple[str, Any]:
     kind = type(item)
     label = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(item, set | frozenset):
-        return "set", sorted(map(canonical, item))
+        return "set", _members(item)
     if isinstance(item, Enum):
         return label, item.name
     if is_dataclass(item) and not isinstance(item, type):
@@ -139,6 +149,16 @@ def _parts(item: Any) -> tuple[str, Any]:
     if meta is not None and getattr(item, "pk", None) is not None:
         return str(meta.concrete_model._meta.label_lower), item.pk
     raise TypeError(_no_plain_data(item, is_model=meta is not None))
+
+
+def _members(items: frozenset[Any] | set[Any]) -> list[bytes]:
+    try:
+        return sorted(map(canonical, items))
+    except RecursionError:
+        raise TypeError(
+            "A set cannot be compared with a retry's: what is in it contains the set itself, or "
+            "sets are nested too deep. Pass a list, or what tells its members apart."
+        ) from None
 
 
 def _no_plain_data(item: Any, *, is_model: bool) -> str:

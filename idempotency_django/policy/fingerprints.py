@@ -18,7 +18,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from .canonical import canonical, framed
+from .canonical import WRITTEN_OUT, canonical, framed
 from .invocation import Body, Form, Hashed, Invocation, Parsed
 
 FingerprintFunction = Callable[[Invocation], bytes | str]
@@ -69,7 +69,7 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
             named = {name: values for name, values in body.fields.items() if kept(name)}
             body = Form(named, tuple(file for file in body.files if kept(file.field)))
         elif isinstance(body, Parsed) and isinstance(body.value, Mapping):
-            body = Parsed(_choose(body.value, include_tree, exclude_tree))
+            body = Parsed(_choose(body.value, include_tree, exclude_tree), tree=body.tree)
         return _request(invocation, _canonical(body, invocation.media_type))
 
     return of_some_fields
@@ -114,7 +114,7 @@ def _decoded(body: Body, media_type: str) -> Body:
     if not isinstance(body, bytes) or not is_json(media_type):
         return body
     try:
-        return Parsed(_loads(body, object_pairs_hook=_unique))
+        return Parsed(_loads(body, object_pairs_hook=_unique), tree=True)
     except (ValueError, RecursionError):
         return body
 
@@ -159,7 +159,7 @@ def _canonical(body: Body, media_type: str) -> bytes:
             for file in sorted(body.files, key=attrgetter("field"))
         ]
         return b"form" + canonical((named, uploaded))
-    if is_json(media_type):
+    if is_json(media_type) and (body.tree or _is_short(body.value)):
         try:
             # As JSON again, which is several times faster than canonical().
             return b"json" + _encode(body.value).encode()
@@ -171,6 +171,25 @@ def _canonical(body: Body, media_type: str) -> bytes:
         if body.raw is None:
             raise
         return _canonical(body.raw, media_type)
+
+
+def _is_short(value: Any) -> bool:
+    """Whether the value is short as JSON, where what occurs twice is written twice.
+
+    YAML's aliases repeat lists of aliases: a short body may stand for more text than there is
+    memory.
+    """
+    left, pending = WRITTEN_OUT, [value]
+    while pending and left > 0:
+        item = pending.pop()
+        left -= 1
+        if isinstance(item, str):
+            left -= len(item)
+        elif isinstance(item, Mapping):
+            pending += item.values()
+        elif isinstance(item, list | tuple):
+            pending += item
+    return left > 0
 
 
 def _as_dict(value: Any) -> dict[Any, Any]:

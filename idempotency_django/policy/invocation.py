@@ -41,10 +41,12 @@ class Parsed:
     Attributes:
         value: what the parser made.
         raw: the body that it parsed; ``None`` if that is gone.
+        tree: whether each list and each mapping is known to be there once, as JSON says them.
     """
 
     value: Any
     raw: bytes | Hashed | None = None
+    tree: bool = False
 
 
 Body = bytes | Form | Hashed | Parsed
