@@ -14,7 +14,7 @@ MOST: Final = 200
 DEEPEST: Final = 50
 """Causes that are followed one after the other, in each direction."""
 
-_Place = tuple[str, str]
+_Place = tuple[str, str, str]
 
 
 def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # noqa: B008  # frozen
@@ -61,20 +61,30 @@ class _Walk:
 
     def _up(self, member: Member) -> None:
         while member.caused_by and len(self.causes) < DEEPEST:
-            if any(member.caused_by == known.reference for known in self._members.values()):
-                return  # a key that was used again may be caused by what it had caused
-            member = self._cause(member.caused_by)
-            self.causes.append(member)
+            cause = self._cause(member.caused_by)
+            if cause is None:  # a key that was used again may be caused by what it had caused
+                return
+            self.causes.append(cause)
+            member = cause
         self.more = self.more or bool(member.caused_by)
 
-    def _cause(self, reference: str) -> Member:
-        first = None
+    def _cause(self, reference: str) -> Member | None:
+        """The member with this reference; ``None``: the walk has been there.
+
+        A message and the record of what was done for it may have one reference.
+        """
+        known = any(member.reference == reference for member in self._members.values())
         for source in sources():
-            for member in source.by_reference(reference, self.unreachable):
-                self._members.setdefault(_place(member), member)
-                first = first or member
-            if first:
-                return first
+            new = [
+                member
+                for member in source.by_reference(reference, self.unreachable)
+                if _place(member) not in self._members
+            ]
+            self._members.update((_place(member), member) for member in new)
+            if new:
+                return new[0]
+        if known:
+            return None
         missing = Member.missing(reference)
         self._members[_place(missing)] = missing
         return missing
@@ -133,4 +143,4 @@ def _since(member: Member) -> tuple[object, ...]:
 
 
 def _place(member: Member) -> _Place:
-    return member.reference, member.where
+    return member.kind, member.reference, member.where

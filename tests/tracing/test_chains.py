@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from celery import Celery
@@ -24,7 +25,7 @@ from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.messaging.outbox.publishing import publish
+from idempotency_django.messaging.outbox import after_commit, publish
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.messaging.parking import park
 from idempotency_django.models import IdempotencyKey
@@ -33,6 +34,7 @@ from idempotency_django.records import reference
 from idempotency_django.stores import stores
 from idempotency_django.testing import an_operation
 from idempotency_django.tracing import Member, Timeline, find, trace
+from idempotency_django.tracing.sources import member_of
 from idempotency_django.tracing.timelines import Confidential
 from idempotency_django.tracing.walking import DEEPEST, MOST
 from tests.factories import ago, copies, record, step
@@ -138,6 +140,57 @@ def test_from_request_to_step(client: Client, app: Celery) -> None:
         ["created", "completed", "replayed"],
         ["created", "step 1, charge, by attempt 1", "completed"],
     ]
+
+
+def send_receipt(number: int) -> None:
+    """What is to be done after the commit; it asks for more."""
+    idempotent_call(key=f"receipt-{number}", scope="receipts", fn=lambda execution: number)
+
+
+CELERY = {
+    "celery": {
+        "BACKEND": "idempotency_django.messaging.outbox.publishers.celery.CeleryPublisher",
+        "OPTIONS": {"app": f"{__name__}.celery"},
+    }
+}
+celery = Celery("traced", broker="memory://", set_as_current=False)
+celery.conf.task_always_eager = True
+
+
+@celery.task(base=IdempotentTask, name="tests.tracing.remind")
+def remind(number: int) -> None:
+    """A task that is written into the outbox."""
+
+
+@override_settings(IDEMPOTENCY={"OUTBOX": CELERY})
+def test_after_commit() -> None:
+    """A call and a task that were asked for in a transaction have the message as their cause.
+
+    The record of the call has the reference of its message: the key and the scope are the same.
+    """
+
+    def pay(execution: ExecutionContext) -> None:
+        after_commit(send_receipt, 17)
+        remind.enqueue_once(17)
+
+    idempotent_call(key="pay-17", scope="payments", fn=pay, name="pay")
+    assert Relay().drain() == 2
+    path = f"{__name__}:send_receipt"
+    rows = [*IdempotencyKey.objects.all(), *OutboxMessage.objects.all()]
+    assert len(rows) == 6
+    for row in rows:
+        member = member_of(row)
+        assert member is not None
+        timeline = trace(member)
+        assert not timeline.more
+        assert titles(timeline) == [
+            (0, "pay"),
+            (1, f"{path} to after_commit"),
+            (2, path),
+            (3, ANY),
+            (1, "tests.tracing.remind to celery"),
+            (2, "tests.tracing.remind"),
+        ]
 
 
 def test_gaps() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin import AdminSite
 from django.contrib.auth.models import Permission, User
 from django.db import OperationalError, connection, connections
 from django.http import HttpRequest
@@ -16,12 +16,13 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from idempotency_django.admin import IdempotencyKeyAdmin
+from idempotency_django.messaging.admin.inbox import InboxMessageAdmin
+from idempotency_django.messaging.admin.outbox import OutboxMessageAdmin
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.records import reference
 from idempotency_django.stores import stores
 from idempotency_django.testing import an_operation
-from idempotency_django.tracing.admin import TimelineMixin
 from tests.factories import StaffFactory, ago, copies, record, step
 from tests.tracing.messages import named, published, received
 
@@ -39,14 +40,10 @@ class OfTenants(IdempotencyKeyAdmin):
         return rows.filter(principal="user:bob") if request.user.username == "bob" else rows
 
 
-class Messages(TimelineMixin, ModelAdmin):  # type: ignore[type-arg]
-    """The least that an admin of messages is."""
-
-
 site = AdminSite("traced")
 site.register(IdempotencyKey, OfTenants)
-site.register(OutboxMessage, Messages)
-site.register(InboxMessage, Messages)
+site.register(OutboxMessage, OutboxMessageAdmin)
+site.register(InboxMessage, InboxMessageAdmin)
 urlpatterns = [path("admin/", site.urls)]
 
 

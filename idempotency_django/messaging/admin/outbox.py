@@ -13,6 +13,7 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ...tracing.admin import TimelineMixin
 from ..databases import database
 from ..models import OutboxLease, OutboxMessage, OutboxStream
 from ..models.outbox import OutboxState
@@ -59,7 +60,7 @@ class _ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptabl
 
 
 @admin.register(OutboxMessage)
-class OutboxMessageAdmin(_ReadOnly):
+class OutboxMessageAdmin(TimelineMixin, _ReadOnly):
     """Lists and shows messages, retries and skips what is blocked, and sends again."""
 
     list_display = (
