@@ -23,11 +23,13 @@ class MessagingConfig(AppConfig):
     def ready(self) -> None:
         # What needs the models can only be imported now.
         from . import tracing  # noqa: PLC0415
-        from .checks import check_receivers  # noqa: PLC0415
+        from .inbox import checks as inbox_checks  # noqa: PLC0415
+        from .inbox import purging as inbox_purging  # noqa: PLC0415
         from .outbox import checks, enqueueing, purging  # noqa: PLC0415
 
-        register(check_receivers, Tags.security)
+        register(inbox_checks.check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)
+        inbox_purging.register_purge()
         purging.register_purges()
         tracing.register_messages()
         register_way(enqueueing.enqueue)

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from idempotency_django.checks import inventory
-from idempotency_django.messaging.checks import check_receivers
 from idempotency_django.messaging.inbox import inserting
+from idempotency_django.messaging.inbox.checks import check_receivers
 from idempotency_django.messaging.inbox.processing import process_due
 from idempotency_django.messaging.inbox.receivers import _RECEIVERS, WebhookReceiver, receiver_of
 from idempotency_django.messaging.inbox.verifiers import GitHub, StandardWebhooks

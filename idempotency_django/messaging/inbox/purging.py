@@ -5,10 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 
 from django.db import connections, transaction
+from django.db.models import QuerySet
 
 from ...models import DatabaseNow
+from ...stores import purging
 from ..databases import database
 from ..models import InboxMessage
+
+
+def register_purge() -> None:
+    """Have the command and the task purge the inbox."""
+    purging.register("inbox messages", purge_inbox, purgeable_inbox)
+
+
+def purgeable_inbox(older_than: timedelta) -> int:
+    """How many messages :func:`purge_inbox` would delete."""
+    return _over(older_than).count()
 
 
 def purge_inbox(older_than: timedelta, limit: int) -> int:
@@ -20,6 +32,11 @@ def purge_inbox(older_than: timedelta, limit: int) -> int:
     skip = connections[using].features.has_select_for_update_skip_locked
     rows = InboxMessage.objects.using(using)
     with transaction.atomic(using=using):
-        over = rows.filter(purge_at__lte=DatabaseNow() - older_than).order_by("purge_at", "pk")
-        keys = over.select_for_update(skip_locked=skip).values_list("pk", flat=True)[:limit]
+        oldest = _over(older_than).order_by("purge_at", "pk")
+        keys = oldest.select_for_update(skip_locked=skip).values_list("pk", flat=True)[:limit]
         return rows.filter(pk__in=list(keys)).delete()[0]
+
+
+def _over(older_than: timedelta) -> QuerySet[InboxMessage]:
+    rows = InboxMessage.objects.using(database())
+    return rows.filter(purge_at__lte=DatabaseNow() - older_than)

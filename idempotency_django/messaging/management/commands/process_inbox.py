@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from argparse import ArgumentParser, ArgumentTypeError
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand
 
 from ...inbox.processing import BATCH, POLL, process_due, run
+from ...stopping import stop_on_signals
 
 
 def count(text: str) -> int:
@@ -59,7 +56,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = {"sources": options["source"], "batch": options["batch"]}
-        with _ends_on_signals() as stop:
+        with stop_on_signals() as stop:
             if options["once"]:
                 self._say(process_due(**chosen, stop=stop), options["verbosity"])
             else:
@@ -69,23 +66,3 @@ class Command(BaseCommand):
         if verbosity:
             told = ", ".join(f"{number} {state}" for state, number in sorted(tally.items()))
             self.stdout.write(f"Messages: {told or 'none was due'}.")
-
-
-@contextmanager
-def _ends_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set; a second one ends the process as usual."""
-    stop = threading.Event()
-    before: dict[int, Any] = {}
-
-    def note(number: int, _: object) -> None:
-        stop.set()
-        signal.signal(number, before[number])
-
-    if threading.current_thread() is threading.main_thread():
-        for ending in (signal.SIGTERM, signal.SIGINT):
-            before[ending] = signal.signal(ending, note)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

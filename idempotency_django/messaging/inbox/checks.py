@@ -1,4 +1,4 @@
-"""The system checks of messaging."""
+"""The system checks of the receivers of webhooks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from ..planning import lease_of
-from ..stores import stores
-from .inbox.messages import policy_of
-from .inbox.receivers import WebhookReceiver, receivers
+from ...planning import lease_of
+from ...stores import stores
+from .messages import policy_of
+from .receivers import WebhookReceiver, receivers
 
 
 def check_receivers(**_: Any) -> Sequence[CheckMessage]:
