@@ -63,5 +63,5 @@ def test_wrong(
 
 def test_lock_that_stays(database: str) -> None:
     """A message that nobody can handle any more is reported as never acknowledged."""
-    report = chaos(handlers.locks, message, effects, disturbances=["kill"], attempts=2)
+    report = chaos(handlers.locks, message, effects, disturbances=["kill"], attempts=1)
     assert {trial.error for trial in report.failures} == {"RuntimeError: Somebody is handling it."}

@@ -365,6 +365,27 @@ class TestTrials:
         assert len({tuple(order) for order in storms}) > 1
 
     @committing
+    @pytest.mark.parametrize("disturbance", ["kill", "pause"])
+    def test_boundary_that_is_gone(self, disturbance: str) -> None:
+        """A delivery that does not come to its boundary is none that was disturbed, and says so."""
+
+        def deliver(number: int) -> None:
+            write(str(number))
+            for _ in range(3 if number < 2 else 0):  # where the boundaries are counted
+                crash_point("here")
+
+        report = chaos(
+            deliver,
+            int,
+            lambda number: min(effects(str(number)), 1),
+            disturbances=[disturbance],
+        )
+        report.assert_passed()
+        missed = [trial for trial in report.trials if "that it did not come to" in trial.what]
+        assert len(missed) == 3
+        assert report.kills == (len(report.boundaries) - 3 if disturbance == "kill" else 0)
+
+    @committing
     def test_stuck(self) -> None:
         """What a message leaves in the tables of the package is reported for it."""
         policy = Policy(mode="leased", on_interrupted="hold")
