@@ -66,8 +66,7 @@ def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
     out: list[bytes] = []
     length = 0
     pending = [value]  # a stack: what a client sends may be nested deeper than Python's calls
-    # What to write for an object that comes again. With the object, or its id could be used again.
-    seen: dict[int, tuple[bytes, Any]] = {}
+    seen: dict[int, tuple[bytes, Any]] = {}  # what to write for an object that comes again, and it
     while pending:
         item = pending.pop()
         if type(item) is _End:
@@ -88,7 +87,9 @@ def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
                 scalar = _scalar(item)
                 if scalar is None:
                     label, *parts = _parts(item)
-                written = _text(*(scalar or (b"o", label)))
+                kind, text = scalar or (b"o", label)
+                data = text.encode("utf-8", "surrogatepass")
+                written = b"%s%d:%s" % (kind, len(data), data)
         if scalar is None:
             seen[id(item)] = (b"r%d:" % len(seen), item)
             if at_most < inf:
@@ -98,19 +99,13 @@ def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
             written = b"h" + hashlib.sha256(written).digest()
             seen[id(item)] = (written, item)
         out.append(written)
-        length += len(written)
-        if length > at_most:
+        if (length := length + len(written)) > at_most:
             return canonical(value, at_most=inf)
     return b"".join(out)
 
 
 class _End(int):
     """Where the items of a list or mapping with this id end: what comes after is not within it."""
-
-
-def _text(kind: bytes, text: str) -> bytes:
-    data = text.encode("utf-8", "surrogatepass")
-    return b"%s%d:%s" % (kind, len(data), data)
 
 
 def _scalar(item: Any) -> tuple[bytes, str] | None:
