@@ -312,6 +312,7 @@ def test_any_answers(using: str) -> None:
     check()
 
 
+@pytest.mark.timeout(max(300, MESSAGES // 100))
 def test_many(using: str, made: Made) -> None:
     """Of very many events, a fifth of them delivered twice, none is lost and none done twice.
 

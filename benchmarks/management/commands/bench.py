@@ -12,7 +12,7 @@ from typing import Any, Final
 from django.core.management import BaseCommand, CommandParser, call_command
 from django.db import connection
 
-from benchmarks import conditional, consumers, growth, inprocess, outbox, overhttp, plain
+from benchmarks import conditional, consumers, growth, inprocess, outbox, overhttp, plain, streams
 from benchmarks.report import DOCUMENTATION, PAGE, Section, write
 from benchmarks.site import Site, site
 
@@ -31,6 +31,10 @@ AMOUNTS: Final[dict[str, tuple[Amount, Amount]]] = {
         {"rounds": 2, "requests": 40, "races": 1},
     ),
     "consumers": (
+        {"rounds": 12, "calls": 200},
+        {"rounds": 2, "calls": 10},
+    ),
+    "streams": (
         {"rounds": 12, "calls": 200},
         {"rounds": 2, "calls": 10},
     ),
@@ -90,6 +94,8 @@ def _measure(name: str, place: Site, amount: Amount) -> Section:
             return overhttp.measure(**amount)
         case "consumers":
             return consumers.measure(**amount)
+        case "streams":
+            return streams.measure(**amount)
         case "outbox":
             return outbox.measure(**amount)
         case "conditional":

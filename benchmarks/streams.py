@@ -1,0 +1,127 @@
+"""Streams, peers and filters: what one message adds to a bare transaction."""
+
+# the page says × and ≤
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Final
+from uuid import uuid4
+
+from django.db import transaction
+
+from benchmarks.models import Order
+from benchmarks.report import Section, Table, Target
+from benchmarks.timing import Block, Measured, Sample, interleave
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.messaging.seen.process import InProcessBloom
+from idempotency_django.messaging.sequences import Accepted, accept
+from idempotency_django.messaging.streams import claim_stream
+
+MOST: Final = 1.2  # times the bare transaction
+
+BARE: Final = "one `INSERT` in `atomic()`, unprotected"
+ADVANCE: Final = "… in `stream.advance()`"
+SKIPPED: Final = "`stream.is_new()`, a duplicate"
+ACCEPT: Final = "… after `accept()`"
+CLAIM: Final = "`claim_stream()`"
+HANDLE: Final = "… in `Consumer.handle()`"
+FILTERED: Final = "… in `Consumer.handle()`, with a filter"
+AGAIN: Final = "`Consumer.handle()`, a duplicate"
+FILTERED_AGAIN: Final = "`Consumer.handle()`, a duplicate, with a filter"
+
+TEXT: Final = """\
+The transaction creates one row. Times are for one message without a broker, in {rounds} interleaved
+rounds of {calls} messages. The filter is in the process."""
+
+_numbers = count()
+
+
+def measure(rounds: int, calls: int) -> Section:
+    """Compare what a message costs in each of the ways to know it again."""
+    measured = interleave(_blocks(calls), rounds)
+    table = Table(["", "ms", "× unprotected"])
+    for name, series in measured.items():
+        table.add(name, f"{series.wall.milliseconds:.3f}", series.wall.over(measured[BARE].wall))
+    parts = [TEXT.format(rounds=rounds, calls=calls), table]
+    return Section("Streams and filters", parts, _targets(measured))
+
+
+def _targets(measured: dict[str, Measured]) -> list[Target]:
+    ratios = {n: measured[n].wall.over(measured[BARE].wall).value for n in (ADVANCE, ACCEPT)}
+    faster = measured[FILTERED_AGAIN].wall.over(measured[AGAIN].wall).value
+    return [
+        Target(
+            f"a message of a stream: {ratios[ADVANCE]:.2f} ≤ {MOST} × the bare transaction",
+            ratios[ADVANCE] <= MOST,
+        ),
+        Target(
+            f"a message of a peer: {ratios[ACCEPT]:.2f} ≤ {MOST} × the bare transaction",
+            ratios[ACCEPT] <= MOST,
+        ),
+        Target(f"a duplicate with a filter: {faster:.2f} ≤ 1 × one without", faster <= 1),
+    ]
+
+
+def _blocks(calls: int) -> dict[str, Block]:
+    stream, peer, sequence = claim_stream(f"{uuid4()}"), f"{uuid4()}", count()
+
+    def bare() -> None:
+        with transaction.atomic():
+            _effect()
+
+    def advance() -> None:
+        with stream.advance(to=stream.position + 1):
+            _effect()
+
+    def accepted() -> None:
+        with transaction.atomic():
+            assert accept(peer, epoch=1, sequence=next(sequence)) == Accepted()
+            _effect()
+
+    plain, filtered = _consumer(None), _consumer(InProcessBloom(10_000_000))
+    handled = _events(calls)
+    for event in handled:
+        plain.handle(event)
+        filtered.handle(event)
+    return {
+        BARE: lambda: _each(bare, calls),
+        ADVANCE: lambda: _each(advance, calls),
+        ACCEPT: lambda: _each(accepted, calls),
+        SKIPPED: lambda: _each(lambda: stream.is_new(0), calls),
+        CLAIM: lambda: _each(lambda: claim_stream("claimed"), calls),
+        HANDLE: lambda: _handled(plain, _events(calls)),
+        FILTERED: lambda: _handled(filtered, _events(calls)),
+        AGAIN: lambda: _handled(plain, handled),
+        FILTERED_AGAIN: lambda: _handled(filtered, handled),
+    }
+
+
+def _effect() -> None:
+    Order.objects.create(reference=f"s{next(_numbers)}", amount=500, currency="EUR")
+
+
+def _consumer(seen: InProcessBloom | None) -> Consumer:
+    consumer = Consumer(f"benchmark-{'filtered' if seen else 'plain'}", seen=seen)
+    consumer.on("order.paid")(lambda event, execution: _effect())
+    return consumer
+
+
+def _events(number: int) -> list[Event]:
+    return [Event(id=f"{uuid4()}", source="/shop", type="order.paid") for _ in range(number)]
+
+
+def _each(function: Callable[[], Any], calls: int) -> Iterator[Sample]:
+    for _ in range(calls):
+        started = time.perf_counter()
+        function()
+        yield Sample(time.perf_counter() - started)
+
+
+def _handled(consumer: Consumer, events: list[Event]) -> Iterator[Sample]:
+    for event in events:
+        started = time.perf_counter()
+        consumer.handle(event)
+        yield Sample(time.perf_counter() - started)
