@@ -7,6 +7,7 @@ it would take longer than running it.
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Final
 
@@ -15,7 +16,8 @@ from django.db.models import QuerySet
 from django.db.models.expressions import Combinable
 
 from ..models import DatabaseNow
-from ..stores.database.dialects import DIALECTS
+from ..stores import stores
+from ..stores.database.dialects import DIALECTS, CombinedMessages
 from .models import StreamPosition
 
 PEER: Final = "peer:"
@@ -47,9 +49,18 @@ def advance(
         condition: one of this module's, of what the row must be like.
         values: the parameters of the condition.
     """
-    with connections[using].cursor() as cursor:
+    with connections[using].cursor() as cursor, _beginning(using):
         cursor.execute(_advance(using, condition), (epoch, position, stream, *values))
         return bool(cursor.rowcount)
+
+
+def _beginning(using: str) -> AbstractContextManager[None]:
+    """What sends BEGIN with the first statement of a transaction, where stores do so, too."""
+    if not DIALECTS[connections[using].vendor].combines:
+        return nullcontext()
+    if not all(getattr(s, "combine_statements", True) for s in stores.all() if s.using == using):
+        return nullcontext()
+    return CombinedMessages(connections[using], lambda _: False).beginning()
 
 
 @cache
