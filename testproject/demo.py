@@ -7,6 +7,9 @@ wrong without protection: ``python -m testproject.demo /api/unprotected/``.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,13 +26,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testproject import ledger
-from testproject.server import running
+from idempotency_django.messaging.inbox.verifiers import StandardWebhooks
+from testproject import ledger, settings
+from testproject.server import ROOT, running
 from tests.servers import valkey
 
 CHARGES = "/api/charges/"
 TRANSFERS = "/api/transfers/"
 PUBLISHED = "/api/published/"
+WEBHOOKS = "/webhooks/standard/"
 UNPROTECTED = "/api/unprotected/"
 JOBS = "/api/jobs/"
 UNPROTECTED_JOBS = "/api/unprotectedjobs/"
@@ -61,6 +66,10 @@ class Charge:
     amount: int = 2500
     reference: str = field(default_factory=lambda: f"order-{uuid.uuid4()}")
     key: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+TRACED = Charge()
+"""The payment whose timeline is shown: its request, its message, and what that has led to."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,22 @@ class Client:
         posted = self._http.get("/postings/", params=asked).raise_for_status().json()
         booked = self._http.get(f"{self._ledger}/calls", params=asked).raise_for_status().json()
         return f"{posted['debit']}+{booked['effects']}+{posted['credit']}"
+
+    def deliver(self, asked: Charge) -> str:
+        """The statuses of a webhook that its sender delivers three times, signed."""
+        data = {"reference": asked.reference, "amount": asked.amount}
+        body = json.dumps({"type": "order.paid", "data": data}).encode()
+        signed = StandardWebhooks([settings.WEBHOOK_SECRET]).sign(body, message_id=asked.key)
+        headers = {"Content-Type": "application/json", **signed}
+        sent = [self._http.post(WEBHOOKS, content=body, headers=headers) for _ in range(3)]
+        return ", ".join(str(answer.status_code) for answer in sent)
+
+    def when_done(self, asked: Charge) -> int:
+        """How often it was done, once it was done, or has had the time to be."""
+        ends = time.monotonic() + PATIENCE
+        while not (seen := self.effects(asked)) and time.monotonic() < ends:
+            time.sleep(0.1)
+        return seen
 
     def made_and_told(self, charge: Charge) -> str:
         """How often a payment was made, and how often another process has handled its message."""
@@ -211,8 +236,8 @@ def crash_between_steps(client: Client) -> Iterator[Step]:
     yield Step(sent, "201", said(resumed), "1+1+1", client.parts(transfer))
 
 
-def messages(client: Client) -> Iterator[Step]:
-    payment, uncommitted = Charge(), Charge()
+def messages(client: Client, payment: Charge) -> Iterator[Step]:
+    uncommitted = Charge()
     lost = client.send(payment, "kill=after-commit")
     sent = "A payment with a message; SIGKILL after its commit"
     yield Step(sent, NO_ANSWER, said(lost), "1+1", client.when_told(payment, "1+1"))
@@ -225,6 +250,15 @@ def messages(client: Client) -> Iterator[Step]:
     retry = client.send(uncommitted)
     sent = "The retry: one payment, one message"
     yield Step(sent, "201", said(retry), "1+1", client.when_told(uncommitted, "1+1"))
+
+
+def webhooks(client: Client) -> Iterator[Step]:
+    asked, later = Charge(), Charge()
+    answer = client.deliver(asked)
+    client.deliver(later)
+    client.when_done(later)  # by then, the first one had every chance of a second effect
+    sent = "A webhook that its sender delivers three times"
+    yield Step(sent, "200, 200, 200", answer, 1, client.when_done(asked))
 
 
 def redeliveries(protected: Client, unprotected: Client, broker: Redis) -> Iterator[Step]:
@@ -257,14 +291,15 @@ def chapters(url: str, ledger_url: str, broker: str, path: str) -> Iterator[list
         for chapter in (retries, duplicates, crash_before_the_commit, crash_after_the_commit):
             yield list(chapter(client))
         yield list(crash_between_steps(Client(http, TRANSFERS, ledger_url)))
-        yield list(messages(Client(http, PUBLISHED)))
+        yield list(messages(Client(http, PUBLISHED), TRACED))
+        yield list(webhooks(client))
         with Redis.from_url(broker) as queue:
             clients = Client(http, JOBS), Client(http, UNPROTECTED_JOBS)
             yield list(redeliveries(*clients, queue))
         yield list(comparison(Client(http, UNPROTECTED)))
 
 
-def shown(folder: Path, path: str) -> Iterator[list[Step]]:
+def shown(folder: Path, path: str, timelines: list[str]) -> Iterator[list[Step]]:
     """The same, with servers that keep their data and their logs in the folder."""
     with ledger.running(folder / "ledger.log") as ledger_url, valkey() as broker:
         environment = {
@@ -280,6 +315,15 @@ def shown(folder: Path, path: str) -> Iterator[list[Step]]:
         }
         with running(folder / "server.log", **environment) as url:
             yield from chapters(url, ledger_url, broker.url, path)
+            timelines.append(timeline_of(TRACED, environment))
+
+
+def timeline_of(charge: Charge, environment: dict[str, str]) -> str:
+    """What one key has set off, as the operator's command tells it."""
+    command = [sys.executable, "-m", "testproject.manage", "trace_idempotency", charge.key]
+    return subprocess.check_output(  # noqa: S603  # nothing in it comes from outside
+        command, cwd=ROOT, env={**os.environ, **environment}, text=True
+    )
 
 
 def table_of(told: list[list[Step]]) -> Table:
@@ -312,8 +356,11 @@ def main(path: str = CHARGES) -> int:
         console.width = 120  # a log has no width of its own
     console.print(INTRODUCTION.format(path=path))
     with tempfile.TemporaryDirectory() as folder, console.status("Sending …"):
-        told = list(shown(Path(folder), path))
+        timelines: list[str] = []
+        told = list(shown(Path(folder), path, timelines))
     console.print(table_of(told))
+    console.print("The payment with a message, from its request to what it led to elsewhere:\n")
+    console.print(*timelines, markup=False, soft_wrap=True)
     console.print(ON_SQLITE)
     wrong = [step for chapter in told for step in chapter if not step.right]
     if wrong:
