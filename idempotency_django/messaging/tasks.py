@@ -8,16 +8,23 @@ Celery beat sends them, so that nothing waits for long::
             "schedule": timedelta(seconds=10),
             "options": {"expires": 10},  # tasks that no worker took in time do not pile up
         },
+        "relay-outbox": {
+            "task": "idempotency_django.messaging.tasks.relay_outbox",
+            "schedule": timedelta(seconds=10),
+            "options": {"expires": 10},
+        },
     }
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from celery import shared_task
 
 from .inbox.processing import BATCH, process_due
+from .outbox.relay import BATCH_SIZE, Relay
 
 
 @shared_task(name="idempotency_django.messaging.tasks.process_inbox", ignore_result=True)
@@ -31,6 +38,21 @@ def process_inbox(sources: Sequence[str] = (), batch: int = BATCH) -> dict[str, 
         batch: how many messages are claimed in one transaction.
     """
     return dict(process_due(sources=sources, batch=batch))
+
+
+@shared_task(name="idempotency_django.messaging.tasks.relay_outbox", ignore_result=True)
+def relay_outbox(topics: Sequence[str] = (), batch: int = BATCH_SIZE) -> int:
+    """Send the messages of the outbox that are due, and return how many were tried.
+
+    Several may run at the same time, and one that was killed may run again. ``manage.py
+    relay_outbox`` keeps its connections to brokers and sends sooner.
+
+    Args:
+        topics: send these topics only; empty: all.
+        batch: the most messages to claim at once.
+    """
+    with closing(Relay(topics, batch_size=batch)) as relay:
+        return relay.drain()
 
 
 def nudge() -> None:

@@ -14,6 +14,7 @@ from django.test import override_settings
 from idempotency_django.messaging.models import OutboxLease, OutboxMessage, OutboxStream
 from idempotency_django.messaging.outbox import publish, purging
 from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.tasks import relay_outbox
 from idempotency_django.models import DatabaseNow
 from idempotency_django.tasks import purge_expired_keys
 from idempotency_django.testing import eventually, in_threads
@@ -127,3 +128,10 @@ def test_relay_command(using: str) -> None:
     for option in ("--batch", "--lease", "--poll"):
         with pytest.raises(CommandError, match="must be a number above 0"):
             command("relay_outbox", option, "0")
+
+
+def test_relay_task(using: str) -> None:
+    """The Celery task sends what is due."""
+    publish_each([1, 2], using)
+    assert relay_outbox() == 2
+    assert got() == [1, 2]
