@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -117,9 +118,14 @@ def sqs_broker(server: Server, suffix: str = "") -> Iterator[Broker]:
     client = boto3.client("sqs", **client_options(server))
 
     def receive() -> list[Event]:
-        messages = client.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", ())
+        answer = client.receive_message(
+            QueueUrl=url, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"]
+        )
+        messages = answer.get("Messages", ())
         for message in messages:
             client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+            for name in ("MessageGroupId", "MessageDeduplicationId"):  # moto takes any
+                assert re.fullmatch(r"[!-~]{1,128}", message["Attributes"].get(name, "none"))
         return [Event.from_json(message["Body"]) for message in messages]
 
     options = {"queue_url": url, "client": client_options(server)}

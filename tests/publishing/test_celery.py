@@ -209,8 +209,10 @@ def test_resumed_operation() -> None:
     assert record.caused_by == f"{ids[0]} outbox:celery"
 
 
-def test_types() -> None:
-    """What Celery's JSON can hold arrives as it was."""
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_types(serializer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Celery's JSON can hold arrives as it was, whatever the task is sent as."""
+    monkeypatch.setattr(note, "serializer", serializer)
     values = [date(2031, 5, 7), Decimal("1.10"), uuid.UUID(int=7), {"a": [None, 1.5]}, "ü"]
     with transaction.atomic():
         note.enqueue_once(*values)

@@ -230,6 +230,7 @@ def test_at_once(receiver: Receiver) -> None:
 
     def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
         pair.wait()
+        receiver.over.wait(0.3)  # in which one more would come
         return (200, {}, b"")
 
     receiver.answer = answer
