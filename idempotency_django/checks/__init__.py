@@ -45,6 +45,8 @@ id                                     what is wrong
 ``idempotency_django.W046``            messages and records are in two databases
 ``idempotency_django.E048``            the endpoint of a topic's webhooks cannot be imported
 ``idempotency_django.E049``            the Celery app of a topic cannot be imported
+``idempotency_django.E050``            a path in ``CONSUMERS`` leads to no consumer
+``idempotency_django.E051``            two consumers in ``CONSUMERS`` have one name
 =====================================  =========================================================
 """
 
@@ -53,6 +55,7 @@ from __future__ import annotations
 from django.core.checks import Tags, register
 
 from .configuration import check_live_stores, check_middleware, check_settings, check_stores
+from .consumers import check_consumers
 from .cors import check_cors
 from .views import check_views
 
@@ -63,5 +66,6 @@ def register_checks() -> None:
     register(check_stores, Tags.security)
     register(check_middleware, Tags.security)
     register(check_views, Tags.security)
+    register(check_consumers, Tags.compatibility)
     register(check_cors, Tags.compatibility)
     register(check_live_stores, Tags.database)

@@ -18,6 +18,7 @@ from .. import envelopes
 from ..events import Event
 
 _ATTRIBUTE: Final = re.compile(r"(?:ce[_-]|cloudevents[:_])(.+)", re.IGNORECASE)
+_ENVELOPE: Final = "application/cloudevents"
 _CONTENT_TYPES: Final = frozenset({"content-type", "content_type", "contenttype"})
 
 
@@ -67,8 +68,8 @@ def event_of(message: Incoming) -> Event:
             attributes[header] = quote(_text(name, value), safe="")
         elif name.lower() in _CONTENT_TYPES:
             content_type = _text(name, value)
-    if not attributes and not content_type.strip():
-        content_type = envelopes.STRUCTURED  # from a sender that cannot set the type
+    if not attributes and not content_type.startswith(_ENVELOPE):
+        content_type = envelopes.STRUCTURED  # or it is none: many senders set another type
     headers = {**attributes, **({"content-type": content_type} if content_type else {})}
     return Event.from_http(headers, message.body)
 

@@ -1,0 +1,164 @@
+"""``manage.py run_consumer`` and the checks of the consumers that it finds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
+
+from idempotency_django.checks.consumers import check_consumers
+from idempotency_django.errors import UnknownEventType
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.transports import kafka, rabbitmq, sqs
+
+first, second, same = Consumer("first"), Consumer("second.one"), Consumer("first")
+HERE = __name__
+
+
+@pytest.fixture(autouse=True)
+def listed(settings: Any) -> None:
+    """Two consumers in the settings."""
+    settings.IDEMPOTENCY = {"CONSUMERS": [f"{HERE}.first", f"{HERE}:second"]}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """How the transports were called; they do nothing."""
+    made: list[tuple[Any, ...]] = []
+
+    def run_kafka(consumer: Any, topics: Any, *, config: Any, dead_letter: Any = None, **options):
+        made.append((consumer, topics, {"config": config, **options}))
+
+    def run_queue(consumer: Any, queue: Any, *, url: Any, **options: Any) -> None:
+        made.append((consumer, queue, {"url": url, **options}))
+
+    monkeypatch.setattr(kafka, "run", run_kafka)
+    monkeypatch.setattr(rabbitmq, "run", run_queue)
+    return made
+
+
+def run(*words: str) -> str:
+    """Call the command; what it wrote."""
+    written = StringIO()
+    call_command("run_consumer", *words, stdout=written)
+    return written.getvalue()
+
+
+KAFKA = ["--transport=kafka", "--from=orders"]
+SERVERS = "--option=config.bootstrap.servers=kafka:9092"
+
+
+def test_kafka(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members of a dict, JSON and variables of the environment become arguments."""
+    monkeypatch.setenv("SASL_PASSWORD", "123")
+    written = run(
+        *("first", *KAFKA, "--from=refunds", SERVERS, "--health=/run/health"),
+        *("--option=config.sasl.password=env:SASL_PASSWORD", "--option=batch=100"),
+        *("--option=unknown=ignore", "--option=event=json.loads"),
+    )
+    [(consumer, topics, options)] = calls
+    assert consumer is first
+    assert topics == ["orders", "refunds"]
+    assert options == {
+        "config": {"bootstrap.servers": "kafka:9092", "sasl.password": "123"},
+        "batch": 100,
+        "unknown": "ignore",
+        "event": json.loads,
+        "health": "/run/health",
+    }
+    assert written == "first takes messages from orders, refunds.\nfirst has ended.\n"
+
+
+@pytest.mark.parametrize("name", ["second.one", f"{HERE}.second", f"{HERE}:second"])
+def test_names(calls: list[Any], name: str) -> None:
+    """A consumer is found by its name, or by its path."""
+    run(name, "--transport=rabbitmq", "--from=orders", "--option=url=amqp://mq")
+    assert calls == [(second, "orders", {"url": "amqp://mq"})]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["frist", *KAFKA, SERVERS], "no consumer called 'frist'. Did you mean 'first'?"),
+        ([f"{HERE}.none", *KAFKA, SERVERS], "There is no consumer at"),
+        (["first", *KAFKA], "needs the option 'config'"),
+        (["first", *KAFKA, SERVERS, "--option=bach=1"], "Did you mean 'batch'?"),
+        (["first", *KAFKA, SERVERS, "--option=stop=1"], "has no option 'stop'"),
+        (["first", *KAFKA, SERVERS, "--option=batch"], "has no value. Write NAME=VALUE"),
+        (["first", *KAFKA, SERVERS, "--option=event=a.b"], "leads to no function"),
+        (["first", *KAFKA, "--option=batch=env:NOWHERE"], "NOWHERE is not set"),
+        (
+            ["first", "--transport=rabbitmq", "--from=a", "--from=b", "--option=url=x"],
+            "One process reads from one queue",
+        ),
+    ],
+)
+def test_refused(calls: list[Any], words: list[str], text: str) -> None:
+    """A command line that cannot be used says what to write instead; nothing runs."""
+    with pytest.raises(CommandError, match=text.replace("?", r"\?")):
+        run(*words)
+    assert calls == []
+
+
+def test_none_are_listed(calls: list[Any], settings: Any) -> None:
+    """Without a list, only a path leads to a consumer."""
+    settings.IDEMPOTENCY = {}
+    with pytest.raises(CommandError, match=r"no consumer called 'first'\. It lists none"):
+        run("first", *KAFKA, SERVERS)
+
+
+def test_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its client library, a transport names the extra to install."""
+    monkeypatch.delitem(sys.modules, sqs.__name__)
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(CommandError, match=r'pip install "idempotency-django\[sqs\]"'):
+        run("first", "--transport=sqs", "--from=https://sqs/queue")
+
+
+def test_a_loop_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends the loop is told without a traceback."""
+
+    def refuse(consumer: Any, topics: Any, *, config: Any) -> None:
+        raise UnknownEventType("order.lost")
+
+    monkeypatch.setattr(kafka, "run", refuse)
+    with pytest.raises(CommandError, match=r"order\.lost"):
+        run("first", *KAFKA, SERVERS)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "text"),
+    [
+        (kafka.run, {"topics": "orders", "config": {}}, "make it a list of topics"),
+        (kafka.run, {"topics": ["orders"], "config": {}}, "no 'bootstrap.servers'"),
+        (sqs.run, {"url": "x", "batch": 11}, "SQS returns 10 at most"),
+        (sqs.run, {"url": "x", "visibility": 1}, "make it 3 to 43200 seconds"),
+        (rabbitmq.run, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "make it 9"),
+    ],
+)
+def test_arguments(function: Any, arguments: dict[str, Any], text: str) -> None:
+    """Arguments that cannot be used are refused before a connection is made."""
+    with pytest.raises(ImproperlyConfigured, match=text):
+        function(first, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("paths", "ids"),
+    [
+        ([f"{HERE}.first", f"{HERE}.second"], []),
+        ([f"{HERE}.first", f"{HERE}:first"], []),
+        ([f"{HERE}.none", "none.at.all"], ["E050", "E050"]),
+        ([f"{HERE}.KAFKA"], ["E050"]),
+        ([f"{HERE}.first", f"{HERE}.same"], ["E051"]),
+        ("not a list", []),  # E002
+    ],
+)
+def test_checks(settings: Any, paths: Any, ids: list[str]) -> None:
+    """Each path leads to a consumer, and each consumer has a name of its own."""
+    settings.IDEMPOTENCY = {"CONSUMERS": paths}
+    assert [problem.id for problem in check_consumers()] == [f"idempotency_django.{x}" for x in ids]
