@@ -139,6 +139,7 @@ def test_a_loop_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (sqs.run, {"url": "x", "batch": 11}, "SQS returns 10 at most"),
         (sqs.run, {"url": "x", "visibility": 1}, "make it 3 to 43200 seconds"),
         (rabbitmq.run, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "make it 9"),
+        (rabbitmq.run, {"queue": "x", "url": "", "heartbeat": 1}, "make it 3 or more"),
     ],
 )
 def test_arguments(function: Any, arguments: dict[str, Any], text: str) -> None:

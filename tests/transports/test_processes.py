@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import dj_database_url
 import pytest
 from django.conf import settings
 
 from idempotency_django.messaging.events import Event
+from tests.faults.faulty_servers import restartable_postgres
 from tests.models import Effect
-from tests.outside import environment, running
+from tests.outside import ROOT, environment, running
+from tests.servers import Server
 
 from .brokers import PATIENCE, SQS, Broker, Kafka, RabbitMQ, await_that
 from .consumers import AFTER, WITHIN, started
@@ -34,7 +39,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts processes that consume from a place at a broker."""
     with ExitStack() as stack:
 
-        def run(broker: Broker, name: str = "default", **options: Any) -> subprocess.Popen[str]:
+        def run(
+            broker: Broker, name: str = "default", environment: Any = environment, **options: Any
+        ) -> subprocess.Popen[str]:
             words = [f"--option={key}={value}" for key, value in told(broker, **options).items()]
             log = stack.enter_context((tmp_path / "log").open("a"))
             return stack.enter_context(
@@ -42,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
                     *("-m", "django", "run_consumer", "tests.transports.consumers:billing"),
                     *("--transport", broker.transport, "--from", broker.place),
                     *("--health", str(tmp_path / "health"), *words),
-                    env=environment(name),
+                    env=environment(name) if callable(environment) else environment,
                     stdout=log,
                     stderr=log,
                 )
@@ -152,3 +159,38 @@ def test_rebalanced_while_handlers_run(place: Any, start: Start, tmp_path: Path)
 def lines(folder: Path) -> list[str]:
     """Which event was handled by which process."""
     return (folder / "starts").read_text().splitlines()
+
+
+def test_the_database_restarts(rabbit: Server, start: Start, tmp_path: Path) -> None:
+    """PostgreSQL crashes while messages are handled: one effect each, and none is given up."""
+    if alias("postgres") and os.environ.get("TEST_PSYCOPG") == "2":
+        pytest.skip("the faults are provoked on psycopg 3")
+    numbers = [str(number) for number in range(60)]
+    with restartable_postgres() as server:
+        database = dj_database_url.parse(server.url)
+        here = {"TEST_DATABASE": json.dumps(database), "TEST_POSTGRES_URL": server.url}
+        subprocess.run(
+            [sys.executable, "-m", "django", "migrate", "--run-syncdb", "-v0"],
+            check=True,
+            cwd=ROOT,
+            env={**environment(), **here},
+        )
+        broker = RabbitMQ(rabbit)
+        broker.publish(*(paid(tmp_path, number) for number in numbers))
+        process = start(broker, environment={**environment(), **here})
+        for done in (10, 30):
+            await_that(lambda done=done: len(set(started(tmp_path))) >= done)
+            server.crash_and_restart()
+        await_that(lambda: len(set(started(tmp_path))) == len(numbers))
+        process.send_signal(signal.SIGTERM)
+        assert ends(process) == 0
+        import psycopg  # there is none when the tests run on psycopg2
+
+        with psycopg.connect(server.url) as connection:
+            rows = connection.execute("SELECT reference FROM tests_effect").fetchall()
+            [(parked,)] = connection.execute(
+                "SELECT count(*) FROM idempotency_messaging_inboxmessage"
+            ).fetchall()
+    assert Counter(reference for (reference,) in rows) == dict.fromkeys(numbers, 1)
+    assert (parked, broker.left(), broker.dead()) == (0, 0, [])
+    broker.close()

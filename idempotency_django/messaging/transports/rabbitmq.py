@@ -21,7 +21,7 @@ from ..consumers import Consumer
 from .base import Transport
 from .incoming import Incoming
 from .options import Chosen, Options
-from .running import Loop
+from .running import BEAT, Loop
 
 POLL: Final = 1.0  # seconds
 _AT_ONCE: Final = 0.005  # seconds: for what is there already
@@ -48,7 +48,8 @@ def run(
         queue: the queue, which must exist.
         url: where RabbitMQ is, such as ``amqp://user:password@host:5672/vhost``.
         prefetch: how many messages RabbitMQ sends ahead; by default twice the batch, at least 10.
-        heartbeat: seconds after which the two sides take each other for dead if they hear nothing.
+        heartbeat: seconds, 3 or more; after twice as many without a word, the two sides take each
+            other for dead.
         connection: further arguments for ``kombu.Connection``, such as ``{"ssl": True}``.
         options: see :class:`~idempotency_django.messaging.transports.options.Options`.
 
@@ -60,6 +61,8 @@ def run(
     ahead = max(10, 2 * chosen.batch) if prefetch is None else prefetch
     if ahead < chosen.batch:
         raise ImproperlyConfigured(f"prefetch is {ahead}; make it {chosen.batch} (batch) or more.")
+    if heartbeat < 3 * BEAT:
+        raise ImproperlyConfigured(f"heartbeat is {heartbeat}; make it {3 * BEAT:g} or more.")
     arguments = {"heartbeat": heartbeat, **(connection or {})}
     Loop(RabbitMQ(queue, url, ahead, arguments), consumer, chosen).run()
 
