@@ -146,6 +146,21 @@ class TestDelivery:
         assert said["passed"][-1] == "the acknowledgement"  # type: ignore[index]
 
     @committing
+    def test_lost_commit(self) -> None:
+        """When the answer to a COMMIT is lost, it is done, and the handler has an error."""
+        connection.close()
+        boundaries = Boundaries()
+        with boundaries.observed():
+            write("b")
+        connection.close()
+        said: dict[str, object] = {}
+        strike = Strike(Blow.LOSE, boundaries.passed.index("COMMIT"))
+        execute(write, strike, lambda **more: said.update(more))
+        assert said["struck"] == "COMMIT"
+        assert "OperationalError: The connection was lost" in str(said["error"])
+        assert effects("a") == 1
+
+    @committing
     def test_failed(self) -> None:
         """One that raises is not, and says why."""
         said: dict[str, object] = {}

@@ -14,14 +14,15 @@ from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.utils import CursorWrapper
 
 ACKNOWLEDGEMENT: Final = "the acknowledgement"
 """The last boundary: the handler has returned, and nobody knows it yet."""
 
 CALL: Final = "the call of "
-"""How the boundaries begin whose answer can be lost."""
+COMMIT: Final = "COMMIT"
+"""The boundaries whose answer can be lost are those that begin with one of these."""
 
 SHOWN: Final = 60  # characters of a statement
 HEARTBEAT: Final = "idempotency-heartbeat"
@@ -30,7 +31,7 @@ HEARTBEAT: Final = "idempotency-heartbeat"
 _UNQUOTED: Final = str.maketrans("", "", '"`')
 _SELECTED: Final = re.compile(r"\bSELECT .*? FROM\b")
 _INSERTED: Final = re.compile(r"(\bINSERT\b.*?INTO \S+) ?\(.*")
-_TRANSACTIONS: Final = {"_commit": "COMMIT", "_rollback": "ROLLBACK"}
+_TRANSACTIONS: Final = {"_commit": COMMIT, "_rollback": "ROLLBACK"}
 
 
 class Blow(StrEnum):
@@ -132,8 +133,11 @@ class Boundaries:
 
     def _ending(self, what: str, end: Callable[[Any], None]) -> Callable[[Any], None]:
         def ended(connection: Any) -> None:
-            self.before(what)
+            lost = self.before(what)
             end(connection)
+            if lost:
+                connection.connection.close()
+                raise OperationalError(f"The connection was lost, so nobody knows of the {what}.")
 
         return ended
 

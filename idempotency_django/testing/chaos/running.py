@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
 
-from .boundaries import CALL, Blow, Strike
+from .boundaries import CALL, COMMIT, Blow, Strike
 from .children import refuse_unfit
 from .report import Effects, Report, Trial
 from .trials import Trials
@@ -61,7 +61,8 @@ def chaos(
         duplicate is refused because of a lease, the lease ends and it is delivered again. Then the
         first process goes on.
     ``"lose"``
-        A :class:`Service` does what it was asked for, and the caller gets a ``TimeoutError``.
+        A :class:`Service` does what it was asked for, and the caller gets a ``TimeoutError``; or
+        the database commits, and the connection is lost before it says so.
     ``"storm"``
         Several messages are delivered by several processes at once, by each in another order.
 
@@ -122,7 +123,7 @@ def _cases(
     for number, what in enumerate(trials.boundaries):
         if Blow.KILL in disturbances:
             yield partial(trials.struck, Strike(Blow.KILL, number))
-        if Blow.LOSE in disturbances and what.startswith(CALL):
+        if Blow.LOSE in disturbances and what.startswith((CALL, COMMIT)):
             yield partial(trials.struck, Strike(Blow.LOSE, number))
         if Blow.PAUSE in disturbances:
             yield partial(trials.overtaken, Strike(Blow.PAUSE, number))
