@@ -38,6 +38,7 @@ from idempotency_django.tracing.sources import member_of
 from idempotency_django.tracing.timelines import Confidential
 from idempotency_django.tracing.walking import DEEPEST, MOST
 from tests.factories import ago, copies, record, step
+from tests.plans import rows_read
 from tests.servers import valkey
 from tests.support import new_key, post
 from tests.tracing.messages import named, published, received
@@ -266,6 +267,28 @@ def test_queries() -> None:
         counts.append(len(queries))
     assert counts[0] == counts[1]
     assert counts[0] <= 14 + 4 * (len(django_settings.ALIASES) - 1)
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the plan is PostgreSQL's")
+def test_messages_are_in_the_index() -> None:
+    """PostgreSQL finds what an operation has published by an index, not by reading all messages."""
+    root = record(key="root")
+    some = published()
+    fields = [field.name for field in some._meta.concrete_fields if not field.primary_key]
+    values = {name: getattr(some, name) for name in fields}
+    OutboxMessage.objects.bulk_create(
+        OutboxMessage(**{**values, "message_id": f"m-{n}", "caused_by": "" if n % 2 else f"{n} s"})
+        for n in range(3000)
+    )
+    published(caused_by=named(root))
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE {OutboxMessage._meta.db_table}")
+    with CaptureQueriesContext(connection) as queries:
+        assert len(traced("root").members) == 2
+    asked = f'"{OutboxMessage._meta.db_table}"."caused_by" IN'
+    by_cause = [query["sql"] for query in queries if asked in query["sql"]]
+    assert len(by_cause) == 2
+    assert all(rows_read("default", sql) <= 2 for sql in by_cause)
 
 
 def test_derived_keys() -> None:
