@@ -24,7 +24,11 @@ def _database(name: str) -> dict[str, object]:
         return {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": str(_scratch),
-            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+            "OPTIONS": {
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 20,
+                "init_command": "PRAGMA synchronous=OFF",  # as PostgreSQL: only the machine crashes
+            },
             "TEST": {"NAME": str(_scratch)},
         }
     parsed = dict(dj_database_url.parse(os.environ[f"TEST_{name.upper()}_URL"]))

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -327,8 +328,9 @@ class TestHeartbeat:
             sleep(heartbeat, seconds)
 
         monkeypatch.setattr(leases._Heartbeat, "_sleep", counted)
-        attempt(store, leased(lease=long))
-        eventually(lambda: slept and slept[-1] < math.inf)  # until this one would have been due
+        # Until this one would have been due; it does not end before the thread knows of it.
+        seen = partial(eventually, lambda: slept and slept[-1] < math.inf)
+        attempt(store, leased(lease=long), lambda execution: seen())
         before = len(slept)
         for _ in range(50):
             attempt(store, leased(lease=long))
