@@ -202,7 +202,7 @@ class TestRefused:
 def abandoned(alias: str, operation: Operation) -> Claim:
     """A claim whose transaction was ended by a commit of its own, and whose owner is long gone."""
     claim = just_abandoned(alias, operation)
-    old = {"created_at": DatabaseNow() - GRACE}
+    old = {"created_at": DatabaseNow() - 2 * GRACE}
     assert IdempotencyKey.objects.using(alias).filter(pk=claim.record_id).update(**old) == 1
     return claim
 
@@ -274,7 +274,7 @@ class TestBehindOurBack:
         with pytest.raises(InterruptedError):
             post(client, "/held/", key, "fails")
         assert_problem(post(client, "/held/", key, "fails"), 409, "in-progress")
-        assert IdempotencyKey.objects.update(created_at=DatabaseNow() - GRACE) == 1
+        assert IdempotencyKey.objects.update(created_at=DatabaseNow() - 2 * GRACE) == 1
         for _ in range(2):
             assert_problem(post(client, "/held/", key, "fails"), 409, "held")
         assert effects("fails") == 1
