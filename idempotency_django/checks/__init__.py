@@ -39,6 +39,9 @@ id                                     what is wrong
 ``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not carry the version
 ``idempotency_django.W035``            Celery's broker delivers again before a task's lease is over
 ``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
+``idempotency_django.E040``            two receivers of webhooks have the same source
+``idempotency_django.E041``            a receiver of webhooks has no verifier, or no usable secret
+``idempotency_django.E042``            the policy of a receiver of webhooks cannot be used
 ``idempotency_django.E043``            the publisher of a topic of the outbox cannot be made
 ``idempotency_django.E044``            a topic of the outbox is not configured rightly
 ``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
