@@ -16,7 +16,7 @@ from ...stores.atomic_blocks import is_open
 from ..databases import database
 from ..models import InboxMessage
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("idempotency_django")
 
 RETRY_AFTER = 30
 """Seconds after which a sender may try again when the database cannot be reached."""

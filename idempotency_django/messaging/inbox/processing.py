@@ -28,7 +28,7 @@ from .claiming import claim, give_back, mark
 from .messages import NobodyThere, handling_of
 from .receivers import receiver_of
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("idempotency_django")
 
 BATCH: Final = 10
 POLL: Final = timedelta(seconds=1)
@@ -127,7 +127,7 @@ def _verdict(message: InboxMessage) -> _Verdict:
             return _Verdict(InboxState.IGNORED)
         handle()
     except NobodyThere as error:
-        logger.error("%s: %s", message, error)  # noqa: TRY400  # it says all there is
+        logger.error("The message %s of the inbox waits: %s", message, error)  # noqa: TRY400  # it says all there is
         return _Verdict(InboxState.PENDING, str(error), _pause(message))
     except OperationInProgress as error:
         return _Verdict(InboxState.PENDING, message.error, error.remaining or 1.0)

@@ -31,7 +31,7 @@ from .deliveries import kept_headers, read_body
 from .inserting import insert
 from .verifiers import Contents, Verifier
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("idempotency_django")
 
 ANY: Final = "*"
 """The type that a handler is registered for that takes what has no other handler."""

@@ -19,7 +19,7 @@ from ..models import InboxMessage
 from ..models.inbox import InboxState
 from .messages import NobodyThere, RecordOf, record_of
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("idempotency_django")
 
 RETRIED: Final = (InboxState.PARKED, InboxState.PENDING)
 REPROCESSED: Final = (InboxState.HANDLED, InboxState.IGNORED)

@@ -14,7 +14,7 @@ from .calls import SCOPE, Call, lease
 from .publishing import publish
 from .topics import topic
 
-logger = logging.getLogger("idempotency_django.outbox")
+logger = logging.getLogger("idempotency_django")
 
 TOPIC: Final = "after_commit"
 

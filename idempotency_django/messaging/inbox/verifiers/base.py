@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from ....errors import DeliveryMalformed, SignatureRefused
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("idempotency_django")
 
 Headers = Mapping[str, str]
 """The headers of a delivery; names are found in any case."""
