@@ -49,11 +49,16 @@ def schedule(known: Topic, delay: timedelta | None) -> dict[str, Any]:
 def insert(rows: Sequence[OutboxMessage], using: str) -> int:
     """Write messages, except those whose id or dedup id is there; how many were written.
 
-    It waits for a transaction that is writing the same id. MariaDB and MySQL would also ignore
-    other errors than this one, so there several rows must be new.
+    It waits for a transaction that is writing the same id. On MariaDB and MySQL, several rows must
+    be new: there, what ignores a duplicate would ignore other errors, too.
     """
     if not rows:
         return 0
+    size = connections[using].ops.bulk_batch_size(_FIELDS, [*rows]) or len(rows)
+    return sum(_insert(rows[at : at + size], using) for at in range(0, len(rows), size))
+
+
+def _insert(rows: Sequence[OutboxMessage], using: str) -> int:
     connection = connections[using]
     ignore = None if connection.vendor == "mysql" else OnConflict.IGNORE
     query = InsertQuery(OutboxMessage, on_conflict=ignore)

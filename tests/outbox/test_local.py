@@ -1,0 +1,187 @@
+"""The publisher without a broker, and what else a message can be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import IntegrityError, OperationalError, connections, transaction
+from django.test import override_settings
+
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.models import OutboxMessage
+from idempotency_django.messaging.outbox import CONTENT, Message, apublish, publish, publish_many
+from idempotency_django.messaging.outbox import relay as relay_module
+from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.outbox.writing import insert
+from idempotency_django.testing import eventually, in_threads
+
+from .conftest import Broker
+from .test_relay import got, make_due, publish_each, states
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+first, second = Consumer("first"), Consumer("second")
+handled: list[str] = []
+fails: set[str] = set()
+
+
+@first.on("n")
+def handle_first(event: Any, execution: Any) -> None:
+    """What the first consumer does."""
+    handled.append(f"first {event.data}")
+
+
+@second.on("n")
+def handle_second(event: Any, execution: Any) -> None:
+    """What the second consumer does, unless it fails."""
+    if str(event.data) in fails:
+        raise ValueError(event.data)
+    handled.append(f"second {event.data} {event.source} {event.subject}")
+
+
+@pytest.fixture
+def local(using: str) -> Iterator[str]:
+    """Both consumers get the topic."""
+    handled.clear()
+    fails.clear()
+    orders = {
+        "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+        "OPTIONS": {"consumers": [f"{__name__}.first", f"{__name__}.second"]},
+    }
+    store = {
+        "BACKEND": "idempotency_django.stores.database.DatabaseStore",
+        "OPTIONS": {"using": using},
+    }
+    idempotency = {
+        "OUTBOX": {"orders": orders},
+        "MESSAGING_DATABASE": using,
+        "STORES": {"default": store},
+    }
+    with override_settings(IDEMPOTENCY=idempotency):
+        yield using
+
+
+def test_each_consumer_once(local: str) -> None:
+    """All consumers handle a message; where one fails, the others recognise it the next time."""
+    publish_each([1], local, group="g")
+    fails.add("1")
+    Relay().drain()
+    assert handled == ["first 1"]
+    assert states(local) == {1: "pending"}
+    fails.clear()
+    make_due(local)
+    Relay().drain()
+    assert handled == ["first 1", "second 1 /orders g"]
+    assert states(local) == {1: "sent"}
+
+
+def test_nobody_handles_it(local: str) -> None:
+    """A type that no consumer handles is refused, and is not lost."""
+    with transaction.atomic(using=local):
+        publish("orders", 1, type="unknown")
+    Relay().drain()
+    message = OutboxMessage.objects.using(local).get()
+    assert (message.state, message.attempts) == ("pending", 1)
+    assert "Register a handler" in message.error
+
+
+def test_bytes(using: str, broker: type[Broker]) -> None:
+    """Bytes are sent as bytes."""
+    with transaction.atomic(using=using):
+        publish("orders", b"\x00\xff", type="n", using=using)
+    Relay(using=using).drain()
+    assert broker.got[0].data == b"\x00\xff"
+    assert broker.got[0].event("/s").data == b"\x00\xff"
+
+
+def test_own_id(using: str, broker: type[Broker]) -> None:
+    """A message with an id that is there is dropped, and leaves no gap in its group."""
+    for number in (1, 2):
+        with transaction.atomic(using=using):
+            mine = publish("orders", number, type="n", group="g", message_id="mine", using=using)
+            assert mine == "mine"
+    publish_each([3], using, group="g")
+    Relay(using=using).drain()
+    assert [(m.data, m.sequence) for m in broker.got] == [(1, 1), (3, 2)]
+
+
+def test_content(using: str, broker: type[Broker]) -> None:
+    """Without an id of its own, a message is recognised by its type, group and data."""
+    with transaction.atomic(using=using):
+        ids = publish_many(
+            [
+                Message(topic="orders", data=1, type="n", dedup_id=CONTENT),
+                Message(topic="orders", data=1, type="n", window=timedelta(hours=1)),
+                Message(topic="orders", data=2, type="n", dedup_id=CONTENT),
+            ],
+            using=using,
+        )
+    assert ids[0] == ids[1] != ids[2]
+    Relay(using=using).drain()
+    assert sorted(got()) == [1, 2]
+
+
+def test_more_than_one_statement_holds(using: str, broker: type[Broker]) -> None:
+    """However many messages are published at once, they are all written, in their order."""
+    with transaction.atomic(using=using):
+        publish_many(
+            [Message(topic="orders", data=n, type="n", group="g") for n in range(1200)],
+            using=using,
+        )
+    Relay(using=using, batch_size=400).drain()
+    assert got() == list(range(1200))
+
+
+def test_other_errors_are_raised(using: str) -> None:
+    """Only that a message is there already is no error."""
+    if connections[using].vendor == "sqlite":
+        pytest.skip("SQLite ignores other violations of the row as well")
+    row = OutboxMessage(message_id="a", topic="orders", type="n", payload="1", created_at=None)
+    with pytest.raises(IntegrityError), transaction.atomic(using=using):
+        insert([row], using)
+
+
+def test_async(broker: type[Broker]) -> None:
+    """A coroutine that is in a transaction can publish as well."""
+    with transaction.atomic():
+        assert async_to_sync(apublish)("orders", 1, type="n")
+    Relay().drain()
+    assert got() == [1]
+
+
+def test_database_away(
+    using: str,
+    broker: type[Broker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A relay that cannot reach the database says so, and goes on when it can."""
+    publish_each([1], using)
+    claim, away = relay_module.Ordered.claim, [True, True]
+
+    def claim_later(*arguments: Any) -> Any:
+        if away:
+            away.pop()
+            raise OperationalError("away")
+        return claim(*arguments)
+
+    monkeypatch.setattr(relay_module.Ordered, "claim", claim_later)
+    stop = threading.Event()
+
+    def run() -> None:
+        Relay(using=using).run(stop, poll=timedelta(seconds=0.01), listen=True)
+
+    def wait() -> None:
+        try:
+            eventually(lambda: got() == [1])
+        finally:
+            stop.set()
+            connections.close_all()
+
+    in_threads([run, wait])
+    assert caplog.text.count("The outbox cannot reach the database") == 2
