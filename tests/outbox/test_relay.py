@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.messaging.models import OutboxLease, OutboxMessage
-from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox import ordered, publish
 from idempotency_django.messaging.outbox.publishers.base import Outgoing
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import DatabaseNow
@@ -234,8 +234,6 @@ def test_killed_after_sending(using: str, group: str | None) -> None:
 
         for name in ("mark_sent", "release"):
             patched.setattr(batches.Batch, name, die)
-        from idempotency_django.messaging.outbox import ordered
-
         patched.setattr(ordered.Ordered, "release", die)
         patched.setattr(batches.Unordered, "release", die)
         relay.send_batch()
@@ -271,6 +269,23 @@ def test_delay(using: str) -> None:
     make_due(using)
     relay.drain()
     assert got() in ([1, 2, 3], [3, 1, 2])
+
+
+def test_faster_relay(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that comes too late to a group leaves no lease that the next message waits for."""
+    publish_each([1], using, group="g")
+    claim = ordered._claim_streams
+
+    def late(*arguments: Any) -> list[str]:
+        monkeypatch.setattr(ordered, "_claim_streams", claim)
+        Relay(using=using).drain()
+        return claim(*arguments)
+
+    monkeypatch.setattr(ordered, "_claim_streams", late)
+    assert Relay(using=using).drain() == 0
+    publish_each([2], using, group="g")
+    Relay(using=using).drain()
+    assert got() == [1, 2]
 
 
 @every_kind

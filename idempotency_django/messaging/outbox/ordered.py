@@ -39,6 +39,8 @@ class Ordered(Batch):
         owned = _claim_streams(using, sorted(found), token, lease)  # in one order: no deadlock
         batch = cls(using, token, [])
         batch.messages = list(batch.sendable(_heads(using, owned, size), min(found.values())))
+        if not batch.messages:
+            batch.release()  # another relay was faster, and nobody must wait for this one's lease
         return batch
 
     def sendable(self, heads: list[OutboxMessage], now: datetime) -> Iterator[OutboxMessage]:
