@@ -32,8 +32,8 @@ def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
     The call is a message of the outbox, so nothing is lost where a process dies after the commit,
     and nothing happens after a rollback. It runs in the leased mode, in no transaction: one caller
-    at a time, and not again once the function has returned. A call that fails or is interrupted is
-    repeated, with the same derived keys and without the steps that are done.
+    at a time, and not again once the function's return is recorded. A call that fails or is
+    interrupted is repeated, with the same derived keys and without the steps that are done.
 
     Args:
         function: a function at the top of a module; what it returns is not kept.
