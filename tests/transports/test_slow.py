@@ -31,7 +31,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "sqs": {"visibility": 3},
 }
 """The shortest times after which the brokers give a message to somebody else."""
-LONG = {"kafka": 5.0, "rabbitmq": 8.0, "sqs": 5.0}  # seconds, longer than these
+LONG = {"kafka": 5.0, "rabbitmq": 12.0, "sqs": 5.0}  # seconds, longer than these
 
 
 def paid(number: str) -> Event:
