@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
@@ -23,15 +23,20 @@ def lives(members: Sequence[Member], shown: Confidential) -> Iterator[Entry]:
 
     One query for each database reads their steps; two more, if confidential things are shown.
     """
-    for member in members:
-        for what, at in moments(member.row):
-            yield Entry(at=at, now=member.row.now, what=what, member=member)
+    # In the order in which it may have happened at one moment.
+    yield from (_entry(member, *next(moments(member.row))) for member in members)
     for using, group in groupby(sorted(members, key=attrgetter("where")), attrgetter("where")):
         yield from _steps({member.row.pk: member for member in group}, using, shown)
+    for member in members:
+        yield from (_entry(member, *moment) for moment in islice(moments(member.row), 1, None))
+
+
+def _entry(member: Member, what: str, at: Any) -> Entry:
+    return Entry(at=at, now=member.row.now, what=what, member=member)
 
 
 def moments(record: Any) -> Iterator[tuple[str, Any]]:
-    """What happened to a record, besides its steps, and when; ``None``: never."""
+    """What happened to a record, besides its steps, and when; ``None``: never. It begins first."""
     yield _begun(record), record.created_at
     if record.completed_at:
         yield record.get_status_display(), record.completed_at
