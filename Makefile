@@ -39,10 +39,12 @@ quick: $(VENV)/.installed-test  ## Run what catches most, on PostgreSQL and SQLi
 # What touches the database runs on both; what is above it on the one that starts at once. What is
 # slow for its races, processes and clocks, or finds little that these do not, is left to `make test`.
 QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests calls database_store \
-    dialects engine executions failed_records leases migrations purge stores transactions)
+    dialects engine executions failed_records leases migrations purge statements stores transactions) \
+    outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
 QUICK_ADAPTERS := docs/test_completeness.py $(patsubst %,test_%.py,checks conf conformance \
-    decorators drf errors fingerprints frames house http keys middleware policy public_names \
-    replay_authorization scopes seals sessions status uploads)
+    consumers decorators drf errors fingerprints frames house http keys middleware policy \
+    public_names replay_authorization scopes seals sessions status uploads) \
+    transports/test_loop.py webhooks/test_receiving.py
 QUICKLY := -m pytest -m "not e2e" -q -rNfE  # MariaDB is not missed here
 
 quick-stores:
