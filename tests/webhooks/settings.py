@@ -1,0 +1,21 @@
+"""Settings of processes that receive and process: the tests' own database, as ``DATABASE`` says."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+
+from tests.mysql import use_pymysql
+
+use_pymysql()
+
+DATABASES = {"default": json.loads(os.environ["DATABASE"])}
+SECRET_KEY = "tests"
+USE_TZ = True
+ALLOWED_HOSTS = ["*"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+ROOT_URLCONF = "tests.webhooks.striking"
+INSTALLED_APPS = ["idempotency_django", "idempotency_django.messaging", "tests"]
+IDEMPOTENCY = {"POLICY": {"lease": timedelta(seconds=1)}}
+LOGGING = {"version": 1, "disable_existing_loggers": False, "root": {"level": "CRITICAL"}}
