@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.messaging import parking
@@ -93,7 +94,7 @@ def test_batches(broker: Broker) -> None:
     assert broker.left() == 0
 
 
-@pytest.mark.parametrize("transport", ["rabbitmq", "sqs"])
+@pytest.mark.parametrize("transport", ["kafka", "rabbitmq", "sqs"])
 def test_without_the_app(place: Any, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no table to park messages in, the broker keeps them in its dead letters."""
     monkeypatch.setattr(parking, "can_park", lambda: False)
@@ -103,10 +104,13 @@ def test_without_the_app(place: Any, transport: str, monkeypatch: pytest.MonkeyP
     dead: list[bytes] = []
 
     def over() -> bool:
+        if transport == "kafka":
+            dead.clear()  # a topic keeps what was read
         dead.extend(broker.dead())
         return len(dead) == 2 and len(effects()) == 1
 
-    broker.drain(billing.consumer, over)
+    options = {"dead_letter": broker.dead_letter} if transport == "kafka" else {}
+    broker.drain(billing.consumer, over, **options)
     assert sorted(dead) == sorted([MALFORMED, lost.to_json().encode()])
     assert broker.left() == 0
     assert not InboxMessage.objects.exists()
@@ -129,3 +133,14 @@ def test_unavailable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert effects() == {"a": 1}
     assert len(set(calls)) == 1
     assert (broker.left(), broker.dead(), parked()) == (0, [], {})
+
+
+def test_kafka_has_no_place(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any place for what cannot be handled, Kafka's loop stops at it, and says so."""
+    monkeypatch.setattr(parking, "can_park", lambda: False)
+    billing, broker = Billing(), place("kafka")
+    broker.publish(paid("a"), MALFORMED, paid("b"))
+    with pytest.raises(ImproperlyConfigured, match="dead_letter="):
+        broker.drain(billing.consumer, lambda: False)
+    assert effects() == {"a": 1}
+    assert broker.left() == 2
