@@ -42,7 +42,7 @@ class LeasesContract(ContractSetting):
         assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
         assert (record.fingerprint, record.interrupted, record.held) == ("f" * 64, False, False)
         assert record.lease_left is not None
-        assert 0 < record.lease_left <= 99
+        assert 0 < record.lease_left < 99.1  # clocks and their arithmetic round
         [found, other] = in_threads(
             [lambda: self.again(claim), lambda: self.again(claim, fingerprint="0" * 64)]
         )
