@@ -347,6 +347,17 @@ def test_secrets(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert [*make([NEW, OLD]).problems()] == []
 
 
+@every
+def test_empty_secret(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is signed with the empty key, as anybody can, is refused beside a good secret, too."""
+    body, forger = b"{}", make([NEW])
+    monkeypatch.setattr(forger, "_keys", lambda: [b""])
+    forged = cased(forger.sign(body, message_id="m"))
+    for secrets in ([""], ["", NEW], [NEW, ""]):
+        with pytest.raises(SignatureRefused):
+            make(secrets).verify(forged, body)
+
+
 def test_secrets_of_standard_webhooks() -> None:
     """A secret that is not base64 is told of, and the others are used."""
     verifier = StandardWebhooks(["whsec_!", "whsec_", NEW])
