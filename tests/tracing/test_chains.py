@@ -273,6 +273,31 @@ def test_queries() -> None:
     assert counts[0] <= 14 + 4 * (len(django_settings.ALIASES) - 1)
 
 
+def test_at_one_moment() -> None:
+    """What a clock cannot tell apart is in the order in which it must have happened."""
+    at = ago(minutes=5)
+    message = published(created_at=at, sent_at=at)
+    handled = record(
+        key="handled",
+        created_at=at,
+        completed_at=at,
+        last_replayed_at=at,
+        replay_count=1,
+        caused_by=named(message),
+    )
+    step(handled, 0, name="charge", completed_at=at)
+    step(handled, 1, name="mail", completed_at=at)
+    assert [entry.what for entry in traced("handled").entries if not entry.ahead] == [
+        "published to the outbox",
+        "sent",
+        "created",
+        "step 1, charge, by attempt 1",
+        "step 2, mail, by attempt 1",
+        "completed",
+        "replayed",
+    ]
+
+
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the plan is PostgreSQL's")
 def test_messages_are_in_the_index() -> None:
     """PostgreSQL finds what an operation has published by an index, not by reading all messages."""
