@@ -13,13 +13,14 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import UnknownEventType
 from ..planning import plan_call
-from ..policy import UNSET, Policy, keys
+from ..policy import UNSET, Policy, keys, scopes
 from ..policy.canonical import canonical, content_digest
+from ..stores import stores
 from .batching import alone, together
 from .events import Event
 from .handling import Handler, Handling
 from .outcomes import Duplicate, Failed, Handled, Outcome
-from .policies import policy_of, refuse_unfit, scope_of
+from .policies import RecordOf, policy_of, refuse_unfit, scope_of
 from .seen import SeenFilter
 
 METHOD: Final = "EVENT"
@@ -196,6 +197,12 @@ class Consumer:
             handling.refuse_transaction(self.name)
         outcomes = iter((alone if redelivered else together)(handlings))
         return [each if isinstance(each, Failed) else next(outcomes) for each in planned]
+
+    def record_of(self, event: Event, *, sender: str = "") -> RecordOf:
+        """Where the record of the event is, or would be; ``ValueError``: the sender is missing."""
+        scope = scope_of(self.name, event.source, sender, federated=self.federated)
+        store = stores[self._policy.resolved().store]
+        return RecordOf(store, keys.fit(event.id), scopes.fit(scope))
 
     def _planned(self, event: Event, sender: str) -> Handling | Failed:
         try:

@@ -63,6 +63,11 @@ def message_id_of(source: str, event_id: str) -> str:
     return keys.fit(_named(source, event_id))
 
 
+def sender_of(headers: Iterable[tuple[str, str]]) -> str:
+    """Who sent a parked event, by the headers that are kept with it; empty: it does not matter."""
+    return dict(headers).get(SENDER, "")
+
+
 def _named(source: str, event_id: str) -> str:
     # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
     return f"{quote(source, safe='/:?=&@+,;')}#{event_id}"

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 
 from ..policy import UNSET, Policy, scopes
+from ..stores import Store
 
 LIFETIME: Final = timedelta(days=30)
 """How long a consumer remembers an event, unless it or its policy says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOf:
+    """Where the record of an event or a message is, or would be."""
+
+    store: Store
+    key: str
+    scope: str
 
 
 def refuse_unfit(handler: Callable[..., Any], of: str) -> None:

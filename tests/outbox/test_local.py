@@ -12,6 +12,7 @@ from asgiref.sync import async_to_sync
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test import override_settings
 
+from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import CONTENT, Message, apublish, publish, publish_many
@@ -88,6 +89,29 @@ def test_nobody_handles_it(local: str) -> None:
     message = OutboxMessage.objects.using(local).get()
     assert (message.state, message.attempts) == ("pending", 1)
     assert "Register a handler" in message.error
+
+
+@pytest.mark.parametrize(
+    "error", [OperationInProgress("Somebody else has it."), StoreUnavailable("Away.")]
+)
+def test_not_the_messages_fault(
+    local: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That somebody else is handling it, or that the store is away, is no attempt at it."""
+    publish_each([1], local)
+
+    def handle(event: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(first, "handle", handle)
+    Relay().drain()
+    monkeypatch.undo()
+    message = OutboxMessage.objects.using(local).get()
+    assert (message.state, message.attempts) == ("pending", 0)
+    assert str(error) in message.error
+    make_due(local)
+    Relay().drain()
+    assert states(local) == {1: "sent"}
 
 
 def test_bytes(using: str, broker: type[Broker]) -> None:

@@ -163,6 +163,7 @@ def test_one_identity(using: str) -> None:
     record = IdempotencyKey.objects.using(using).get(scope=SCOPE)
     assert record.key == message_id
     assert record.caused_by == reference(message_id, "outbox:after_commit")
+    assert record.caused_by != reference(record.key, record.scope)
     assert record.operation == f"{__name__}:ship"
 
 

@@ -12,7 +12,8 @@ from django.db import connections
 from django.test import override_settings
 from django.utils import timezone
 
-from idempotency_django.errors import StoreUnavailable
+from idempotency_django.errors import MessageParked, StoreUnavailable, UnknownEventType
+from idempotency_django.messaging import parking
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox import processing
@@ -21,6 +22,7 @@ from idempotency_django.messaging.inbox.processing import process, process_due, 
 from idempotency_django.messaging.inbox.purging import purge_inbox
 from idempotency_django.messaging.inbox.settling import NotSettled, accept, reprocess, retry
 from idempotency_django.messaging.models import InboxMessage
+from idempotency_django.messaging.outcomes import Duplicate
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.records import referred
 from tests.models import Effect
@@ -443,6 +445,57 @@ def test_parked_by_a_consumer(inbox: Inbox) -> None:
         with pytest.raises(NotSettled, match="'gone'"):
             retry(inbox.row().pk, by="ann")
     assert inbox.effects() == ["billing e-1"]
+
+
+ledger = Consumer("ledger", federated=True, max_attempts=1)
+
+
+@ledger.on("order.paid")
+def enter(event: Event, execution: Any) -> None:
+    """Fail as long as a test wants it."""
+    name = f"ledger {execution.operation.principal} {event.id}"
+    Effect.objects.using(execution._store.using).create(reference=name)
+    if behaviour.get("ledger"):
+        raise ConnectionError
+
+
+def test_parked_by_a_federated_consumer(inbox: Inbox) -> None:
+    """A parked message of several senders is retried as the one of its sender."""
+    event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
+    behaviour["ledger"] = fail
+    with override_settings(
+        IDEMPOTENCY={
+            **settings_of(inbox),
+            "CONSUMERS": ["tests.webhooks.test_processing.ledger"],
+        }
+    ):
+        with pytest.raises(MessageParked) as parked:
+            ledger.handle(event, sender="north")
+        parking.park(ledger, event, parked.value, sender="north")
+        behaviour.clear()
+        retry(inbox.rows().get().pk, by="ann")
+        assert process_due() == {"handled": 1}
+        assert isinstance(ledger.handle(event, sender="north"), Duplicate)
+    assert inbox.effects() == ["ledger north e-1"]
+
+
+def test_parked_for_what_it_is(inbox: Inbox) -> None:
+    """Retrying what is no event does nothing and says why; a type without a handler may get one."""
+    lost = Event(id="e-1", source="/shop", type="order.lost", data={"n": 1})
+    with override_settings(
+        IDEMPOTENCY={
+            **settings_of(inbox),
+            "CONSUMERS": ["tests.webhooks.test_processing.failing"],
+        }
+    ):
+        parking.park_raw(failing, "orders/0/17", b"\xff", ValueError("It is not an event."))
+        with pytest.raises(NotSettled, match="not JSON"):
+            retry(inbox.rows().get().pk, by="ann")
+        assert inbox.states() == ["parked"]
+        inbox.rows().delete()
+        parking.park(failing, lost, UnknownEventType("There is no handler for it."))
+        retry(inbox.rows().get().pk, by="ann")
+        assert process_due() == {"parked": 1}
 
 
 def settings_of(inbox: Inbox) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -15,10 +14,13 @@ from ...planning import Plan, plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
 from ...records import reference
-from ...stores import Store, stores
+from ...stores import stores
+from ..consumers import Consumer
 from ..events import Event
 from ..handling import Handling
 from ..models import InboxMessage
+from ..parking import sender_of
+from ..policies import RecordOf
 from ..registry import consumers
 from .receivers import WebhookReceiver, event_of, receiver_of
 
@@ -33,15 +35,6 @@ class NobodyThere(LookupError):
     """There is no receiver, or no consumer, for the source of a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordOf:
-    """Where the record of a message is."""
-
-    store: Store
-    key: str
-    scope: str
-
-
 def handling_of(message: InboxMessage) -> Callable[[], object] | None:
     """What handles the message; ``None``: there is no handler for its type.
 
@@ -49,8 +42,8 @@ def handling_of(message: InboxMessage) -> Callable[[], object] | None:
         NobodyThere: there is no receiver or consumer for its source.
     """
     if message.source.startswith(CONSUMER):
-        consumer, event = _consumer(message), Event.from_json(bytes(message.body))
-        return lambda: consumer.handle(event, redelivered=True)
+        consumer, event, sender = _parked(message)
+        return lambda: consumer.handle(event, sender=sender, redelivered=True)
     receiver = _receiver(message)
     handler = receiver.handler_of(message.type)
     if handler is None:
@@ -67,12 +60,11 @@ def record_of(message: InboxMessage) -> RecordOf:
 
     Raises:
         NobodyThere: there is no receiver or consumer for its source.
+        ValueError: what a consumer has parked is not an event, or lacks its sender.
     """
     if message.source.startswith(CONSUMER):
-        # What a consumer calls the record of an event is its own business.
-        handling = _consumer(message)._handling(Event.from_json(bytes(message.body)), "")
-        operation = handling.plan.operation
-        return RecordOf(handling.plan.store, operation.key, operation.scope)
+        consumer, event, sender = _parked(message)
+        return consumer.record_of(event, sender=sender)
     policy = policy_of(_receiver(message))
     return RecordOf(stores[policy.store], message.message_id, scope_of(message.source))
 
@@ -121,7 +113,13 @@ def _receiver(message: InboxMessage) -> type[WebhookReceiver]:
     return receiver
 
 
-def _consumer(message: InboxMessage) -> Any:
+def _parked(message: InboxMessage) -> tuple[Consumer, Event, str]:
+    """The consumer that has parked the message, the event, and its sender."""
+    event = Event.from_json(bytes(message.body))
+    return _consumer(message), event, sender_of(json.loads(message.headers))
+
+
+def _consumer(message: InboxMessage) -> Consumer:
     name = message.source.removeprefix(CONSUMER)
     try:
         return consumers()[name]

@@ -17,7 +17,8 @@ from ...records import Status
 from ..databases import database
 from ..models import InboxMessage
 from ..models.inbox import InboxState
-from .messages import NobodyThere, RecordOf, record_of
+from ..policies import RecordOf
+from .messages import NobodyThere, record_of
 
 logger = logging.getLogger("idempotency_django")
 
@@ -94,7 +95,7 @@ def _settle(
         if change is not None:
             try:
                 change(message)
-            except NobodyThere as error:
+            except (NobodyThere, ValueError) as error:
                 raise NotSettled(str(error)) from error
         # The attempt of another process that is late finds that it is not its own any more.
         rows.update(

@@ -18,7 +18,7 @@ from ...planning import plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
 
-SCOPE: Final = "outbox:after_commit"
+SCOPE: Final = "call:after_commit"
 """The scope of the records of calls; the key is the message's id."""
 
 _METHOD: Final = "CALL"

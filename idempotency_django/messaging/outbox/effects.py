@@ -10,7 +10,7 @@ from django.db import transaction
 
 from ...records import reference
 from ..databases import database
-from .calls import SCOPE, Call, lease
+from .calls import Call, lease
 from .publishing import publish
 from .topics import topic
 
@@ -56,7 +56,7 @@ def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
         def attempt() -> None:
             try:
-                call.run_once(message_id, reference(message_id, SCOPE))
+                call.run_once(message_id, reference(message_id, f"outbox:{TOPIC}"))
             except Exception:
                 logger.warning(
                     "The call of %s after the commit has failed. A relay calls it again.",

@@ -9,10 +9,10 @@ from typing import Any
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from ....errors import UnknownEventType
+from ....errors import OperationInProgress, StoreUnavailable, UnknownEventType
 from ...consumers import Consumer
 from ...registry import consumer_at
-from .base import Outgoing, Publisher, in_order
+from .base import Outgoing, Publisher, SendLater, in_order
 
 
 class LocalPublisher(Publisher):
@@ -40,9 +40,10 @@ class LocalPublisher(Publisher):
         return in_order(messages, self._handle)
 
     def _handle(self, message: Outgoing) -> Exception | None:
-        event = message.event(self.source)
-        handling = [consumer for consumer in self.consumers if consumer.handles(event.type)]
+        consumers = self.consumers
         try:
+            event = message.event(self.source)
+            handling = [consumer for consumer in consumers if consumer.handles(event.type)]
             if not handling:
                 raise UnknownEventType(
                     f"None of the consumers {', '.join(self._paths)} handles {event.type!r}. "
@@ -50,6 +51,10 @@ class LocalPublisher(Publisher):
                 )
             for consumer in handling:
                 consumer.handle(event)
+        except OperationInProgress as error:
+            return SendLater(str(error), delay=error.remaining or 0, counted=False)
+        except StoreUnavailable as error:
+            return SendLater(str(error), counted=False)
         except Exception as error:  # noqa: BLE001  # it is the message's, whatever it is
             return error
         return None
