@@ -6,23 +6,35 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set; a second one ends the process as usual."""
-    stop, before = threading.Event(), dict[int, Any]()
+def stop_on_signals(stop: threading.Event | None = None) -> Iterator[threading.Event]:
+    """An event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual.
+
+    Signals are the main thread's: in another one, somebody else sets the event.
+
+    Args:
+        stop: the event to set; by default a new one.
+    """
+    stop = stop or threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    # All of them are known before the first is replaced: a signal may come at once.
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
 
     def note(number: int, _: object) -> None:
-        stop.set()
         signal.signal(number, before[number])
+        stop.set()
 
-    if threading.current_thread() is threading.main_thread():  # no other gets signals
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[int(number)] = signal.signal(number, note)
+    for number in SIGNALS:
+        signal.signal(number, note)
     try:
         yield stop
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number in SIGNALS:
+            signal.signal(number, before[number])

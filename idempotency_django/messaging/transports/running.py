@@ -7,18 +7,17 @@ broker that the messages are being handled, so a handler may take longer than th
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar, assert_never
+from typing import Final, TypeVar, assert_never
 
 from django.db import close_old_connections, connections
 
 from ..consumers import Consumer
+from ..stopping import stop_on_signals
 from .base import Transport
 from .handover import Handover
 from .incoming import Incoming
@@ -32,7 +31,6 @@ BEAT: Final = 1.0
 RENEWAL: Final = 60.0
 """Seconds after which a busy process looks whether its database connections are too old."""
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _T = TypeVar("_T")
 
 
@@ -66,7 +64,7 @@ class Loop:
             UnknownEventType: the consumer has no handler for an event, with ``unknown="stop"``.
         """
         self._alive()  # a path that cannot be written to is told at once
-        with _until_signalled(self._stop), ThreadPoolExecutor(1, "handlers") as self._handlers:
+        with stop_on_signals(self._stop), ThreadPoolExecutor(1, "handlers") as self._handlers:
             try:
                 self._run()
             finally:
@@ -197,24 +195,3 @@ class Loop:
             self._transport.close()
         except self._transport.lost as error:
             logger.warning("The consumer %s could not leave its broker: %r", self._name, error)
-
-
-@contextmanager
-def _until_signalled(stop: threading.Event) -> Iterator[None]:
-    """Within it, the first SIGTERM or SIGINT sets the event. A second one ends the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def set_stop(number: int, *_: object) -> None:
-        signal.signal(number, before[number])
-        stop.set()
-
-    for number in _SIGNALS:
-        signal.signal(number, set_stop)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            signal.signal(number, before[number])
