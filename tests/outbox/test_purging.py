@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from io import StringIO
 
@@ -13,12 +14,14 @@ from django.test import override_settings
 
 from idempotency_django.messaging.models import OutboxLease, OutboxMessage, OutboxStream
 from idempotency_django.messaging.outbox import publish, purging
+from idempotency_django.messaging.outbox.publishers.base import Outgoing
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.messaging.tasks import relay_outbox
 from idempotency_django.models import DatabaseNow
 from idempotency_django.tasks import purge_expired_keys
 from idempotency_django.testing import eventually, in_threads
 
+from .conftest import Broker
 from .test_relay import got, publish_each, refuse, states
 
 pytestmark = [
@@ -128,6 +131,22 @@ def test_relay_command(using: str) -> None:
     for option in ("--batch", "--lease", "--poll"):
         with pytest.raises(CommandError, match="must be a number above 0"):
             command("relay_outbox", option, "0")
+
+
+def test_relay_command_without_success(using: str) -> None:
+    """Where messages were refused, or the broker is away, ``--once`` does not say that it sent."""
+    publish_each([1, 2], using)
+    refuse(1)
+    said = command("relay_outbox", "--once")
+    assert said == "Sent 1 message. Not sent: 1 message. The log says why.\n"
+
+    def away(_: Sequence[Outgoing]) -> None:
+        raise ConnectionRefusedError
+
+    Broker.before = staticmethod(away)
+    publish_each([3], using)
+    said = command("relay_outbox", "--once")
+    assert said == "Cannot reach the broker of 'orders'. No message is lost; run this again.\n"
 
 
 def test_relay_task(using: str) -> None:

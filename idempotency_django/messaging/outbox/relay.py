@@ -53,6 +53,9 @@ class Relay:
         lease: for how long. A batch must be sent within it, or another relay sends it as well.
         using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
+    Attributes:
+        refused: how many messages it has tried, and no broker has taken.
+
     Raises:
         ImproperlyConfigured: there is no such topic.
     """
@@ -71,6 +74,7 @@ class Relay:
         self.batch_size = batch_size
         self.lease = lease
         self.using = using or database()
+        self.refused = 0
         self._lines: dict[str, _Line] = {}
 
     def run(self, stop: threading.Event, *, poll: timedelta = POLL, listen: bool = False) -> None:
@@ -117,6 +121,11 @@ class Relay:
     def send_batch(self) -> int:
         """Claim what is due once, and send it; how many messages were tried."""
         return sum(self._send(kind) for kind in (Ordered, Unordered))
+
+    @property
+    def unreachable(self) -> list[str]:
+        """The topics whose broker could not be reached when it was tried last."""
+        return [name for name, line in self._lines.items() if line.failures]
 
     def close(self) -> None:
         """Leave the brokers."""
@@ -166,6 +175,7 @@ class Relay:
                 len(sent) - noted,
                 name,
             )
+        self.refused += len(messages) - len(sent)
         _note_failures(batch, line.topic, answers)
         return len(messages)
 

@@ -85,7 +85,24 @@ class Command(BaseCommand):
         with closing(relay), stop_on_signals() as stop:
             if not options["once"]:
                 relay.run(stop, poll=timedelta(seconds=options["poll"]), listen=options["listen"])
-            elif (sent := relay.drain(stop)) and options["verbosity"]:
-                self.stdout.write(f"Sent {sent:,} message{'' if sent == 1 else 's'}.")
-            elif options["verbosity"]:
-                self.stdout.write("Nothing was due.")
+                return
+            said = _outcome(relay.drain(stop), relay)
+            if options["verbosity"]:
+                self.stdout.write(said)
+
+
+def _outcome(tried: int, relay: Relay) -> str:
+    """What has become of the messages that were due."""
+    said = []
+    if sent := tried - relay.refused:
+        said.append(f"Sent {_messages(sent)}.")
+    if relay.refused:
+        said.append(f"Not sent: {_messages(relay.refused)}. The log says why.")
+    if relay.unreachable:
+        topics = ", ".join(map(repr, relay.unreachable))
+        said.append(f"Cannot reach the broker of {topics}. No message is lost; run this again.")
+    return " ".join(said) or "Nothing was due."
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'' if count == 1 else 's'}"
