@@ -191,7 +191,7 @@ def test_redirects(receiver: Receiver) -> None:
     ("value", "delay"),
     [
         ("120", (120, 120)),
-        (format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True), (500, 600)),
+        ("a date", (500, 600)),
         ("999999999", (3600, 3600)),
         ("-5", (0, 0)),
         ("soon", (0, 0)),
@@ -200,6 +200,8 @@ def test_redirects(receiver: Receiver) -> None:
 )
 def test_retry_after(receiver: Receiver, value: str, delay: tuple[int, int]) -> None:
     """A receiver says when to come again, up to an hour."""
+    if value == "a date":
+        value = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
     receiver.answer = lambda request: (503, {"retry-after": value}, b"")
     [error] = publisher(receiver).publish(grouped("a-1"))
     assert isinstance(error, SendLater)

@@ -10,6 +10,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
 from ...planning import lease_of
+from ...policy import PROJECT_POLICY, resolve
 from ...stores import stores
 from .messages import policy_of
 from .receivers import WebhookReceiver, receivers
@@ -19,11 +20,27 @@ def check_receivers(**_: Any) -> Sequence[CheckMessage]:
     """The receivers of webhooks that the URLs lead to."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return []
+    check_policy = _policy if _is_sound() else _nothing
     return [
         message
         for source, known in receivers().items()
-        for message in (*_shared(source, known), *_verifier(known[-1]), *_policy(known[-1]))
+        for message in (*_shared(source, known), *_verifier(known[-1]), *check_policy(known[-1]))
     ]
+
+
+def _is_sound() -> bool:
+    """Whether the project's own policy and stores can be used; else, other checks say it once."""
+    try:
+        stores.all()
+        policy = resolve(PROJECT_POLICY)
+        lease_of(policy, stores[policy.store])
+    except ImproperlyConfigured:
+        return False
+    return True
+
+
+def _nothing(_: type[WebhookReceiver]) -> Iterator[CheckMessage]:
+    return iter(())
 
 
 def _shared(source: str, known: list[type[WebhookReceiver]]) -> Iterator[CheckMessage]:
