@@ -28,7 +28,7 @@ from django.db.models import F
 from ..concurrency.rollbacks import on_rollback, refuse_marked
 from ..errors import AlreadyProcessed, StreamFenced
 from ..policy import scopes
-from ..stores.database.transactions import forbid_atomic_block
+from ..stores.database.transactions import forbid_atomic_block, without_autocommit
 from . import positions
 from .databases import database
 
@@ -95,11 +95,14 @@ class Stream:
             StreamFenced: somebody else has claimed the stream, or an operator has reset it. The
                 block does not run. Stop reading the stream, or claim it again.
             ValueError: it is no offset; the stream is closed.
+            ImproperlyConfigured: autocommit is off on the database, so that the end of the block
+                would commit nothing.
             TransactionManagementError: the transaction was marked for rollback in the block.
             OperationalError: the database's own, for example because of a conflict. Where it is
                 raised at the COMMIT, only the database knows whether it was done: claim again.
         """
         self._refuse_unfit(to)
+        self._refuse_autocommit(to)
         begun = False
         try:
             with transaction.atomic(using=self._using):
@@ -148,6 +151,12 @@ class Stream:
 
     def _go_back(self, position: int) -> None:
         self.position = min(self.position, position)
+
+    def _refuse_autocommit(self, to: int) -> None:
+        connection = connections[self._using]
+        if not (connection.in_atomic_block or connection.get_autocommit()):
+            what = f"What advances {self.name!r} to {to}"
+            raise without_autocommit(self._using, what)
 
     def _refuse_unfit(self, to: int) -> None:
         if self._closed:

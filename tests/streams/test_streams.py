@@ -215,6 +215,25 @@ class TestAdvance:
             process(stream, using, offset)
         process(stream, using, 2**63 - 1)
 
+    def test_without_autocommit(self, using: str) -> None:
+        """Without autocommit, nobody knows when the block commits, so it does not run."""
+        stream = claim_stream(NAME, using=using)
+        transaction.set_autocommit(False, using=using)
+        try:
+            with pytest.raises(ImproperlyConfigured, match="'billing/orders/0' to 5"):
+                process(stream, using, 5)
+            with suppress(KeyError), transaction.atomic(using=using):
+                process(stream, using, 5)
+                raise KeyError
+            assert stream.is_new(5)
+            with transaction.atomic(using=using):
+                process(stream, using, 5)
+            transaction.commit(using=using)
+        finally:
+            transaction.set_autocommit(True, using=using)
+        assert not stream.is_new(5)
+        assert (booked(using), kept(using)) == ([5], (1, 5))
+
     def test_statements(self, using: str) -> None:
         """A message costs one statement besides its effects."""
         stream = claim_stream(NAME, using=using)
