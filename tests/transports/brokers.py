@@ -210,12 +210,12 @@ class RabbitMQ(Broker):
             )
         self._there()
 
-    def publish_binary(self, event: Event) -> None:
+    def publish_binary(self, event: Event, **more: str) -> None:
         headers, body = event.to_http()
         content_type = headers.pop("content-type")
         named = {name.replace("ce-", "cloudEvents:"): value for name, value in headers.items()}
         self._producer.publish(
-            body, headers=named, content_type=content_type, content_encoding="binary"
+            body, headers={**named, **more}, content_type=content_type, content_encoding="binary"
         )
         self._there()
 

@@ -73,6 +73,20 @@ def test_every_end(broker: Broker) -> None:
     assert Event.from_json(kept["order.lost"][1]) == paid("u", type="order.lost")
 
 
+def test_wrong_compression(place: Any) -> None:
+    """RabbitMQ's message that is not compressed as it says is set aside, also if it looks right."""
+    billing, broker = Billing(), place("rabbitmq")
+    for compression in ("gzip", "nonsense"):
+        broker.publish_binary(paid(compression), compression=compression)
+    broker.publish(paid("a"))
+    kept = InboxMessage.objects.order_by("pk").values_list("error", flat=True)
+    broker.drain(billing.consumer, lambda: len(effects()) + len(kept.all()) == 3)
+    assert effects() == {"a": 1}
+    assert "compression='gzip'" in kept[0]
+    assert "compression='nonsense'" in kept[1]
+    assert broker.left() == 0
+
+
 def test_batches(broker: Broker) -> None:
     """Many in one transaction; neighbours of one that fails commit, and it is tried again."""
     billing = Billing()

@@ -63,6 +63,8 @@ class Handover:
     def _read(self, message: Incoming) -> _Delivery | Verdict:
         chosen = self._chosen
         try:
+            if message.error is not None:
+                raise message.error
             event = chosen.event(message.native) if chosen.event else event_of(message)
             sender = chosen.sender(message.native) if chosen.sender else ""
         except Exception as error:  # noqa: BLE001  # whatever a function of the project raises

@@ -32,6 +32,7 @@ class Incoming:
         headers: its headers, with its media type as ``content-type``.
         redelivered: whether it may have been delivered before.
         native: the message of the broker's client library.
+        error: why the body is not what the sender has sent; ``None``: it is.
     """
 
     place: str
@@ -39,6 +40,7 @@ class Incoming:
     headers: Sequence[tuple[str, Any]]
     redelivered: bool
     native: Any
+    error: Exception | None = None
 
     @property
     def texts(self) -> list[tuple[str, str]]:

@@ -26,6 +26,8 @@ from .running import BEAT, Loop
 POLL: Final = 1.0  # seconds
 _AT_ONCE: Final = 0.005  # seconds: for what is there already
 _NOT_FOUND: Final = 404
+_BROKERS: Final = "x-"
+"""What the names of headers begin with that a broker adds, such as ``x-delivery-count``."""
 
 
 def run(
@@ -110,6 +112,7 @@ class RabbitMQ(Transport):
             [queue],
             auto_declare=False,
             on_message=self._arrived.append,
+            on_decode_error=lambda message, _: self._arrived.append(message),  # see _error()
             prefetch_count=self._prefetch,
         )
         self._subscription.consume()
@@ -165,8 +168,7 @@ class RabbitMQ(Transport):
         told, headers = message.delivery_info or {}, dict(message.headers or {})
         body = message.body or b""
         body = body.encode() if isinstance(body, str) else bytes(body)
-        # A delivery tag is another one at each delivery.
-        identifier = (message.properties or {}).get("message_id") or sha256(body).hexdigest()
+        identifier = (message.properties or {}).get("message_id") or _digest(headers, body)
         redelivered = bool(told.get("redelivered")) or bool(headers.get("x-delivery-count"))
         return Incoming(
             place=f"{self._queue}/{identifier}",
@@ -174,4 +176,22 @@ class RabbitMQ(Transport):
             headers=[*headers.items(), ("content-type", message.content_type)],
             redelivered=redelivered,
             native=message,
+            error=_error(message),
         )
+
+
+def _error(message: Message) -> Exception | None:
+    """Why kombu could not read the body; its own error would be raised out of the loop."""
+    if not message.errors:
+        return None
+    how = (message.headers or {}).get("compression")
+    return ValueError(
+        f"The body is not compressed as its header compression={how!r} says: "
+        f"{message.errors[0][1]!r}"
+    )
+
+
+def _digest(headers: Mapping[str, Any], body: bytes) -> str:
+    """What a message without an id is known by: a delivery tag is another one at each delivery."""
+    own = sorted((name, str(value)) for name, value in headers.items() if name[:2] != _BROKERS)
+    return sha256(repr(own).encode() + body).hexdigest()
