@@ -237,6 +237,6 @@ def _note_failures(
                 "The message %s of the topic %r was refused: %s. It is %s.",
                 message.message_id,
                 message.topic,
-                error,
+                str(error).rstrip("."),
                 "skipped" if state == OutboxState.SKIPPED else "sent again later",
             )
