@@ -131,9 +131,9 @@ class InboxMessageAdmin(TimelineMixin):
         css = "idempotency-held" if message.state in ("parked", "held") else ""
         return format_html('<span class="{}">{}</span>', css, message.get_state_display())
 
-    @admin.display(description=gettext_lazy("error"), empty_value="–")
-    def error_shown(self, message: InboxMessage) -> SafeString | None:
-        return _preformatted(message.error) if message.error else None
+    @admin.display(description=gettext_lazy("error"))
+    def error_shown(self, message: InboxMessage) -> str:
+        return _preformatted(message.error) if message.error else "–"
 
     @admin.display(description=gettext_lazy("headers"))
     def headers_shown(self, message: InboxMessage) -> SafeString:
