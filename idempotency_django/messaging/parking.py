@@ -17,9 +17,11 @@ from django.apps import apps
 from ..errors import FingerprintMismatch
 from ..models import DatabaseNow
 from ..policy import keys
+from ..stores.database.dialects import plain
 from .consumers import Consumer
 from .databases import database
 from .events import Event
+from .reasons import reason
 
 SENDER: Final = "idempotency-sender"
 """The header that says who sent a message to a federated consumer."""
@@ -110,7 +112,7 @@ def _keep(
     row = rows.model(
         **named,
         **found,
-        type=_text(kind)[:_TYPE_LENGTH],
+        type=plain(kind, _TYPE_LENGTH),
         headers=json.dumps([*headers]),
         body=body,
         digest=_digest(body),
@@ -126,14 +128,9 @@ def _told(error: Exception) -> str:
     lines: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(lines) < _CAUSES:
-        lines.append(f"{type(cause).__name__}: {cause}")
+        lines.append(reason(cause))
         cause = cause.__cause__
-    return _text("\n".join(lines))
-
-
-def _text(text: str) -> str:
-    """The text without what a column cannot hold."""
-    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
+    return "\n".join(lines)
 
 
 def _digest(body: bytes) -> str:

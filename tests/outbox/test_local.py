@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -112,6 +113,20 @@ def test_not_the_messages_fault(
     make_due(local)
     Relay().drain()
     assert states(local) == {1: "sent"}
+
+
+def test_exit(local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that calls sys.exit() has failed; the relay goes on."""
+    publish_each([1, 2], local)
+
+    def handle(event: Any) -> None:
+        if event.data == 1:
+            sys.exit(3)
+
+    monkeypatch.setattr(first, "handle", handle)
+    Relay().drain()
+    assert states(local) == {1: "pending", 2: "sent"}
+    assert OutboxMessage.objects.using(local).get(payload="1").attempts == 1
 
 
 def test_bytes(using: str, broker: type[Broker]) -> None:

@@ -94,3 +94,41 @@ def test_window(using: str, broker: type[Broker]) -> None:
     Relay(using=using).drain()
     assert [(m.data["id"], m.sequence) for m in broker.got] == [(1, 1), (3, 2)]
     assert OutboxStream.objects.using(using).get().last_sequence == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": ""},
+        {"type": "a\x00"},
+        {"type": "\ud800"},
+        {"type": "t" * 256},
+        {"type": 5},
+        {"group": 5},
+        {"headers": {"a": 1}},
+        {"headers": {1: "a"}},
+        {"headers": {"a b": "a"}},
+        {"headers": {"a": "b\r\nc: d"}},
+        {"headers": ["a"]},
+        {"delay": 5},
+        {"delay": timedelta(seconds=-1)},
+        {"delay": timedelta(days=365 * 8000)},
+        {"window": 5},
+        {"window": timedelta(days=365 * 8000)},
+    ],
+    ids=repr,
+)
+def test_arguments_that_cannot_be_used(using: str, wrong: dict[str, Any]) -> None:
+    """What cannot be stored or sent is refused before the database hears of it."""
+    with transaction.atomic(using=using):
+        with (
+            CaptureQueriesContext(connections[using]) as queries,
+            pytest.raises(ValueError, match="message cannot"),
+        ):
+            publish("orders", 1, using=using, **{"type": "n", **wrong})
+        assert not queries.captured_queries
+        deep: Any = []
+        for _ in range(100_000):
+            deep = [deep]
+        with pytest.raises(TypeError, match="not JSON"):
+            publish("orders", deep, type="n", using=using)

@@ -170,6 +170,28 @@ def test_poison_skipped(using: str, group: str | None) -> None:
         assert states(using) == {1: "skipped", 2: "sent"}
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb ?"),
+        (Unspeakable(), "Unspeakable: its text cannot be made (ValueError)"),
+    ],
+)
+def test_errors_that_no_column_takes(using: str, bad: Exception, text: str) -> None:
+    """Whatever is in the text of an error, the attempt is noted, and the others are sent."""
+    publish_each([1, 2], using)
+    Broker.refuse = staticmethod(lambda message: bad if message.data == 1 else None)
+    Relay(using=using).drain()
+    message = OutboxMessage.objects.using(using).get(payload="1")
+    assert (message.attempts, message.error) == (1, text)
+    assert got() == [2]
+
+
 def test_broker_away(using: str, caplog: pytest.LogCaptureFixture) -> None:
     """That the broker cannot be reached is no attempt of any message."""
     publish_each([1], using, group="g")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from functools import partial
@@ -82,6 +83,15 @@ async def wait() -> None:
     pass
 
 
+def lazily() -> Iterator[None]:
+    yield
+
+
+def leave() -> None:
+    CALLS.append(())
+    sys.exit(3)
+
+
 def effects(using: str) -> int:
     return Effect.objects.using(using).count()
 
@@ -133,6 +143,25 @@ def test_sent_twice(using: str) -> None:
     Relay(using=using).drain()
     assert len(CALLS) == 1
     assert OutboxMessage.objects.using(using).get().state == "sent"
+
+
+def test_exit(using: str) -> None:
+    """A function that calls sys.exit() has failed; the relay goes on, and blocks it in the end."""
+    with override_settings(
+        IDEMPOTENCY={
+            **settings.IDEMPOTENCY,
+            "OUTBOX": {"after_commit": {"MAX_ATTEMPTS": 1}},
+        }
+    ):
+        with transaction.atomic(using=using):
+            after_commit(leave)
+            after_commit(ship, 17)
+        relay(using)
+    assert sorted(OutboxMessage.objects.using(using).values_list("state", flat=True)) == [
+        "blocked",
+        "sent",
+    ]
+    assert "sys.exit(3)" in OutboxMessage.objects.using(using).get(state="blocked").error
 
 
 def test_resumed(using: str) -> None:
@@ -203,6 +232,7 @@ def test_functions(using: str, function: Callable[..., Any]) -> None:
         (CALLS.append, "not find it by its"),
         ("tests.ship", "not find it by its"),
         (wait, "cannot await"),
+        (lazily, "cannot await"),
     ],
 )
 def test_functions_that_another_process_does_not_find(

@@ -193,6 +193,7 @@ def test_redirects(receiver: Receiver) -> None:
         ("120", (120, 120)),
         ("a date", (500, 600)),
         ("999999999", (3600, 3600)),
+        ("9" * 400, (3600, 3600)),
         ("-5", (0, 0)),
         ("soon", (0, 0)),
         ("Thu, 99 Foo 2031 99:99:99 GMT", (0, 0)),
@@ -270,8 +271,18 @@ def test_headers(receiver: Receiver) -> None:
     assert receiver.ids == ["a"]
 
 
-@pytest.mark.parametrize("value", ["a\r\nwebhook-id: forged", "\x00", "ü"])
-def test_headers_that_cannot_be_sent(receiver: Receiver, value: str) -> None:
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "HOST", "Connection"])
+def test_headers_of_the_connection(receiver: Receiver, name: str) -> None:
+    """A message says nothing about the connection that it is sent on."""
+    messages = [outgoing("a", headers={name: "3"}), outgoing("b")]
+    assert publisher(receiver).publish(messages) == [None, None]
+    sent = {request.headers.get(name.lower()) for request in receiver.requests}
+    assert len(sent) <= 2 - (name == "HOST")
+    assert "3" not in sent
+
+
+@pytest.mark.parametrize("value", ["a\r\nwebhook-id: forged", "\x00", "ü", 5, [1]])
+def test_headers_that_cannot_be_sent(receiver: Receiver, value: Any) -> None:
     """A header that HTTP does not allow fails its message, and no other."""
     bad = outgoing("bad", headers={"x-tenant": value})
     assert failures(publisher(receiver).publish([bad, outgoing("good")])) == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from datetime import timedelta
@@ -496,6 +497,42 @@ def test_parked_for_what_it_is(inbox: Inbox) -> None:
         parking.park(failing, lost, UnknownEventType("There is no handler for it."))
         retry(inbox.rows().get().pk, by="ann")
         assert process_due() == {"parked": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb ?"),
+        (ValueError("x" * 10_000), f"ValueError: {'x' * 3988}"),
+    ],
+    ids=["characters", "length"],
+)
+def test_errors_that_no_column_takes(inbox: Inbox, error: Exception, text: str) -> None:
+    """Whatever is in the text of an error, the attempt is noted, and the others are handled."""
+
+    def complain(event: Event, execution: Any) -> None:
+        if event.id == "m-1":
+            raise error
+
+    behaviour["shop"] = complain
+    for number in (1, 2):
+        deliver(Hook, f"m-{number}")
+    assert process_due() == {"pending": 1, "handled": 1}
+    assert (inbox.row().attempts, inbox.row().error) == (1, text)
+    inbox.due_now()
+    assert process_due() == {"parked": 1}
+
+
+def test_process_that_ends(inbox: Inbox) -> None:
+    """A handler that ends its process costs the others that were claimed with it no attempt."""
+    behaviour["shop"] = lambda event, execution: sys.exit(3)
+    for number in (1, 2):
+        deliver(Hook, f"m-{number}")
+    with pytest.raises(SystemExit):
+        process_due()
+    assert [row.attempts for row in inbox.rows()] == [1, 0]
+    behaviour.clear()
+    assert process_due() == {"handled": 1}
 
 
 def settings_of(inbox: Inbox) -> Any:

@@ -458,3 +458,25 @@ def test_hostile(inbox: Inbox, headers: dict[str, str], body: bytes) -> None:
         )
         assert 400 <= response.status_code < 500
     assert inbox.rows().count() == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "kept"), [(17, "17"), (None, ""), (True, "True"), ("a b", "a b")]
+)
+def test_group_of_any_kind(
+    inbox: Inbox, group: Any, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What group() returns is made a text; None is no group."""
+    monkeypatch.setattr(Hook, "group", lambda self, event: group)
+    assert deliver(Hook).status_code == 200
+    assert inbox.row().group == kept
+
+
+def test_group_that_raises(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A verified message is stored although group() has failed, and the log says so."""
+    monkeypatch.setattr(Hook, "group", lambda self, event: event.data["order"])
+    assert deliver(Hook).status_code == 200
+    assert (inbox.row().group, inbox.states()) == ("", ["pending"])
+    assert "The group() of shop has failed for the message m-1" in caplog.text

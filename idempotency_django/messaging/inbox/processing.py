@@ -7,6 +7,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -24,6 +25,7 @@ from ...errors import (
 from ...models import DatabaseNow
 from ..models import InboxMessage
 from ..models.inbox import InboxState
+from ..reasons import reason
 from .claiming import claim, give_back, mark
 from .messages import NobodyThere, handling_of
 from .receivers import receiver_of
@@ -34,7 +36,6 @@ BATCH: Final = 10
 POLL: Final = timedelta(seconds=1)
 FIRST_PAUSE: Final = 5.0  # seconds after the first failure; each further one takes twice as long
 LONGEST_PAUSE: Final = 3600.0  # seconds
-LONGEST_ERROR: Final = 4000  # characters
 _REJECTED: Final = (MessageParked, FingerprintMismatch, UnknownEventType)
 
 
@@ -76,7 +77,12 @@ def process_due(
             if stop.is_set():
                 give_back(claimed[place:])
                 break
-            tally[str(process(message))] += 1
+            try:
+                tally[str(process(message))] += 1
+            except BaseException:
+                with suppress(DatabaseFault):
+                    give_back(claimed[place + 1 :])  # it is not their fault
+                raise
     return tally
 
 
@@ -107,7 +113,7 @@ def run(
 def process(message: InboxMessage) -> InboxState:
     """Handle a message that was claimed, and note what became of it."""
     verdict = _verdict(message)
-    changes: dict[str, Any] = {"state": verdict.state, "error": verdict.error[:LONGEST_ERROR]}
+    changes: dict[str, Any] = {"state": verdict.state, "error": verdict.error}
     match verdict.state:
         case InboxState.PENDING:
             changes["process_after"] = DatabaseNow() + timedelta(seconds=verdict.pause)
@@ -134,7 +140,8 @@ def _verdict(message: InboxMessage) -> _Verdict:
     except _REJECTED as error:
         logger.exception("The message %s is parked.", message)
         cause = error.__cause__
-        return _Verdict(InboxState.PARKED, _text(cause) if cause else message.error or _text(error))
+        why = reason(cause) if cause else message.error or reason(error)
+        return _Verdict(InboxState.PARKED, why)
     except Exception as error:
         pause = _pause(message)
         logger.exception(
@@ -143,7 +150,7 @@ def _verdict(message: InboxMessage) -> _Verdict:
             message.attempts,
             pause,
         )
-        return _Verdict(InboxState.PENDING, _text(error), pause)
+        return _Verdict(InboxState.PENDING, reason(error), pause)
     return _Verdict(InboxState.HANDLED)
 
 
@@ -157,7 +164,3 @@ def _purged(message: InboxMessage) -> Any:
     receiver = receiver_of(message.source)
     ttl = receiver.ttl if receiver else timedelta(days=7)
     return None if ttl is None else DatabaseNow() + ttl
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

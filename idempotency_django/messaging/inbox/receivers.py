@@ -139,11 +139,11 @@ class WebhookReceiver(View):
         own(view)
         return view  # type: ignore[no-any-return]
 
-    def group(self, event: Event) -> str:
+    def group(self, event: Event) -> str | None:
         """What the message is handled in order with: the earlier ones of the same group come first.
 
-        Override it where the order matters; empty: in no particular order. If it raises, the sender
-        gets 500 and nothing is stored.
+        Override it where the order matters; empty or ``None``: in no particular order. If it
+        raises, that is logged, and the message is stored without a group.
         """
         return ""
 
@@ -198,12 +198,25 @@ class WebhookReceiver(View):
             )
         return False
 
+    def _group(self, contents: Contents) -> str:
+        try:
+            group = self.group(event_of(self.source, contents))
+            return "" if group is None else scopes.fit(str(group))
+        except Exception:
+            logger.exception(
+                "The group() of %s has failed for the message %s, which is stored without a group, "
+                "in no particular order. Correct group().",
+                self.source,
+                contents.message_id,
+            )
+            return ""
+
     def _message(self, contents: Contents, request: HttpRequest, body: bytes) -> InboxMessage:
         return InboxMessage(
             source=self.source,
             message_id=keys.fit(contents.message_id),
             type=contents.type,
-            group=scopes.fit(self.group(event_of(self.source, contents))),
+            group=self._group(contents),
             headers=json.dumps(kept_headers(request)),
             body=body,
             digest=hashlib.sha256(body).hexdigest(),

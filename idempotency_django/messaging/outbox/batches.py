@@ -16,12 +16,12 @@ from django.db.models.expressions import Combinable
 from ...models import DatabaseNow
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
+from ..reasons import reason
 from .publishers.base import SendLater, Undeliverable
 from .topics import BLOCK, Topic
 
 FIRST_BACKOFF: Final = timedelta(seconds=1)
 LONGEST_BACKOFF: Final = timedelta(minutes=5)
-_LONGEST_ERROR: Final = 2000  # characters
 
 
 def backoff(failures: int) -> timedelta:
@@ -87,7 +87,7 @@ class Batch:
                 process_after=None if is_poison else again,
                 purge_at=DatabaseNow() + topic.retention if skipped else None,
                 token="",
-                error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR],
+                error=reason(error),
             )
             if not skipped:
                 self.hold(message.stream, None if is_poison else again)

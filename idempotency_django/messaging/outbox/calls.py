@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
+from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, Final, Self
 
 from asgiref.sync import iscoroutinefunction
@@ -21,6 +22,7 @@ from ...policy.canonical import content_digest
 SCOPE: Final = "call:after_commit"
 """The scope of the records of calls; the key is the message's id."""
 
+_LAZY: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
 _METHOD: Final = "CALL"
 _POLICY: Final = Policy(mode="leased", ttl=timedelta(days=30), on_store_error="refuse")
 
@@ -148,8 +150,11 @@ def _signer() -> Signer:
 def _path(function: Callable[..., Any]) -> str:
     module, name = (getattr(function, each, "") for each in ("__module__", "__qualname__"))
     path = f"{module}:{name}"
-    if iscoroutinefunction(function):
-        raise TypeError(f"after_commit() cannot await {path}. Pass a plain function.")
+    if any(is_lazy(function) for is_lazy in _LAZY):
+        raise TypeError(
+            f"after_commit() cannot await or iterate {path}, so nothing in it would run. Pass a "
+            "plain function."
+        )
     try:
         is_found = "<" not in name and module != "__main__" and found(path) == function
     except (ImportError, ValueError):

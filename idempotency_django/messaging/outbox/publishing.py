@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +21,7 @@ from ...policy import keys
 from ...policy.canonical import digest
 from ..databases import database
 from ..models import OutboxMessage
+from .arguments import refuse_unfit
 from .identity import derived_id, published_by, uuid7
 from .topics import topic
 from .waking import wake_relays
@@ -30,7 +30,6 @@ from .writing import end_window, existing_id, insert, next_sequence, schedule, t
 CONTENT: Final = object()
 """The ``dedup_id`` of a message that is recognised by its type, group and data."""
 
-_GROUP: Final = re.compile(r"[!-~]([ -~]{0,148}[!-~])?", re.ASCII)
 WINDOW: Final = timedelta(minutes=5)
 """The window of a message with a ``dedup_id``, if it names none."""
 
@@ -147,11 +146,8 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
 def _row(message: Message) -> OutboxMessage:
     """What is written of a message, as far as it is known without asking the database."""
     group = message.group or ""
-    if group and not _GROUP.fullmatch(group):
-        raise ValueError(
-            f"A message cannot be published to the group {group!r}. Name it with up to 150 "
-            "printable ASCII characters, such as 'order-17'."
-        )
+    durations = {"delay": message.delay, "window": message.window}
+    refuse_unfit(message.type, group, message.headers, durations)
     known, execution = topic(message.topic), current_execution()
     payload, is_base64 = _payload(message)
     dedup, window = _dedup(message, payload)
@@ -177,7 +173,7 @@ def _payload(message: Message) -> tuple[str, bool]:
         return base64.b64encode(message.data).decode(), True
     try:
         return json.dumps(message.data, allow_nan=False), False
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"The data of the message {message.type!r} is not JSON: {error}. Publish texts, "
             "numbers, lists and dicts, or bytes."

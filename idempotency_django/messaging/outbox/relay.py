@@ -21,6 +21,7 @@ from ...conf import conf
 from ..databases import database
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
+from ..reasons import reason
 from .batches import Batch, Unordered, backoff
 from .ordered import Ordered
 from .publishers.base import Outgoing, Publisher
@@ -230,13 +231,13 @@ def _note_failures(
                 message.topic,
                 message.attempts + 1,
                 ", and its group waits" if message.stream else "",
-                error,
+                reason(error),
             )
         else:
             logger.warning(
                 "The message %s of the topic %r was refused: %s. It is %s.",
                 message.message_id,
                 message.topic,
-                str(error).rstrip("."),
+                reason(error).rstrip("."),
                 "skipped" if state == OutboxState.SKIPPED else "sent again later",
             )

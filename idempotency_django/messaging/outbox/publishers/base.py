@@ -123,6 +123,14 @@ class Publisher:
         return []
 
 
+def exited(error: SystemExit) -> Exception:
+    """What is wrong with a message whose handling has called ``sys.exit()``; the relay goes on."""
+    return RuntimeError(
+        f"It has called sys.exit({error.code!r}), which would end the relay. Raise an error "
+        "instead."
+    )
+
+
 def in_order(
     messages: Sequence[Outgoing], send: Callable[[Outgoing], Exception | None]
 ) -> list[Exception | None]:

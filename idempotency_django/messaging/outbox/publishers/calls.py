@@ -8,7 +8,7 @@ from django.core.signing import BadSignature
 
 from ....errors import OperationInProgress, StoreUnavailable
 from ..calls import Call
-from .base import Outgoing, Publisher, SendLater, Undeliverable, in_order
+from .base import Outgoing, Publisher, SendLater, Undeliverable, exited, in_order
 
 
 class CallPublisher(Publisher):
@@ -38,6 +38,8 @@ def _call(message: Outgoing) -> Exception | None:
         return SendLater(str(error), delay=error.remaining or 0, counted=False)
     except StoreUnavailable as error:
         return SendLater(str(error), counted=False)
+    except SystemExit as error:
+        return exited(error)
     except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is
         return error
     return None

@@ -24,6 +24,12 @@ from .webhooks import Endpoint
 LONGEST_DELAY: Final = 3600
 """Seconds that a receiver may have us wait at most, by ``Retry-After``."""
 
+_CONNECTION: Final = {
+    *("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer"),
+    *("transfer-encoding", "upgrade"),
+}
+"""Headers of one connection. Those of a message would contradict them."""
+
 _SHOWN: Final = 200  # characters of an answer that are noted
 
 
@@ -126,7 +132,7 @@ class HttpPublisher(Publisher):
                     await response.aclose()
         except TimeoutError:
             return TimeoutError(f"{endpoint.url} has not answered within {self._timeout} seconds.")
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is this message's
             return error
 
     def _parts(self, message: Outgoing, endpoint: Endpoint) -> dict[str, Any]:
@@ -135,7 +141,8 @@ class HttpPublisher(Publisher):
         # For receivers that expect the usual members: type, timestamp, data.
         extensions = {**event.extensions, "timestamp": write_time(message.created_at)}
         body = dataclasses.replace(event, extensions=extensions).to_json().encode()
-        headers = httpx.Headers({**message.headers, **endpoint.headers})
+        given = {**message.headers, **endpoint.headers}
+        headers = httpx.Headers({k: v for k, v in given.items() if k.lower() not in _CONNECTION})
         headers.update({"content-type": "application/json"})
         headers.update(endpoint.signed(message.message_id, body))
         return {"headers": headers, "content": body}
@@ -198,10 +205,10 @@ async def _beginning(response: httpx.Response) -> str:
 def _delay(value: str) -> float:
     """The seconds that ``Retry-After`` asks for; 0 if it says nothing that can be understood."""
     try:
-        seconds = float(int(value))
+        seconds = float(int(value[:20]))
     except ValueError:
         try:
             seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return 0.0
     return min(max(seconds, 0.0), LONGEST_DELAY)

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ....errors import OperationInProgress, StoreUnavailable, UnknownEventType
 from ...consumers import Consumer
 from ...registry import consumer_at
-from .base import Outgoing, Publisher, SendLater, in_order
+from .base import Outgoing, Publisher, SendLater, exited, in_order
 
 
 class LocalPublisher(Publisher):
@@ -55,7 +55,9 @@ class LocalPublisher(Publisher):
             return SendLater(str(error), delay=error.remaining or 0, counted=False)
         except StoreUnavailable as error:
             return SendLater(str(error), counted=False)
-        except Exception as error:  # noqa: BLE001  # it is the message's, whatever it is
+        except SystemExit as error:
+            return exited(error)
+        except Exception as error:  # noqa: BLE001  # it is the message's
             return error
         return None
 

@@ -1,0 +1,62 @@
+"""What a message may be published with: the rest is refused before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+LONGEST: Final = timedelta(days=3660)
+"""The longest delay and window."""
+
+_TYPE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
+_GROUP: Final = re.compile(r"[!-~]([ -~]{0,148}[!-~])?", re.ASCII)
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)  # RFC 9110's token
+_VALUE: Final = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
+
+
+def refuse_unfit(
+    kind: Any, group: Any, headers: Any, durations: Mapping[str, timedelta | None]
+) -> None:
+    """Refuse what cannot be stored, or what no broker could be given.
+
+    Args:
+        kind: the type of the message.
+        group: its group; ``None`` or empty: it has none.
+        headers: its headers.
+        durations: its delay and its window, by the name of the argument.
+
+    Raises:
+        ValueError: one of them cannot be used.
+    """
+    if not _is(kind, _TYPE):
+        raise ValueError(
+            f"A message cannot have the type {kind!r}. Name what happened in 1 to 255 printable "
+            "characters, such as 'order.paid'."
+        )
+    if group and not _is(group, _GROUP):
+        raise ValueError(
+            f"A message cannot be published to the group {group!r}. Name it with up to 150 "
+            "printable ASCII characters, such as 'order-17'."
+        )
+    is_mapping = isinstance(headers, Mapping)
+    if not is_mapping or not all(_is(k, _NAME) and _is(v, _VALUE) for k, v in headers.items()):
+        raise ValueError(
+            f"A message cannot have the headers {headers!r}. Pass a dict of texts: names as in "
+            "HTTP, and values without control characters."
+        )
+    for name, duration in durations.items():
+        if duration is not None and not _is_duration(duration):
+            raise ValueError(
+                f"A message cannot have {name}={duration!r}. Pass a timedelta from 0 to "
+                f"{LONGEST.days} days."
+            )
+
+
+def _is(value: Any, pattern: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and bool(pattern.fullmatch(value))
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, timedelta) and timedelta(0) <= value <= LONGEST
