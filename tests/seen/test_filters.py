@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from idempotency_django.testing.support import in_threads
 from tests.redis_servers import client, url, valkey_at
 from tests.servers import free_port
 
-from .conftest import DAY, Failing, Made
+from .conftest import DAY, Failing, Made, Saying
 
 
 def ids(*numbers: int) -> list[str]:
@@ -206,6 +207,15 @@ class TestFaults:
             failing.remember(ids(1))
         assert (failing.asked, failing.told) == (3, ids(1) * 3)
 
+    @pytest.mark.parametrize("answers", [None, [], [False], [False] * 3, 7])
+    def test_another_number(self, answers: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """Answers that are not one for each id are a fault: each of them may be there."""
+        wrong = Saying(False)
+        wrong.contains = lambda ids: answers  # type: ignore[method-assign]
+        with caplog.at_level(logging.WARNING):
+            assert [*wrong.may_contain(ids(1, 2))] == [True, True]
+        assert "cannot be used" in caplog.text
+
     def test_gone(self) -> None:
         """A server that is not there is a fault."""
         filter_ = RedisSet(DAY, connection_factory=lambda: client(free_port()))
@@ -224,6 +234,12 @@ class TestFaults:
         """Numbers that no filter could have are refused."""
         with pytest.raises(ValueError, match="A filter cannot have"):
             kind(**({"capacity": 10} | wrong))
+
+
+def test_no_time() -> None:
+    """A filter that remembers nothing is refused."""
+    with pytest.raises(ValueError, match="above 0"):
+        RedisSet(timedelta(0))
 
 
 def test_names(server: Redis) -> None:

@@ -51,12 +51,18 @@ class SeenFilter(ABC):
         if time.monotonic() < self._resumes_at:
             return [True] * len(ids)
         try:
-            return self.contains(ids)
+            return self._answers(ids)
         except ImproperlyConfigured:
             raise
         except Exception:  # noqa: BLE001  # whatever it is, the event is handled
             self._rest()
             return [True] * len(ids)
+
+    def _answers(self, ids: Sequence[str]) -> Sequence[bool]:
+        answers = list(map(bool, self.contains(ids)))
+        if len(answers) != len(ids):
+            raise ValueError(f"It has given {len(answers)} answers for {len(ids)} ids.")
+        return answers
 
     def remember(self, ids: Sequence[str]) -> None:
         """:meth:`add`, for events that are committed: a fault is logged and does no harm."""

@@ -25,6 +25,9 @@ class RedisSet(SeenFilter):
         name: what the names of the keys begin with.
         connection_factory: as for :class:`~idempotency_django.stores.redis.RedisStore`, instead of
             the cache.
+
+    Raises:
+        ValueError: the time is not above 0.
     """
 
     def __init__(
@@ -35,6 +38,8 @@ class RedisSet(SeenFilter):
         name: str = "seen",
         connection_factory: str | Callable[[], Client] | None = None,
     ) -> None:
+        if ttl <= timedelta(0):
+            raise ValueError(f"A filter cannot remember for {ttl}. Give a duration above 0.")
         self.seconds = max(1, int(ttl.total_seconds()))
         self.name = name
         self._server = RedisServer(cache, connection_factory)
