@@ -64,6 +64,29 @@ def test_nobody_gets_it(rabbit: Server) -> None:
         kombu.Exchange(exchange)(channel).delete()
 
 
+def test_what_amqp_cannot_carry(rabbit: Server) -> None:
+    """A routing key or a header's name that is too long is the message's fault: the others go on,
+    and the message uses its attempts up.
+    """
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(exclusive=True)(connection.channel())
+        queue.declare()
+        queue.bind_to("amq.topic", routing_key="order.*")
+        publisher = KombuPublisher("orders", url=rabbit.url, exchange="amq.topic", declare=False)
+        wrong = [outgoing("b", type="ü" * 255), outgoing("c", headers={"h" * 256: "x"})]
+        [first] = grouped("a-1")
+        answers = publisher.publish([first, *wrong, outgoing("d")])
+        assert failures(answers) == [False, True, True, False]
+        for answer in answers[1:3]:
+            assert not isinstance(answer, SendLater)
+            assert "AMQP cannot carry the message" in str(answer)
+        assert failures(publisher.publish(wrong[:1])) == [True]  # also as the first one
+        taken = [queue.get(no_ack=True).headers["cloudEvents_id"] for _ in range(2)]
+        assert taken == ["a-1", "d"]
+        assert queue.get() is None
+        publisher.close()
+
+
 def test_routing_key(rabbit: Server) -> None:
     """The routing key is made of the message."""
     with kombu.Connection(rabbit.url) as connection:

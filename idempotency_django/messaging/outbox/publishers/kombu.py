@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ from .lines import Lines
 
 PREFIX: Final = "cloudEvents_"
 """What the headers begin with that carry an event's attributes: the AMQP binding of CloudEvents."""
+
+_UNFIT: Final = (struct.error, ValueError, TypeError)
+"""What py-amqp raises for what AMQP cannot say, such as a routing key of more than 255 bytes."""
 
 QUORUM: Final[Mapping[str, Any]] = {"x-queue-type": "quorum"}
 
@@ -146,6 +150,12 @@ class KombuPublisher(Publisher):
         except (ChannelError, IrrecoverableConnectionError) as error:
             self.close()  # as the broker does: it refuses to read the message
             return error
+        except _UNFIT as error:
+            self.close()  # part of it may have been sent
+            return ValueError(
+                f"AMQP cannot carry the message: {error!r}. Its routing key and the names of its "
+                "headers can have 255 bytes each."
+            )
         except BaseException:
             self.close()  # a late answer to this message would be taken for the next one's
             raise
