@@ -131,6 +131,8 @@ def test_only_what_one_may_see(chain: list[Any]) -> None:
     assert page.count("You may not see this one.") == 3
     for secret in ("webhook stripe", "handled", "booked", "invoice.paid", inbox.message_id):
         assert secret not in page
+    whole = member("view_outboxmessage", username="vera").get(address(message)).text
+    assert handled.scope not in whole
     page = "".join(shown(member("view_idempotencykey"), booked))
     assert page.count("You may not see this one.") == 2
     assert address(handled) in page

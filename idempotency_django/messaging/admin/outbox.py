@@ -78,6 +78,7 @@ class OutboxMessageAdmin(TimelineMixin, _ReadOnly):
     ordering = ("-pk",)
     sortable_by = ()
     actions = ("retry_selected", "skip_selected", "resend_selected")
+    # What caused it is in the timeline, for those who may see that.
     shown: ClassVar[list[str]] = [
         "message_id",
         "topic",
@@ -91,7 +92,6 @@ class OutboxMessageAdmin(TimelineMixin, _ReadOnly):
         "sent_at",
         "purge_at",
         "dedup_until",
-        "caused_by",
     ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -102,7 +102,7 @@ class OutboxMessageAdmin(TimelineMixin, _ReadOnly):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # Somebody who may filter by a column can find out what is in it.
-        if lookup.partition("__")[0] in (*SECRET, "token", "dedup"):
+        if lookup.partition("__")[0] in (*SECRET, "token", "dedup", "caused_by"):
             return False
         return super().lookup_allowed(lookup, value, request)
 
