@@ -288,6 +288,8 @@ class TestIdentity:
             consumer().on("order.lost", "order.paid")
         with pytest.raises(ValueError, match="needs a type"):
             consumer().on()
+        with pytest.raises(TypeError, match=r'in parentheses: on\("order.paid"\)'):
+            consumer().on(lambda event, execution: None)  # type: ignore[arg-type]
 
 
 class TestFederation:

@@ -20,7 +20,7 @@ from .batching import alone, together
 from .events import Event
 from .handling import Handler, Handling
 from .outcomes import Duplicate, Failed, Handled, Outcome
-from .policies import RecordOf, policy_of, refuse_unfit, scope_of
+from .policies import RecordOf, policy_of, refuse_types, refuse_unfit, scope_of
 from .seen import SeenFilter
 
 METHOD: Final = "EVENT"
@@ -104,10 +104,10 @@ class Consumer:
 
         Raises:
             ValueError: no type is given, or one of them has a handler already.
+            TypeError: a type is not a text.
             ImproperlyConfigured: the function cannot be called with an event and an execution.
         """
-        if not types:
-            raise ValueError("Consumer.on() needs a type of events, such as 'order.paid'.")
+        refuse_types(types, f"the consumer {self.name!r}")
         for taken in self._handlers.keys() & {*types}:
             raise ValueError(
                 f"The consumer {self.name!r} already has a handler for {taken!r}. Let one handler "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -24,6 +24,23 @@ class RecordOf:
     store: Store
     key: str
     scope: str
+
+
+def refuse_types(types: Sequence[str], of: str) -> None:
+    """Refuse what cannot be the types of events that a handler is for.
+
+    Raises:
+        ValueError: there is none.
+        TypeError: one of them is not a text.
+    """
+    if not types:
+        raise ValueError(f'on() of {of} needs a type of events: on("order.paid").')
+    for given in types:
+        if not isinstance(given, str):
+            raise TypeError(
+                f"on() of {of} takes types of events, and not {given!r}. Name what the handler is "
+                'for, in parentheses: on("order.paid").'
+            )
 
 
 def refuse_unfit(handler: Callable[..., Any], of: str) -> None:

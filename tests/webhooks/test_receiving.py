@@ -368,6 +368,8 @@ class TestDeclaring:
         made = type("Made", (WebhookReceiver,), {})
         with pytest.raises(ValueError, match="needs a type"):
             made.on()
+        with pytest.raises(TypeError, match="the receiver Made takes types"):
+            made.on(lambda event, execution: None)  # type: ignore[arg-type]
         made.on("a")(lambda event, execution: None)
         with pytest.raises(ValueError, match="already has a handler for 'a'"):
             made.on("a", "b")

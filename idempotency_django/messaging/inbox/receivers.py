@@ -26,7 +26,7 @@ from ..events import Event
 from ..handling import Handler
 from ..models import InboxMessage
 from ..models.inbox import InboxState
-from ..policies import refuse_unfit
+from ..policies import refuse_types, refuse_unfit
 from .deliveries import kept_headers, read_body
 from .inserting import insert
 from .verifiers import Contents, Verifier
@@ -103,10 +103,10 @@ class WebhookReceiver(View):
 
         Raises:
             ValueError: no type is given, or one of them has a handler already.
+            TypeError: a type is not a text.
             ImproperlyConfigured: the function cannot be called so, or is async.
         """
-        if not types:
-            raise ValueError("on() needs a type of messages, such as 'invoice.paid'.")
+        refuse_types(types, f"the receiver {cls.__qualname__}")
         for taken in cls._handlers.keys() & {*types}:
             raise ValueError(
                 f"{cls.__qualname__} already has a handler for {taken!r}. Let one handler call "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,12 +49,14 @@ class Call:
         """The call of a function that another process can find.
 
         Raises:
-            TypeError: it cannot be found by its name, or an argument is not JSON.
+            TypeError: it cannot be found by its name, it does not take these arguments, or one of
+                them is not JSON.
         """
         path = _path(function)
         named: list[tuple[int | str, Any]] = [*enumerate(args, 1), *kwargs.items()]
         for name, value in named:
             _refuse_other_than_json(path, name, value)
+        _refuse_unfit(path, function, args, kwargs)
         return cls(path, list(args), dict(kwargs))
 
     @classmethod
@@ -166,6 +169,20 @@ def _path(function: Callable[..., Any]) -> str:
             "partial or a method of an object."
         )
     return path
+
+
+def _refuse_unfit(
+    path: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that the function does not take, while their caller can be seen."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a callable that does not tell its signature
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"after_commit() cannot call {path}{signature}: {error}.") from None
 
 
 def _refuse_other_than_json(path: str, name: int | str, value: Any) -> None:

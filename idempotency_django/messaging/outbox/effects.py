@@ -11,7 +11,7 @@ from django.db import transaction
 from ...records import reference
 from ..databases import database
 from .calls import Call, lease
-from .publishing import publish
+from .publishing import publish, refuse_autocommit
 from .topics import topic
 
 logger = logging.getLogger("idempotency_django")
@@ -45,10 +45,11 @@ def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
     Raises:
         ImproperlyConfigured: no transaction is open on the database of the outbox.
-        TypeError: another process would not find the function by its name, or an argument is not
-            JSON.
+        TypeError: another process would not find the function by its name, it does not take these
+            arguments, or one of them is not JSON.
     """
     call = Call.of(function, args, kwargs)
+    refuse_autocommit(database(), "after_commit")
     at_once = bool(topic(TOPIC).options.get("at_once"))
     delay = lease() if at_once else None  # then a relay sees to it, if that is necessary
     message_id = publish(TOPIC, call.signed(), type=call.path, delay=delay)

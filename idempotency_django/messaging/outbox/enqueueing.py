@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from .publishing import publish
+from ..databases import database
+from .publishing import publish, refuse_autocommit
 
 TOPIC: Final = "celery"
 
@@ -20,5 +21,6 @@ def enqueue(
     window: timedelta | None,
 ) -> str:
     """Write the message of a task; see :class:`~idempotency_django.jobs.enqueueing.Enqueue`."""
+    refuse_autocommit(database(), "enqueue_once")
     data = {"args": [*args], "kwargs": {**kwargs}}
     return publish(TOPIC, data, type=task, dedup_id=dedup_id, window=window)

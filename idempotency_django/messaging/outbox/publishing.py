@@ -131,7 +131,7 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
     using = using or database()
     given = list(messages)
     rows = [_row(message) for message in given]
-    _refuse_autocommit(using)
+    refuse_autocommit(using)
     order = sorted(range(len(given)), key=lambda place: rows[place].stream)
     if current_execution() or any(m.message_id or rows[at].dedup for at, m in enumerate(given)):
         for place in order:
@@ -195,11 +195,16 @@ def _dedup(message: Message, payload: str) -> tuple[str | None, timedelta | None
     return digest(message.topic, message.dedup_id), window
 
 
-def _refuse_autocommit(using: str) -> None:
+def refuse_autocommit(using: str, function: str = "publish") -> None:
+    """Refuse to write to the outbox outside of a transaction.
+
+    Raises:
+        ImproperlyConfigured: no transaction is open on the database; the error names the function.
+    """
     if not connections[using].in_atomic_block:
         raise ImproperlyConfigured(
-            f"publish() was called outside of a transaction on the database {using!r}. A message "
-            "is sent if what it tells of is committed, so it must be written in the same "
+            f"{function}() was called outside of a transaction on the database {using!r}. What it "
+            "asks for happens if a change is committed, so both must be written in the same "
             "transaction. Call it within transaction.atomic(), beside the change."
         )
 
