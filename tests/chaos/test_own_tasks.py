@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.urls(__name__),
 ]
 
-app = Celery("chaos", broker="memory://", set_as_current=False)
+app = Celery("chaos", broker="memory://", set_as_current=False, fixups=[])
 app.conf.task_always_eager = app.conf.task_eager_propagates = True
 provider = Service("provider")
 

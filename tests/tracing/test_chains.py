@@ -80,7 +80,7 @@ OUTBOX = {
 @pytest.fixture
 def app() -> Iterator[Celery]:
     """A Celery app whose tasks run at once."""
-    with Celery("traced", broker="memory://", set_as_current=False) as app:
+    with Celery("traced", broker="memory://", set_as_current=False, fixups=[]) as app:
         app.conf.task_always_eager = True
         app.conf.task_eager_propagates = True
         yield app
@@ -158,7 +158,7 @@ CELERY = {
         "OPTIONS": {"app": f"{__name__}.celery"},
     }
 }
-celery = Celery("traced", broker="memory://", set_as_current=False)
+celery = Celery("traced", broker="memory://", set_as_current=False, fixups=[])
 celery.conf.task_always_eager = True
 
 

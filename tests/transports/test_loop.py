@@ -30,6 +30,12 @@ from .memory import Lost, Memory, message
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.fixture(autouse=True)
+def _no_handler_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a test says so, also on a machine that is."""
+    monkeypatch.setattr(running, "BEAT", 60.0)
+
+
 def paid(number: str, **changes: Any) -> Event:
     """An event, as its sender makes it."""
     return Event(**{"id": number, "source": "/shop", "type": "order.paid", **changes})
