@@ -21,7 +21,7 @@ class Broker(Publisher):
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
         type(self).before(messages)
-        return in_order(messages, self._take)
+        return in_order(messages, lambda message: self.late() or self._take(message))
 
     def _take(self, message: Outgoing) -> Exception | None:
         error = type(self).refuse(message)

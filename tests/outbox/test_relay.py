@@ -13,6 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.messaging.models import OutboxLease, OutboxMessage
 from idempotency_django.messaging.outbox import ordered, publish
+from idempotency_django.messaging.outbox import relay as relay_module
+from idempotency_django.messaging.outbox.publishers import base
 from idempotency_django.messaging.outbox.publishers.base import Outgoing
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import DatabaseNow
@@ -52,6 +54,19 @@ def make_due(using: str) -> None:
     OutboxLease.objects.using(using).exclude(expires_at=None).update(expires_at=past)
     waiting = OutboxMessage.objects.using(using).filter(state="pending")
     waiting.update(process_after=past)
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def refuse(*numbers: int) -> None:
@@ -237,6 +252,42 @@ def test_paused_past_its_lease(
     other.drain()
     assert got() == [1, 1, 2, 2]
     assert states(using) == {1: "sent", 2: "sent"}
+
+
+@every_kind
+def test_slow_broker(using: str, group: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay begins nothing in the second half of its lease: what is left is due at once."""
+    clock = Clock()
+    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(relay_module, "time", clock)
+    Broker.refuse = staticmethod(lambda message: clock.advance(seconds=15))
+    publish_each([1, 2, 3, 4, 5], using, group=group)
+    relay = Relay(using=using)  # whose lease is 60 seconds
+    assert relay.send_batch() == 2
+    assert set(OutboxMessage.objects.using(using).values_list("attempts", "error")) == {(0, "")}
+    assert sorted(states(using).values()) == ["pending"] * 3 + ["sent"] * 2
+    assert Relay(using=using).drain() == 3
+    assert got() == [1, 2, 3, 4, 5]
+    assert relay.refused == 0
+
+
+def test_slow_topic(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that uses up the time comes last in the next batch."""
+    clock = Clock()
+    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(relay_module, "time", clock)
+    Broker.refuse = staticmethod(
+        lambda message: clock.advance(seconds=15 if message.topic == "orders" else 1)
+    )
+    with outbox(quick={"BACKEND": "tests.outbox.conftest.Broker"}):
+        publish_each([1, 2, 3, 4, 5], using)
+        with transaction.atomic(using=using):
+            publish("quick", 9, type="n", using=using)
+        relay = Relay(using=using)
+        relay.send_batch()
+        assert 9 not in got()
+        relay.send_batch()
+    assert got()[2] == 9
 
 
 @every_kind

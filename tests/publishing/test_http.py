@@ -19,6 +19,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.outbox.publishers.base import (
+    NotBegun,
     Outgoing,
     SendLater,
     Undeliverable,
@@ -253,6 +254,21 @@ def test_timeout(receiver: Receiver, name: str) -> None:
         receiver.over.set()
     assert isinstance(slow, TimeoutError)
     assert quick is None
+
+
+def test_no_time_left(receiver: Receiver) -> None:
+    """Once half of the relay's lease is over, no webhook is begun: the next batch has it."""
+    slow = publisher(receiver, at_once=1)
+
+    def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
+        slow.until = 0
+        return (200, {}, b"")
+
+    receiver.answer = answer
+    answers = slow.publish([*grouped("a-1", "a-2"), outgoing("b")])
+    assert answers[0] is None
+    assert [type(error) for error in answers[1:]] == [NotBegun, NotBegun]
+    assert receiver.ids == ["a-1"]
 
 
 def test_unreachable(receiver: Receiver) -> None:

@@ -14,7 +14,7 @@ import kombu
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from idempotency_django.messaging.outbox.publishers.base import SendLater
+from idempotency_django.messaging.outbox.publishers.base import NotBegun, SendLater
 from idempotency_django.messaging.outbox.publishers.kafka import KafkaPublisher
 from idempotency_django.messaging.outbox.publishers.kombu import KombuPublisher
 from idempotency_django.messaging.outbox.publishers.lines import Lines
@@ -285,6 +285,27 @@ def test_lines() -> None:
         assert isinstance(left, SendLater)
         assert not left.counted
         assert "gone" in str(left)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("kombu.KombuPublisher", {"url": "amqp://nowhere.invalid//"}),
+        (
+            "sqs.SqsPublisher",
+            {"queue_url": "http://nowhere.invalid/q", "client": {"region_name": "eu-central-1"}},
+        ),
+        ("celery.CeleryPublisher", {}),
+        ("local.LocalPublisher", {"consumers": []}),
+        ("calls.CallPublisher", {}),
+    ],
+)
+def test_no_time_left(backend: str, options: dict[str, Any]) -> None:
+    """Once half of the relay's lease is over, a publisher begins no message."""
+    publisher = Topic(name="orders", backend=f"{PUBLISHERS}.{backend}", options=options).publisher()
+    publisher.until = 0
+    answers = publisher.publish(grouped("a-1", "a-2", "b-1"))
+    assert [type(answer) for answer in answers] == [NotBegun] * 3
 
 
 def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:

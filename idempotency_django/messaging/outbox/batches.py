@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import random
 import uuid
 from collections.abc import Iterable, Sequence
@@ -17,7 +19,7 @@ from ...models import DatabaseNow
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
 from ..reasons import reason
-from .publishers.base import SendLater, Undeliverable
+from .publishers.base import Outgoing, SendLater, Undeliverable
 from .topics import BLOCK, Topic
 
 FIRST_BACKOFF: Final = timedelta(seconds=1)
@@ -33,6 +35,22 @@ def backoff(failures: int) -> timedelta:
 def due(using: str, topics: Q) -> QuerySet[OutboxMessage]:
     """The messages that are to be sent now."""
     return OutboxMessage.objects.using(using).filter(topics, process_after__lte=DatabaseNow())
+
+
+def outgoing(message: OutboxMessage) -> Outgoing:
+    """The message, as a publisher gets it."""
+    payload = message.payload
+    return Outgoing(
+        message_id=message.message_id,
+        topic=message.topic,
+        group=message.group,
+        sequence=message.sequence,
+        type=message.type,
+        data=base64.b64decode(payload) if message.is_base64 else json.loads(payload),
+        headers=json.loads(message.headers),
+        created_at=message.created_at,
+        caused_by=message.caused_by,
+    )
 
 
 @dataclass(slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import threading
 import time
@@ -22,9 +20,9 @@ from ..databases import database
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
 from ..reasons import reason
-from .batches import Batch, Unordered, backoff
+from .batches import Batch, Unordered, backoff, outgoing
 from .ordered import Ordered
-from .publishers.base import Outgoing, Publisher
+from .publishers.base import NotBegun, Publisher
 from .topics import ALL_OTHERS, Topic, topic, topics
 from .waking import Ear
 
@@ -44,6 +42,13 @@ class _Line:
     failures: int = 0  # how often in a row the broker could not be reached
     resumes_at: float = 0  # by time.monotonic()
 
+    def pause(self) -> float:
+        """Let the broker be for a while; for how many seconds."""
+        self.failures += 1
+        wait = backoff(self.failures).total_seconds()
+        self.resumes_at = time.monotonic() + wait
+        return wait
+
 
 class Relay:
     """Sends the messages of the outbox. Any number of them may run, in any number of processes.
@@ -51,7 +56,8 @@ class Relay:
     Args:
         topics: the topics to send; by default all of ``IDEMPOTENCY["OUTBOX"]``.
         batch_size: the most messages to claim at once.
-        lease: for how long. A batch must be sent within it, or another relay sends it as well.
+        lease: for how long. It begins nothing in the second half, so that what was sent is noted
+            within it; else another relay sends it as well.
         using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
     Attributes:
@@ -77,6 +83,7 @@ class Relay:
         self.using = using or database()
         self.refused = 0
         self._lines: dict[str, _Line] = {}
+        self._begun: dict[str, float] = {}  # each topic, when it had its turn
 
     def run(self, stop: threading.Event, *, poll: timedelta = POLL, listen: bool = False) -> None:
         """Send whatever comes, until ``stop`` is set; then finish the batch.
@@ -135,28 +142,30 @@ class Relay:
         self._lines.clear()
 
     def _send(self, kind: type[Ordered] | type[Unordered]) -> int:
-        ends = time.monotonic() + self.lease.total_seconds()
+        until = time.monotonic() + self.lease.total_seconds() / 2
         batch = kind.claim(self.using, self._wanted(), self.batch_size, self.lease)
         if not batch.messages:
             return 0
         by_topic = attrgetter("topic")
+        groups = groupby(sorted(batch.messages, key=by_topic), key=by_topic)
+        messages = {name: list(group) for name, group in groups}
+        # In turns: a slow topic may use up the time, and the others come first then.
+        turns = sorted(messages, key=lambda name: self._begun.get(name, 0))
         try:
-            return sum(
-                self._publish(batch, name, list(messages))
-                for name, messages in groupby(sorted(batch.messages, key=by_topic), key=by_topic)
-                if time.monotonic() < ends
-            )
+            return sum(self._publish(batch, name, messages[name], until) for name in turns)
         finally:
             batch.release()
 
-    def _publish(self, batch: Batch, name: str, messages: list[OutboxMessage]) -> int:
+    def _publish(self, batch: Batch, name: str, messages: list[OutboxMessage], until: float) -> int:
+        if time.monotonic() >= until:
+            return 0
+        self._begun[name] = time.monotonic()
         line = self._line(name)
+        line.publisher.until = until
         try:
             errors = line.publisher.publish([outgoing(message) for message in messages])
         except Exception:
-            line.failures += 1
-            wait = backoff(line.failures).total_seconds()
-            line.resumes_at = time.monotonic() + wait
+            wait = line.pause()
             logger.exception(
                 "The outbox cannot reach the broker of the topic %r. No message is lost; the next "
                 "attempt follows in %.1f seconds.",
@@ -165,7 +174,8 @@ class Relay:
             )
             return 0
         line.failures = 0
-        answers = list(zip(messages, errors, strict=True))
+        zipped = zip(messages, errors, strict=True)
+        answers = [answer for answer in zipped if not isinstance(answer[1], NotBegun)]
         sent = [message for message, error in answers if error is None]
         noted = batch.mark_sent(sent, line.topic.retention) if sent else 0
         if noted < len(sent):
@@ -176,9 +186,9 @@ class Relay:
                 len(sent) - noted,
                 name,
             )
-        self.refused += len(messages) - len(sent)
+        self.refused += len(answers) - len(sent)
         _note_failures(batch, line.topic, answers)
-        return len(messages)
+        return len(answers)
 
     def _wanted(self) -> Q:
         """The topics that this relay sends now."""
@@ -194,22 +204,6 @@ class Relay:
             known = topic(name)
             self._lines[name] = _Line(known, known.publisher())
         return self._lines[name]
-
-
-def outgoing(message: OutboxMessage) -> Outgoing:
-    """The message, as a publisher gets it."""
-    payload = message.payload
-    return Outgoing(
-        message_id=message.message_id,
-        topic=message.topic,
-        group=message.group,
-        sequence=message.sequence,
-        type=message.type,
-        data=base64.b64decode(payload) if message.is_base64 else json.loads(payload),
-        headers=json.loads(message.headers),
-        created_at=message.created_at,
-        caused_by=message.caused_by,
-    )
 
 
 def _note_failures(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -83,6 +85,13 @@ class Undeliverable(Exception):
     """What a publisher answers for a message that no further attempt could deliver."""
 
 
+class NotBegun(SendLater):
+    """What :meth:`Publisher.late` answers: the next relay may have the message at once."""
+
+    def __init__(self) -> None:
+        super().__init__("There was no time left for it", counted=False)
+
+
 class Publisher:
     """Hands messages of one topic to a broker. A relay makes one for each topic, and keeps it.
 
@@ -93,6 +102,9 @@ class Publisher:
 
     source: str
     """The source of the topic's events. The relay sets it: ``SOURCE``, or a slash and the topic."""
+
+    until: float = math.inf
+    """By ``time.monotonic()``, when to begin no further message. The relay sets it."""
 
     def __init__(self, topic: str, **options: Any) -> None:
         self.topic = topic
@@ -114,6 +126,14 @@ class Publisher:
                 counted: the relay waits and sends all of them again.
         """
         raise NotImplementedError
+
+    def late(self) -> NotBegun | None:
+        """What to answer for a message that is not begun yet, if half of the relay's lease is over.
+
+        The relay notes what was sent after :meth:`publish`. After the end of its lease it could
+        not, and all of the batch would be sent again.
+        """
+        return NotBegun() if time.monotonic() >= self.until else None
 
     def close(self) -> None:
         """Leave the broker; the relay ends. ``publish()`` may be called again nevertheless."""

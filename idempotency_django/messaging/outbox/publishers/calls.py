@@ -24,7 +24,7 @@ class CallPublisher(Publisher):
         super().__init__(topic)
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        return in_order(messages, _call)
+        return in_order(messages, lambda message: self.late() or _call(message))
 
 
 def _call(message: Outgoing) -> Exception | None:

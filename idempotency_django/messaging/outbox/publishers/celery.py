@@ -47,6 +47,9 @@ class CeleryPublisher(Publisher):
         lines = Lines(messages)
         while lines.heads:
             place = lines.heads[0]
+            if late := self.late():
+                lines.fail(place, late)
+                continue
             try:
                 self._send(app, messages[place])
             except (OSError, OperationalError) as away:

@@ -104,7 +104,8 @@ class HttpPublisher(Publisher):
                 while following is not None:
                     place, endpoint = following, endpoints[following]
                     async with free:
-                        error = await self._answer(client, lines.messages[place], endpoint)
+                        message = lines.messages[place]
+                        error = self.late() or await self._answer(client, message, endpoint)
                     if error is not None:
                         return lines.fail(place, error)
                     following = lines.confirm(place)

@@ -87,7 +87,7 @@ class KombuPublisher(Publisher):
         while lines.heads:
             place = lines.heads[0]
             try:
-                error = self._send(messages[place])
+                error = self.late() or self._send(messages[place])
             except Exception as away:  # noqa: BLE001  # each transport has its own
                 lines.give_up(away)
                 break

@@ -37,7 +37,7 @@ class LocalPublisher(Publisher):
         return [consumer_at(path) for path in self._paths]
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        return in_order(messages, self._handle)
+        return in_order(messages, lambda message: self.late() or self._handle(message))
 
     def _handle(self, message: Outgoing) -> Exception | None:
         consumers = self.consumers

@@ -116,6 +116,10 @@ class SqsPublisher(Publisher):
         Raises:
             Exception: SQS cannot be reached, or refuses the queue.
         """
+        if late := self.late():
+            for place in request:
+                lines.fail(place, late)
+            return
         try:
             answer = self._client.send_message_batch(
                 QueueUrl=self._queue_url, Entries=list(request.values())
