@@ -50,6 +50,7 @@ id                                     what is wrong
 ``idempotency_django.E049``            the Celery app of a topic cannot be imported
 ``idempotency_django.E050``            a path in ``CONSUMERS`` leads to no consumer
 ``idempotency_django.E051``            two consumers in ``CONSUMERS`` have one name
+``idempotency_django.W053``            tables of messaging are missing (``check --database``)
 =====================================  =========================================================
 """
 

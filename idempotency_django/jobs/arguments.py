@@ -46,7 +46,7 @@ def key_of(
     """
     if callable(rule):
         return keys.fit(_text(rule(*args, **kwargs), f"The key of {job}"))
-    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound = _bound(job, function, args, kwargs)
     bound.apply_defaults()
     return keys.fit(_Template(job).vformat(rule, (), bound.arguments))
 
@@ -75,6 +75,15 @@ def check_rule(rule: KeyRule, job: str, function: Callable[..., Any]) -> None:
             )
 
 
+def _bound(
+    job: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    try:
+        return inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"The arguments do not fit {job}: {error}.") from None
+
+
 def fingerprint_of(
     job: str,
     function: Callable[..., Any],
@@ -97,7 +106,7 @@ def fingerprint_of(
     Raises:
         TypeError: the arguments do not fit, or one of them is not plain data.
     """
-    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound = _bound(job, function, args, kwargs)
     for name in exclude:
         if name in bound.arguments:
             bound.arguments[name] = None

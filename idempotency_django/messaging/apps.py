@@ -22,13 +22,14 @@ class MessagingConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
-        from . import tracing  # noqa: PLC0415
+        from . import tables, tracing  # noqa: PLC0415
         from .inbox import checks as inbox_checks  # noqa: PLC0415
         from .inbox import purging as inbox_purging  # noqa: PLC0415
         from .outbox import checks, enqueueing, purging  # noqa: PLC0415
 
         register(inbox_checks.check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)
+        register(tables.check_tables, Tags.database)
         inbox_purging.register_purge()
         purging.register_purges()
         tracing.register_messages()

@@ -163,3 +163,12 @@ def test_checks(settings: Any, paths: Any, ids: list[str]) -> None:
     """Each path leads to a consumer, and each consumer has a name of its own."""
     settings.IDEMPOTENCY = {"CONSUMERS": paths}
     assert [problem.id for problem in check_consumers()] == [f"idempotency_django.{x}" for x in ids]
+
+
+def test_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQS without a region cannot be reached, ever: the command ends, and says how to name one."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(CommandError, match=r"client\.region_name=eu-central-1"):
+        run("first", "--transport=sqs", "--from=https://sqs.example/1/billing")

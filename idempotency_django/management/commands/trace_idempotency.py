@@ -66,7 +66,10 @@ def _nothing(name: str, scope: str | None, unreachable: list[str]) -> str:
     where = "in any scope" if scope is None else f"in the scope {scope!r}"
     text = f"No record and no message has the key or id {name!r} {where}."
     if unreachable:
-        return f"{text} These could not be asked: {', '.join(unreachable)}. Try again later."
+        return (
+            f"{text} These could not be asked: {', '.join(unreachable)}. Are they running, and "
+            "are their tables migrated (manage.py migrate)?"
+        )
     if scope is None:
         text += " A store that is not in a database finds it only with --scope."
     return f"{text} It may have been purged, or rolled back."

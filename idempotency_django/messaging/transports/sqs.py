@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Unpack
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 from django.core.exceptions import ImproperlyConfigured
 
 from ..consumers import Consumer
@@ -84,7 +84,14 @@ class SQS(Transport):
     def open(self) -> None:
         if self._client is None:
             config = Config(connect_timeout=_CONNECT, read_timeout=self._wait + 2 * _CONNECT)
-            self._client = boto3.client("sqs", **{"config": config, **self._arguments})
+            try:
+                self._client = boto3.client("sqs", **{"config": config, **self._arguments})
+            except NoRegionError as error:
+                raise ImproperlyConfigured(
+                    "No AWS region is known for SQS. Set AWS_DEFAULT_REGION, or pass it on: "
+                    "--option client.region_name=eu-central-1, in code "
+                    'client={"region_name": "eu-central-1"}.'
+                ) from error
 
     def fetch(self, limit: int) -> list[Incoming]:
         self._renewed = time.monotonic()

@@ -8,6 +8,7 @@ from typing import Final
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
 from django.db import connections, router
+from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from ...models import IdempotencyKey, IdempotencyStep
@@ -146,7 +147,7 @@ def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
     from code, it runs no checks.) Elsewhere it is a warning and no error, because commands of the
     project that call for this check may have to run before ``migrate`` has.
     """
-    missing = list(_missing(using))
+    missing = list(missing_from(using, IdempotencyKey, IdempotencyStep))
     if missing and sys.argv[1:2] != ["migrate"]:  # which is about to make them
         yield Warning(
             f"The store {alias!r} uses the database {using!r}, which lacks {', '.join(missing)}.",
@@ -155,12 +156,13 @@ def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
         )
 
 
-def _missing(using: str) -> Iterator[str]:
+def missing_from(using: str, *models: type[Model]) -> Iterator[str]:
+    """The tables of the models, or columns of them, that the database lacks."""
     connection = connections[using]
     inspect = connection.introspection
     with connection.cursor() as cursor:
         tables = set(inspect.table_names(cursor))
-        for model in (IdempotencyKey, IdempotencyStep):
+        for model in models:
             table = model._meta.db_table
             if table not in tables:
                 yield f"the table {table}"

@@ -174,7 +174,10 @@ def refuse_stale(timestamp: str, tolerance: timedelta | None) -> None:
         SignatureRefused: it was, or the timestamp is none.
     """
     if not _SECONDS.fullmatch(timestamp):
-        raise SignatureRefused("The delivery has no timestamp in seconds since 1970.")
+        raise SignatureRefused(
+            "The delivery has no timestamp in seconds since 1970. Is it signed, and as this "
+            "receiver expects it?"
+        )
     apart = abs(time.time() - int(timestamp))
     if tolerance is not None and apart > tolerance.total_seconds():
         raise SignatureRefused(

@@ -7,10 +7,12 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
 
 from ...inbox.processing import BATCH, POLL, process_due, run
 from ...stopping import stop_on_signals
+from ...tables import refuse_unmigrated
 
 
 def count(text: str) -> int:
@@ -55,6 +57,10 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            refuse_unmigrated()
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
         chosen = {"sources": options["source"], "batch": options["batch"]}
         with stop_on_signals() as stop:
             if options["once"]:

@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay
 from ...stopping import stop_on_signals
+from ...tables import refuse_unmigrated
 
 
 def number(kind: Callable[[str], float], example: str) -> Callable[[str], float]:
@@ -79,6 +80,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         lease = timedelta(seconds=options["lease"])
         try:
+            refuse_unmigrated()
             relay = Relay(options["topic"], batch_size=options["batch"], lease=lease)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
