@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
@@ -12,6 +14,12 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from .records import Status
+
+if not apps.is_installed("idempotency_django"):
+    raise ImproperlyConfigured(
+        'The records of idempotency_django have tables of their own. Add "idempotency_django" to '
+        'INSTALLED_APPS and run "manage.py migrate".'
+    )
 
 BATCH_SIZE: Final = 5_000
 """Records that a purge deletes at once. A larger batch is hardly faster, and locks for longer."""

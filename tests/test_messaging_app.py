@@ -36,7 +36,7 @@ def test_alone(tmp_path: Path) -> None:
         command, check=False, env=variables, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode == 1
-    assert 'needs "idempotency_django" in INSTALLED_APPS as well' in ended.stderr
+    assert 'Add "idempotency_django" to INSTALLED_APPS and run' in ended.stderr
 
 
 @pytest.fixture(params=list(settings.DATABASES))

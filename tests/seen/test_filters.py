@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import runpy
 import sys
 from datetime import timedelta
 from typing import Any
@@ -250,3 +251,11 @@ def test_names(server: Redis) -> None:
         "<RedisSet 'seen'>",
         "<RedisBloom 'clicks' of 5>",
     ]
+
+
+def test_without_rbloom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its library, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "rbloom", None)
+    monkeypatch.delitem(sys.modules, "idempotency_django.messaging.seen.process")
+    with pytest.raises(ImportError, match=r"pip install .idempotency-django\[bloom\]"):
+        runpy.run_module("idempotency_django.messaging.seen.process")

@@ -11,13 +11,7 @@ if not apps.is_installed("idempotency_django.messaging"):
         '"idempotency_django.messaging" to INSTALLED_APPS and run "manage.py migrate".'
     )
 
-if not apps.is_installed("idempotency_django"):
-    raise ImproperlyConfigured(
-        'The app "idempotency_django.messaging" needs "idempotency_django" in INSTALLED_APPS as '
-        'well. Add it and run "manage.py migrate".'
-    )
-
-from .inbox import InboxMessage  # where an app is missing, the errors above say so
+from .inbox import InboxMessage  # where the app is missing, the error says so
 from .outbox import OutboxLease, OutboxMessage, OutboxStream
 from .streams import StreamPosition
 

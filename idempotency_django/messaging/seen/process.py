@@ -6,7 +6,12 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from rbloom import Bloom
+try:
+    from rbloom import Bloom
+except ImportError as missing:
+    raise ImportError(
+        'InProcessBloom needs rbloom. Run pip install "idempotency-django[bloom]".'
+    ) from missing
 
 from . import SeenFilter, refuse_unfit
 
