@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from idempotency_django.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.messaging.outbox import Message, publish, publish_many
 from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.testing import in_threads
 
 from .conftest import Broker
 
@@ -94,6 +96,24 @@ def test_window(using: str, broker: type[Broker]) -> None:
     Relay(using=using).drain()
     assert [(m.data["id"], m.sequence) for m in broker.got] == [(1, 1), (3, 2)]
     assert OutboxStream.objects.using(using).get().last_sequence == 2
+
+
+@pytest.mark.parametrize("name", ["dedup_id", "message_id"])
+def test_opposite_order(using: str, name: str, broker: type[Broker]) -> None:
+    """Calls with the same ids in opposite order wait for each other, and do not deadlock."""
+    if connections[using].vendor == "sqlite":
+        pytest.skip("SQLite has one writer")
+
+    def publish_all(numbers: list[int]) -> None:
+        for turn in range(20):
+            ids = [{name: f"{turn}-{number}"} for number in numbers]
+            messages = [Message(topic="orders", data=1, type="n", **each) for each in ids]
+            with transaction.atomic(using=using):
+                publish_many(messages, using=using)
+
+    numbers = list(range(8))
+    in_threads([partial(publish_all, numbers), partial(publish_all, numbers[::-1])])
+    assert OutboxMessage.objects.using(using).count() == 160
 
 
 @pytest.mark.parametrize(

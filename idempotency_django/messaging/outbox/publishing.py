@@ -119,8 +119,8 @@ async def apublish(topic: str, data: Any, **options: Any) -> str:
 def publish_many(messages: Iterable[Message], *, using: str | None = None) -> list[str]:
     """:func:`publish` for several messages, with fewer statements.
 
-    Groups are locked in one order, so that two transactions that publish to the same groups in one
-    call each cannot deadlock. Messages of one group keep the order that they are given in.
+    Groups and ids are locked in one order, so that two transactions that publish to the same groups,
+    or with the same ids, in one call each cannot deadlock. Messages of one group keep the order that they are given in.
 
     Returns:
         Their ids, in the order of the messages.
@@ -132,7 +132,7 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
     given = list(messages)
     rows = [_row(message) for message in given]
     refuse_autocommit(using)
-    order = sorted(range(len(given)), key=lambda place: rows[place].stream)
+    order = sorted(range(len(given)), key=lambda place: _rank(rows[place]))
     if current_execution() or any(m.message_id or rows[at].dedup for at, m in enumerate(given)):
         for place in order:
             _write_once(rows[place], given[place].message_id, using)
@@ -141,6 +141,11 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
     if any(topic(message.topic).notify for message in given):
         wake_relays(using)
     return [row.message_id for row in rows]
+
+
+def _rank(row: OutboxMessage) -> tuple[str, ...]:
+    """What a message locks is locked in this order; those of a group keep theirs."""
+    return (row.stream,) if row.stream else ("", row.dedup or "", row.message_id)
 
 
 def _row(message: Message) -> OutboxMessage:
