@@ -13,6 +13,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from django.apps import apps
+from django.db import Error as DatabaseFault
+from django.db import connections, transaction
 
 from ..errors import FingerprintMismatch
 from ..models import DatabaseNow
@@ -93,6 +95,19 @@ def park_raw(
     """
     message_id = f"{place}#{_digest(body)}"
     _keep(consumer, message_id, "", body, error, headers)
+
+
+def takes_others(consumer: Consumer) -> bool:
+    """Whether the table takes another message of this consumer now, of which nothing is left."""
+    using = database()
+    connections[using].close_if_unusable_or_obsolete()  # what failed may have cost the connection
+    try:
+        with transaction.atomic(using=using):
+            park_raw(consumer, "a trial", b"", ValueError())
+            transaction.set_rollback(True, using=using)
+    except DatabaseFault:
+        return False
+    return True
 
 
 def _keep(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, connection, connections
+from django.db import DataError, OperationalError, connection, connections
 
 from idempotency_django.errors import (
     FingerprintMismatch,
@@ -145,7 +145,7 @@ def test_the_database_stays_down(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parking_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is not forgotten before it is parked."""
     real = parking.park_raw
-    outage = raising(OperationalError("gone"), OperationalError("gone"))
+    outage = raising(*[OperationalError("gone")] * 4)  # the message, and the trial after it, twice
 
     def park_raw(*arguments: Any) -> None:
         outage()
@@ -155,6 +155,39 @@ def test_parking_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     done = Memory(message(b"{")).run(Billing().consumer)
     assert done == ["open", *["beat ?"] * 2, "acknowledge ?", "close"]
     assert InboxMessage.objects.get().source == "consumer:billing"
+
+
+@pytest.mark.parametrize("error", [OperationalError("too large"), DataError("too large")])
+def test_a_message_that_cannot_be_parked(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the database does not take, although it takes others, stays at its broker, and holds up
+    nobody.
+    """
+    real = parking.park_raw
+
+    def park_raw(consumer: Consumer, place: str, body: bytes, *arguments: Any) -> None:
+        real(consumer, place, body, *arguments)
+        if len(body) > 100:
+            raise error
+
+    monkeypatch.setattr(parking, "park_raw", park_raw)
+    memory = Memory(message(b"x" * 200, "large"), message(b"{", "small"), message(paid("a")))
+    done = memory.run(Billing().consumer)
+    assert done == ["open", "postpone large", "acknowledge small", "acknowledge a", "close"]
+    assert "large (200 bytes) cannot be parked" in caplog.text
+    assert "a trial" not in {row.message_id.partition("#")[0] for row in InboxMessage.objects.all()}
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="only MySQL's has that limit")
+def test_larger_than_a_packet() -> None:
+    """A message that is larger than the database's limit holds up nobody."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        [limit] = cursor.fetchone()
+    memory = Memory(message(b"x" * (limit + 1), "large"), message(b"{", "small"))
+    done = memory.run(Billing().consumer)
+    assert done == ["open", "postpone large", "acknowledge small", "close"]
 
 
 @pytest.mark.parametrize(

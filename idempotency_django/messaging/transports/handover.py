@@ -126,10 +126,7 @@ class Handover:
 
         The consumer counts attempts by itself. What fails before an attempt begins it cannot count.
         """
-        place, limit = delivery.message.place, self._consumer.max_attempts
-        failures = self._failures[place] = self._failures.pop(place, 0) + 1
-        while len(self._failures) > _REMEMBERED:
-            del self._failures[next(iter(self._failures))]
+        limit, failures = self._consumer.max_attempts, self._counted(delivery.message)
         logger.error(
             "The event %s of %s was not handled by the consumer %s.",
             delivery.event.id,
@@ -155,8 +152,32 @@ class Handover:
         try:
             self._park(message, delivery, error)
         except _DOWN as down:
-            return Unavailable(down)
+            return self._not_kept(message, down)
         return self._over(message)
+
+    def _not_kept(self, message: Incoming, error: Exception) -> Verdict:
+        """Wait for the database, unless it is the message that it does not take.
+
+        Such a message must not hold up all others, and must not be lost either.
+        """
+        if not parking.takes_others(self._consumer):
+            return Unavailable(error)
+        logger.error(
+            "The message at %s (%d bytes) cannot be parked: the database takes others, but not "
+            "this one: %s. It stays at its broker, and is tried again. If it is too large, raise "
+            "the database's limit (max_allowed_packet of MariaDB and MySQL).",
+            message.place,
+            len(message.body),
+            error,
+        )
+        return Later(self._chosen.pause_after(self._counted(message)))
+
+    def _counted(self, message: Incoming) -> int:
+        """How often the message has failed here, with this time."""
+        failures = self._failures[message.place] = self._failures.pop(message.place, 0) + 1
+        while len(self._failures) > _REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        return failures
 
     def _park(self, message: Incoming, delivery: _Delivery | None, error: Exception) -> None:
         if delivery is not None:
