@@ -119,8 +119,9 @@ async def apublish(topic: str, data: Any, **options: Any) -> str:
 def publish_many(messages: Iterable[Message], *, using: str | None = None) -> list[str]:
     """:func:`publish` for several messages, with fewer statements.
 
-    Groups and ids are locked in one order, so that two transactions that publish to the same groups,
-    or with the same ids, in one call each cannot deadlock. Messages of one group keep the order that they are given in.
+    Groups and ids are locked in one order, so that two transactions that publish to the same
+    groups, or with the same ids, in one call each cannot deadlock. Messages of one group keep the
+    order that they are given in.
 
     Returns:
         Their ids, in the order of the messages.
