@@ -103,10 +103,10 @@ class Stream:
         """
         self._refuse_unfit(to)
         self._refuse_autocommit(to)
-        begun = False
+        begun, alone = False, not connections[self._using].in_atomic_block
         try:
             with transaction.atomic(using=self._using):
-                self._take(to)
+                self._take(to, alone=alone)
                 begun = True
                 yield
                 refuse_marked(self._using, f"The block that advances {self.name!r} to {to}")
@@ -117,15 +117,21 @@ class Stream:
         on_rollback(self._using, partial(self._go_back, self.position))
         self.position = to
 
-    def _take(self, to: int) -> None:
-        """Raise the position in the table, which locks the row, or say why not."""
+    def _take(self, to: int, *, alone: bool) -> None:
+        """Raise the position in the table, which locks the row, or say why not.
+
+        Args:
+            to: the position.
+            alone: whether no transaction was open before, which could have raised it as well.
+        """
         epoch, given = self.epoch, (self.epoch, to)
         if positions.advance(self._using, self._row, epoch, to, positions.OWNED, *given):
             return
         row = positions.locked(self._using, self._row)
         if row is None or row.epoch != self.epoch:
             raise self._fenced()
-        self.position = max(self.position, row.position)  # a COMMIT that was not confirmed
+        if alone:
+            self.position = max(self.position, row.position)  # a COMMIT that was not confirmed
         raise AlreadyProcessed(
             f"The offset {to} of the stream {self.name!r} was processed before: its position is "
             f"{row.position}. Skip the message. Ask stream.is_new(offset) first, which costs "

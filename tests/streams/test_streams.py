@@ -159,6 +159,15 @@ class TestAdvance:
         assert not stream.is_new(4)
         assert booked(using) == [4]
 
+    def test_within_itself(self, using: str) -> None:
+        """What an open transaction has done to the position is not taken for committed."""
+        stream = claim_stream(NAME, using=using)
+        with pytest.raises(AlreadyProcessed), stream.advance(to=3):
+            process(stream, using, 2)
+        assert stream.is_new(2)
+        process(stream, using, 2, 3)
+        assert (booked(using), kept(using)) == ([2, 3], (1, 3))
+
     def test_fenced(self, using: str) -> None:
         """After another claim, the owner before commits nothing, and its block does not run."""
         late = claim_stream(NAME, using=using)
