@@ -235,9 +235,10 @@ class RabbitMQ(Broker):
         self._connection.release()
 
     def _there(self) -> None:
-        self._ready()  # answered after what was published
+        self.ready()  # answered after what was published
 
-    def _ready(self) -> int:
+    def ready(self) -> int:
+        """How many messages nobody has been given yet."""
         return int(self._queue.queue_declare(passive=True).message_count)
 
 

@@ -87,6 +87,22 @@ def test_wrong_compression(place: Any) -> None:
     assert broker.left() == 0
 
 
+def test_told_apart(place: Any) -> None:
+    """RabbitMQ's messages that differ in their headers only are set aside each, whatever their id
+    at the broker is, and each of them once.
+    """
+    billing, broker = Billing(), place("rabbitmq")
+    for number in ("a", "b", "a"):
+        broker.publish_binary(paid(number, type="order.lost"), **{"cloudEvents:time": "noon"})
+
+    def drained() -> bool:
+        return InboxMessage.objects.count() == 2 and broker.ready() == 0
+
+    broker.drain(billing.consumer, drained)
+    assert broker.left() == 0
+    assert InboxMessage.objects.count() == 2
+
+
 def test_batches(broker: Broker) -> None:
     """Many in one transaction; neighbours of one that fails commit, and it is tried again."""
     billing = Billing()

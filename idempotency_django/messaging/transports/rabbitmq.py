@@ -168,10 +168,9 @@ class RabbitMQ(Transport):
         told, headers = message.delivery_info or {}, dict(message.headers or {})
         body = message.body or b""
         body = body.encode() if isinstance(body, str) else bytes(body)
-        identifier = (message.properties or {}).get("message_id") or _digest(headers, body)
         redelivered = bool(told.get("redelivered")) or bool(headers.get("x-delivery-count"))
         return Incoming(
-            place=f"{self._queue}/{identifier}",
+            place=f"{self._queue}/{_identified(message, headers, body)}",
             body=body,
             headers=[*headers.items(), ("content-type", message.content_type)],
             redelivered=redelivered,
@@ -191,7 +190,11 @@ def _error(message: Message) -> Exception | None:
     )
 
 
-def _digest(headers: Mapping[str, Any], body: bytes) -> str:
-    """What a message without an id is known by: a delivery tag is another one at each delivery."""
+def _identified(message: Message, headers: Mapping[str, Any], body: bytes) -> str:
+    """What a message is known by: a delivery tag is another one at each delivery.
+
+    Its id alone will not do: some senders give all of their messages one.
+    """
     own = sorted((name, str(value)) for name, value in headers.items() if name[:2] != _BROKERS)
-    return sha256(repr(own).encode() + body).hexdigest()
+    digest = sha256(repr((own, message.content_type)).encode(errors="replace") + body).hexdigest()
+    return f"{(message.properties or {}).get('message_id') or ''}#{digest}"
