@@ -33,13 +33,19 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /async/orders/        an async Django view with the decorator
   /webhooks/standard/   a webhook, signed as Standard Webhooks with WEBHOOK_SECRET
   /webhooks/stripe/     a webhook, signed as Stripe's with STRIPE_WEBHOOK_SECRET
-  /api/invoices/        versions: an invoice is changed only by who has read its last version
+  /api/invoices/        versions: only who has read an invoice's last version can change it
   /api/payments/        one payment per order, whatever the key: {{"order": "…", "amount": 500}}
 
 A webhook is answered as soon as it is stored, and handled in the background. These secrets sign it:
 
   WEBHOOK_SECRET={webhook_secret}
   STRIPE_WEBHOOK_SECRET={stripe_secret}
+
+Its body names what is made. Without a reference, the handler fails, and the message is tried again:
+
+  /webhooks/standard/   {{"type": "paid", "data": {{"reference": "w-1"}}}}
+  /webhooks/stripe/     {{"id": "evt_1", "type": "paid",
+                         "data": {{"object": {{"metadata": {{"reference": "w-1"}}}}}}}}
 
 An operation that takes long: start the server with SIMULATE=1, send this, and send it again from
 another terminal while it is running. The second answer is 202, with the address of the status:
