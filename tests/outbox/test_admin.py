@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +95,9 @@ def test_permissions(using: str) -> None:
     plain, privileged = member(VIEW), member(VIEW, PAYLOAD)
     assert "4711" not in page(plain, f"{LIST}{message.pk}/change/")
     assert "4711" in page(privileged, f"{LIST}{message.pk}/change/")
+    sections = re.compile(r">(State|Content)</h2>")
+    assert sections.findall(page(plain, f"{LIST}{message.pk}/change/")) == ["State"]
+    assert sections.findall(page(privileged, f"{LIST}{message.pk}/change/")) == ["State", "Content"]
     assert "4711" not in page(privileged, LIST)
     assert "retry_selected" not in page(plain, LIST)
     assert plain.get(LIST, {"payload__startswith": "4"}).status_code == 400

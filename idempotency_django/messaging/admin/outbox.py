@@ -79,12 +79,8 @@ class OutboxMessageAdmin(TimelineMixin, _ReadOnly):
     sortable_by = ()
     actions = ("retry_selected", "skip_selected", "resend_selected")
     # What caused it is in the timeline, for those who may see that.
-    shown: ClassVar[list[str]] = [
-        "message_id",
-        "topic",
-        "type",
-        "group",
-        "sequence",
+    identity: ClassVar[list[str]] = ["message_id", "topic", "type", "group", "sequence"]
+    state: ClassVar[list[str]] = [
         "state",
         "attempts",
         "process_after",
@@ -97,8 +93,13 @@ class OutboxMessageAdmin(TimelineMixin, _ReadOnly):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).defer(*SECRET)
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return [*self.shown, *(SECRET if self.has_payload_permission(request) else ())]
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        content = [(gettext_lazy("Content"), {"fields": SECRET})]
+        return [
+            (None, {"fields": self.identity}),
+            (gettext_lazy("State"), {"fields": self.state}),
+            *(content if self.has_payload_permission(request) else []),
+        ]
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # Somebody who may filter by a column can find out what is in it.
