@@ -12,11 +12,11 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.messaging.outbox import Message, publish, publish_many
+from idempotency_django.messaging.outbox import Message, publish, publish_many, settling
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.testing import in_threads
 
-from .conftest import Broker
+from .conftest import Broker, outbox
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -96,6 +96,20 @@ def test_window(using: str, broker: type[Broker]) -> None:
     Relay(using=using).drain()
     assert [(m.data["id"], m.sequence) for m in broker.got] == [(1, 1), (3, 2)]
     assert OutboxStream.objects.using(using).get().last_sequence == 2
+
+
+@pytest.mark.parametrize("on_poison", ["block", "skip"])
+def test_window_of_a_skipped_message(using: str, on_poison: str, broker: type[Broker]) -> None:
+    """What was never sent does not keep the next message with its dedup id from being sent."""
+    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": on_poison}):
+        broker.refuse = staticmethod(lambda message: ValueError("refused"))
+        for number in (1, 2):
+            with transaction.atomic(using=using):
+                paid(number, using, dedup_id="d")
+            Relay(using=using).drain()
+            settling.skip(OutboxMessage.objects.using(using).all())
+            broker.refuse = staticmethod(lambda message: None)
+    assert [message.data["id"] for message in broker.got] == [2]
 
 
 @pytest.mark.parametrize("name", ["dedup_id", "message_id"])

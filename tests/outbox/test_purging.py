@@ -83,9 +83,31 @@ def test_leases_of_the_dead(using: str) -> None:
     """The lease of a relay that died goes when it is over; that of an operator's stays."""
     leases = OutboxLease.objects.using(using)
     leases.create(stream="orders/dead", token="x", expires_at=DatabaseNow())
+    publish_each([1], using, group="blocked")
+    OutboxMessage.objects.using(using).update(state="blocked")
     leases.create(stream="orders/blocked", expires_at=None)
     purge_expired_keys()
     assert list(leases.values_list("stream", flat=True)) == ["orders/blocked"]
+
+
+def test_leases_of_what_is_gone(using: str) -> None:
+    """A group whose blocked message was deleted by hand goes on after a purge; others wait."""
+    for group in ("a", "b"):
+        publish_each([1, 2], using, group=group)
+    with override_settings(
+        IDEMPOTENCY={
+            "OUTBOX": {"orders": {"BACKEND": "tests.outbox.conftest.Broker", "MAX_ATTEMPTS": 1}},
+            "MESSAGING_DATABASE": using,
+        }
+    ):
+        refuse(1)
+        Relay().drain()
+    OutboxMessage.objects.using(using).filter(group="a", state="blocked").delete()
+    Relay().drain()
+    assert got() == []
+    purging.purge_streams(timedelta(0), 100)
+    Relay().drain()
+    assert [(message.group, message.data) for message in Broker.got] == [("a", 2)]
 
 
 def test_numbers_amid_publishing(using: str, monkeypatch: pytest.MonkeyPatch) -> None:

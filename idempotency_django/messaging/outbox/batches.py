@@ -97,6 +97,8 @@ class Batch:
         else:
             state = OutboxState.BLOCKED if topic.on_poison == BLOCK else OutboxState.SKIPPED
         skipped = state == OutboxState.SKIPPED
+        # What was never sent keeps nothing else from being sent.
+        forgotten = {"dedup": None, "dedup_until": None} if skipped else {}
         again = DatabaseNow() + max(backoff(attempts), timedelta(seconds=later.delay))
         with transaction.atomic(using=self.using):
             self._owned([message]).update(
@@ -106,6 +108,7 @@ class Batch:
                 purge_at=DatabaseNow() + topic.retention if skipped else None,
                 token="",
                 error=reason(error),
+                **forgotten,
             )
             if not skipped:
                 self.hold(message.stream, None if is_poison else again)

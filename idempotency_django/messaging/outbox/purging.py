@@ -11,6 +11,7 @@ from ...models import DatabaseNow
 from ...stores import purging
 from ..databases import database
 from ..models import OutboxLease, OutboxMessage, OutboxStream
+from ..models.outbox import OutboxState
 
 
 def register_purges() -> None:
@@ -49,7 +50,13 @@ def purge_streams(_: timedelta, limit: int) -> int:
     again. A group's last message keeps its number for as long as it is kept itself.
     """
     using = database()
-    OutboxLease.objects.using(using).filter(expires_at__lte=DatabaseNow()).delete()  # of the dead
+    leases = OutboxLease.objects.using(using)
+    leases.filter(expires_at__lte=DatabaseNow()).delete()  # of the dead
+    # Of blocked messages that somebody has deleted. A relay claims no such stream until then, so
+    # none can be blocked anew between the two statements.
+    blocked = _of(using).filter(stream=OuterRef("stream"), state=OutboxState.BLOCKED)
+    gone = leases.filter(~Exists(blocked), expires_at=None).values_list("stream", flat=True)
+    leases.filter(stream__in=list(gone), expires_at=None).delete()
     streams = OutboxStream.objects.using(using)
     with transaction.atomic(using=using):
         locked = _empty(using).order_by("pk").select_for_update(skip_locked=_can_skip(using))

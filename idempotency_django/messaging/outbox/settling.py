@@ -30,7 +30,12 @@ def skip(rows: QuerySet[OutboxMessage]) -> int:
         blocked = _locked(rows, OutboxState.BLOCKED)
         for message in blocked:
             kept = topic(message.topic).retention
-            _of(rows, [message]).update(state=OutboxState.SKIPPED, purge_at=DatabaseNow() + kept)
+            _of(rows, [message]).update(
+                state=OutboxState.SKIPPED,
+                purge_at=DatabaseNow() + kept,
+                dedup=None,  # it was never sent, so nothing would be a duplicate of it
+                dedup_until=None,
+            )
         _free(rows.db, blocked)
     return len(blocked)
 
