@@ -339,12 +339,14 @@ def test_secrets(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TypeError, match="list"):
         make(NEW)
     body = b"{}"
-    for none in ([], [""], list):
+    for none in ([], [""], [" "], [NEW.encode()], [None], list, lambda: None, lambda: NEW):
         assert [*make(none).problems()]
         with pytest.raises(SignatureRefused):
             make(none).verify(cased(make([NEW]).sign(body, message_id="m")), body)
         assert "no usable secret" in caplog.text
     assert [*make([NEW, OLD]).problems()] == []
+    [problem] = make([NEW, OLD.encode()]).problems()
+    assert "is not a text" in problem
 
 
 @every

@@ -120,7 +120,9 @@ class Verifier(ABC):
         given = self._given()
         if not given:
             yield "has no secrets"
-        elif not all(given):
+        elif not all(isinstance(secret, str) for secret in given):
+            yield "has a secret that is not a text (str); it is not used"
+        elif len(self._usable()) < len(given):
             yield "has an empty secret, which anybody could sign with; it is not used"
 
     def key_of(self, secret: str) -> bytes:
@@ -131,13 +133,19 @@ class Verifier(ABC):
         """
         return secret.encode()
 
-    def _given(self) -> Sequence[str]:
-        return self._secrets() if callable(self._secrets) else self._secrets
+    def _given(self) -> Sequence[Any]:
+        """What the project gives; one text in place of a list would be one secret a letter."""
+        given: Any = self._secrets() if callable(self._secrets) else self._secrets
+        return () if given is None or isinstance(given, str | bytes) else given
+
+    def _usable(self) -> list[str]:
+        """Those of the secrets that somebody can have chosen."""
+        return [secret for secret in self._given() if isinstance(secret, str) and secret.strip()]
 
     def _keys(self) -> list[bytes]:
         """The keys that may have been used, the first one being the one to sign with."""
         keys = []
-        for secret in filter(None, self._given()):
+        for secret in self._usable():
             try:
                 keys.append(self.key_of(secret))
             except ValueError:

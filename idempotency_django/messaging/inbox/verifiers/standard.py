@@ -74,7 +74,7 @@ class StandardWebhooks(Verifier):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        for secret in filter(None, self._given()):
+        for secret in self._usable():
             try:
                 self.key_of(secret)
             except ValueError:
