@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from .legible import indented
 from .sources import member_of
 from .timelines import MISSING, Confidential, Entry, Member, Timeline
-from .walking import MOST, trace
+from .walking import DEEPEST, MOST, trace
 
 VIEW_RECORDS: Final = "idempotency_django.view_idempotencykey"
 
@@ -98,13 +98,17 @@ class Chain:
         more: whether members were left out.
         unreachable: what could not be asked.
         most: how many members a timeline holds.
+        deepest: how many causes or effects one after the other.
+        shown: how many members this one holds.
     """
 
     most = MOST
+    deepest = DEEPEST
 
     def __init__(self, timeline: Timeline, links: Links) -> None:
         self._timeline = timeline
         self._links = links
+        self.shown = len(timeline.members)
         self.more = timeline.more
         self.unreachable = timeline.unreachable
 

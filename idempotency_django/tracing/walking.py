@@ -20,9 +20,9 @@ _Place = tuple[str, str, str]
 def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # noqa: B008  # frozen
     """The timeline of the chain that a member is in.
 
-    Causes come first: they lead to the root and are always part of it. Then come what the member
-    has caused, and what its causes have caused besides, generation by generation, up to ``MOST``
-    members. A cause that no source has is a member of the kind ``"missing"``.
+    Causes come first: up to the root, or ``DEEPEST`` of them. Then come what the member has caused,
+    and what its causes have caused besides, generation by generation, up to ``MOST`` members.
+    A cause that no source has is a member of the kind ``"missing"``.
 
     Args:
         focus: where to begin, from :func:`~.sources.find`.

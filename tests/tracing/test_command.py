@@ -102,7 +102,17 @@ def test_gap_and_more() -> None:
     copies(300, record(key="key-1", caused_by=gone))
     told = printed("key-1")
     assert "  [  1] purged, rolled back or elsewhere: gone a scope\n" in told
-    assert "There are more than these 200." in told
+    assert "There are more than these 200: a timeline holds 200 members" in told
+
+
+def test_deep() -> None:
+    """Of a chain that is too deep, it prints how many it shows, and how far it goes."""
+    scope = "consumer:ledger:/orders"
+    for number in range(52):
+        record(key=f"k-{number}", scope=scope, caused_by=reference(f"k-{number + 1}", scope))
+    told = printed("k-0")
+    assert "There are more than these 51" in told
+    assert "50 causes or effects one after the other" in told
 
 
 def test_permanent() -> None:

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from ...tracing import Entry, Member, Timeline, find, trace
 from ...tracing.moments import local
 from ...tracing.timelines import MISSING, Confidential
-from ...tracing.walking import MOST
+from ...tracing.walking import DEEPEST, MOST
 
 
 class Command(BaseCommand):
@@ -87,7 +87,10 @@ def _lines(timeline: Timeline) -> Iterator[str]:
         mark = "*" if member == timeline.focus else " "
         yield f"{mark} [{numbers[member]:>{width}}] {'  ' * depth}{_described(member)}"
     if timeline.more:
-        yield f"  There are more than these {MOST}."
+        yield (
+            f"  There are more than these {len(numbers)}: a timeline holds {MOST} members, and "
+            f"{DEEPEST} causes or effects one after the other."
+        )
     for place in timeline.unreachable:
         yield f"  The {place} could not be asked, so something may be missing."
     yield ""
