@@ -220,12 +220,45 @@ def test_types(serializer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert values == SEEN
 
 
-@pytest.mark.parametrize("arguments", [(object(),), ({1, 2},), ()])
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize("arguments", [(object(),), ({1, 2},), (CYCLE,), ()])
 def test_arguments_that_do_not_fit(arguments: tuple[Any, ...]) -> None:
     """Arguments that the task could not be called with are refused before anything is written."""
     with transaction.atomic(), pytest.raises(TypeError):
         pay.enqueue_once(*arguments)
     assert not OutboxMessage.objects.exists()
+
+
+MARKS: list[dict[str, Any]] = [
+    {"__type__": "datetime", "__value__": 5},
+    {"__type__": "decimal", "__value__": []},
+    {"__type__": [], "__value__": 1},
+    {"__type__": "nothing", "__value__": 1},
+    {"__type__": "uuid", "__value__": {"hex": "0" * 32}},
+]
+"""What Celery's JSON takes for values of another type, as a client can send it."""
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_no_type_of_a_client(mark: dict[str, Any]) -> None:
+    """A dict that Celery would take for a value of another type is refused at once."""
+    with transaction.atomic(), pytest.raises(TypeError, match="text"):
+        pay.enqueue_once("a", amount=[{"payload": mark}])
+    assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.parametrize("mark", MARKS[:4])
+def test_marks_that_cannot_be_read(mark: dict[str, Any]) -> None:
+    """One that was published nevertheless says what is wrong with it, and harms no other."""
+    bad = outgoing("a", topic="celery", type=plain.name, data={"kwargs": {"payload": mark}})
+    good = outgoing("b", topic="celery", type=plain.name, data={"args": [1]})
+    first, second = CeleryPublisher("celery", app=here).publish([bad, good])
+    assert isinstance(first, ValueError)
+    assert "__type__" in str(first)
+    assert second is None
 
 
 def test_any_task() -> None:

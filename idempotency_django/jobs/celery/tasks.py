@@ -133,7 +133,8 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         Raises:
             ImproperlyConfigured: no transaction is open on the database of the outbox, or the app
                 ``idempotency_django.messaging`` is not installed.
-            TypeError: an argument is not plain data, or nothing that Celery's JSON can hold.
+            TypeError: an argument is not plain data, or nothing that Celery's JSON can hold, or a
+                dict of ``__type__`` and ``__value__``, which it reads as another type.
         """
         if self.key is not None:
             return enqueued(self.name, args, kwargs, self._plan(args, kwargs))

@@ -126,7 +126,7 @@ def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of the task. What Celery's JSON can hold keeps its type: dates, decimals, …
 
     Raises:
-        ValueError: the data are no arguments.
+        ValueError: the data are no arguments, or none that Celery's JSON can read.
     """
     data = message.data
     known = isinstance(data, dict) and not data.keys() - {"args", "kwargs"}
@@ -136,4 +136,11 @@ def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:
             f"The message for the task {message.type} has no arguments of a task. Publish "
             '{"args": […], "kwargs": {…}}, or use enqueue_once().'
         )
-    return loads(json.dumps(args)), loads(json.dumps(kwargs))
+    try:
+        return loads(json.dumps(args)), loads(json.dumps(kwargs))
+    except Exception as error:  # whatever is raised for a value that does not fit its type
+        raise ValueError(
+            f"An argument of the task {message.type} has the keys __type__ and __value__, which "
+            f"Celery's JSON takes for a date or the like, and cannot read as one: {error!r}. "
+            "Publish what a client has sent as a text."
+        ) from error
