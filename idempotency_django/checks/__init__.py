@@ -46,6 +46,7 @@ id                                     what is wrong
 ``idempotency_django.E044``            a topic of the outbox is not configured rightly
 ``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
 ``idempotency_django.W046``            messages and records are in two databases
+``idempotency_django.W047``            a publisher's timeout is too long for a relay's lease
 ``idempotency_django.E048``            the endpoint of a topic's webhooks cannot be imported
 ``idempotency_django.E049``            the Celery app of a topic cannot be imported
 ``idempotency_django.E050``            a path in ``CONSUMERS`` leads to no consumer

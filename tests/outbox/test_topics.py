@@ -77,6 +77,15 @@ def test_two_databases(settings: Any) -> None:
     assert ids(MESSAGING_DATABASE=aliases[1]) == []
 
 
+@pytest.mark.parametrize(("timeout", "found"), [(30, []), (31, ["W047"])])
+def test_timeout_beyond_the_lease(timeout: int, found: list[str]) -> None:
+    """A timeout that a relay's lease has no room for is warned of."""
+    backend = "idempotency_django.messaging.outbox.publishers.http.HttpPublisher"
+    endpoint = "tests.publishing.test_http.endpoint_of"
+    topic = {"BACKEND": backend, "OPTIONS": {"endpoint": endpoint, "timeout": timeout}}
+    assert ids(OUTBOX={"orders": topic}) == found
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),

@@ -7,7 +7,7 @@ import json
 import random
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -61,11 +61,13 @@ class Batch:
         using: the alias of the database.
         token: the relay's, for this batch.
         messages: each stream's in their order.
+        failed: the streams of which a message has failed; the later ones are not sent.
     """
 
     using: str
     token: str
     messages: Sequence[OutboxMessage]
+    failed: set[str] = field(default_factory=set)
 
     def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
         rows = OutboxMessage.objects.using(self.using)

@@ -13,7 +13,8 @@ from django.db import connections
 from ...conf import conf
 from ...stores import Store, stores
 from ..databases import database
-from .topics import ALL_OTHERS, topic
+from .relay import LEASE
+from .topics import ALL_OTHERS, Topic, topic
 
 
 def check_outbox(**_: Any) -> Sequence[CheckMessage]:
@@ -35,8 +36,24 @@ def _topic(name: str) -> Iterator[CheckMessage]:
         return
     try:
         yield from known.publisher().check() if known.relay else ()
+        yield from _timeout(known)
     except ImproperlyConfigured as error:
         yield Error(str(error), id="idempotency_django.E043")
+
+
+def _timeout(known: Topic) -> Iterator[CheckMessage]:
+    timeout, longest = known.options.get("timeout"), LEASE.total_seconds() / 2
+    if isinstance(timeout, int | float) and timeout > longest:
+        yield Warning(
+            f"The publisher of the topic {known.name!r} has a timeout of {timeout:g} seconds; a "
+            f"relay's lease is {LEASE.total_seconds():g} seconds by default.",
+            hint=(
+                "What takes longer than half of the lease is sent by another relay as well. Use a "
+                f"timeout of up to {longest:g} seconds; or give relay_outbox a --lease of two "
+                "timeouts, and silence this warning."
+            ),
+            id="idempotency_django.W047",
+        )
 
 
 def _database(using: str) -> Iterator[CheckMessage]:

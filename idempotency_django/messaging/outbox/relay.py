@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -18,12 +17,12 @@ from django.db.models import Q
 from ...conf import conf
 from ..databases import database
 from ..models import OutboxMessage
-from ..models.outbox import OutboxState
 from ..reasons import reason
-from .batches import Batch, Unordered, backoff, outgoing
+from .batches import Batch, Unordered, outgoing
 from .ordered import Ordered
-from .publishers.base import NotBegun, Publisher
-from .topics import ALL_OTHERS, Topic, topic, topics
+from .publishers.base import NotBegun, SendLater
+from .sending import Line, note_failures
+from .topics import ALL_OTHERS, topic, topics
 from .waking import Ear
 
 logger = logging.getLogger("idempotency_django")
@@ -31,23 +30,6 @@ logger = logging.getLogger("idempotency_django")
 BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
 POLL: Final = timedelta(seconds=1)
-
-
-@dataclass(slots=True)
-class _Line:
-    """A topic, as this relay sees it."""
-
-    topic: Topic
-    publisher: Publisher
-    failures: int = 0  # how often in a row the broker could not be reached
-    resumes_at: float = 0  # by time.monotonic()
-
-    def pause(self) -> float:
-        """Let the broker be for a while; for how many seconds."""
-        self.failures += 1
-        wait = backoff(self.failures).total_seconds()
-        self.resumes_at = time.monotonic() + wait
-        return wait
 
 
 class Relay:
@@ -82,7 +64,7 @@ class Relay:
         self.lease = lease
         self.using = using or database()
         self.refused = 0
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self._begun: dict[str, float] = {}  # each topic, when it had its turn
 
     def run(self, stop: threading.Event, *, poll: timedelta = POLL, listen: bool = False) -> None:
@@ -162,18 +144,27 @@ class Relay:
         self._begun[name] = time.monotonic()
         line = self._line(name)
         line.publisher.until = until
+        if not line.careful:
+            return self._attempt(batch, line, messages)
+        tried = 0
+        for message in messages:
+            if line.is_paused or time.monotonic() >= until:
+                break
+            if message.stream not in batch.failed:
+                tried += self._attempt(batch, line, [message])
+        return tried
+
+    def _attempt(self, batch: Batch, line: Line, messages: list[OutboxMessage]) -> int:
         try:
             errors = line.publisher.publish([outgoing(message) for message in messages])
-        except Exception:
-            wait = line.pause()
-            logger.exception(
-                "The outbox cannot reach the broker of the topic %r. No message is lost; the next "
-                "attempt follows in %.1f seconds.",
-                name,
-                wait,
-            )
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is logged
+            was_alone, is_its_own = line.careful, line.careful and not line.failures
+            line.pause(error)
+            if was_alone:  # others have their turn before it
+                later = SendLater(reason(error), counted=False)
+                note_failures(batch, line.topic, [(messages[0], error if is_its_own else later)])
             return 0
-        line.failures = 0
+        line.failures, line.careful = 0, max(0, line.careful - 1)
         zipped = zip(messages, errors, strict=True)
         answers = [answer for answer in zipped if not isinstance(answer[1], NotBegun)]
         sent = [message for message, error in answers if error is None]
@@ -184,10 +175,10 @@ class Relay:
                 "Another relay sends them as well; consumers recognise them by their ids. Give the "
                 "relay a longer lease, or smaller batches.",
                 len(sent) - noted,
-                name,
+                line.topic.name,
             )
         self.refused += len(answers) - len(sent)
-        _note_failures(batch, line.topic, answers)
+        note_failures(batch, line.topic, answers)
         return len(answers)
 
     def _wanted(self) -> Q:
@@ -199,39 +190,8 @@ class Relay:
             return ~Q(topic__in=paused)
         return Q(topic__in=[name for name in named if name not in paused])
 
-    def _line(self, name: str) -> _Line:
+    def _line(self, name: str) -> Line:
         if name not in self._lines:
             known = topic(name)
-            self._lines[name] = _Line(known, known.publisher())
+            self._lines[name] = Line(known, known.publisher())
         return self._lines[name]
-
-
-def _note_failures(
-    batch: Batch, known: Topic, answers: Iterable[tuple[OutboxMessage, Exception | None]]
-) -> None:
-    """Note the first failure of each group; those after it were not even tried."""
-    failed: set[str] = set()
-    for message, error in answers:
-        if error is None or message.stream in failed:
-            continue
-        if message.stream:
-            failed.add(message.stream)
-        state = batch.mark_failed(message, known, error)
-        if state == OutboxState.BLOCKED:
-            logger.error(
-                "The message %s of the topic %r is blocked after %d attempts%s. Look at it in the "
-                "admin, fix what is wrong, and retry or skip it there. The last error: %s",
-                message.message_id,
-                message.topic,
-                message.attempts + 1,
-                ", and its group waits" if message.stream else "",
-                reason(error),
-            )
-        else:
-            logger.warning(
-                "The message %s of the topic %r was refused: %s. It is %s.",
-                message.message_id,
-                message.topic,
-                reason(error).rstrip("."),
-                "skipped" if state == OutboxState.SKIPPED else "sent again later",
-            )
