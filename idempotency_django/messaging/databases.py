@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from django.db.models import CharField, F, OuterRef, Value
+from django.db.models.functions import Concat
+
 from ..conf import conf
 
 
@@ -11,3 +14,12 @@ def database() -> str:
     Every query goes to it, never to where a router sends reads: a replica may lag behind.
     """
     return conf.messaging_database
+
+
+def unindexed(column: F | OuterRef) -> Concat:
+    """The text of a column, which no index answers.
+
+    PostgreSQL takes a value for rare that its statistics do not know yet. It then prefers the index
+    of that column to the one that leads to a few rows, and reads all the rows that have the value.
+    """
+    return Concat(column, Value(""), output_field=CharField())

@@ -7,10 +7,11 @@ from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models.functions import Collate
 
 from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
-from ..databases import database
+from ..databases import database, unindexed
 from ..models import InboxMessage
 from ..models.inbox import InboxState
 from .receivers import receivers
@@ -58,10 +59,15 @@ def due(sources: Collection[str]) -> QuerySet[InboxMessage]:
     """
     passing = [source for source, known in receivers().items() if not known[-1].parked_blocks_group]
     unfinished = Q(state=InboxState.PENDING) | (Q(state=InboxState.PARKED) & ~Q(source__in=passing))
-    earlier = InboxMessage.objects.filter(
-        unfinished, source=OuterRef("source"), group=OuterRef("group"), pk__lt=OuterRef("pk")
+    using = database()
+    # As the index of the groups is collated on PostgreSQL.
+    source = (
+        Collate("source", "POSIX") if connections[using].vendor == "postgresql" else F("source")
     )
-    rows = InboxMessage.objects.using(database()).filter(
+    earlier = InboxMessage.objects.alias(of=source).filter(
+        unfinished, of=OuterRef("source"), group=OuterRef("group"), pk__lt=OuterRef("pk")
+    )
+    rows = InboxMessage.objects.using(using).filter(
         Q(group="") | ~Exists(earlier), state=InboxState.PENDING, process_after__lte=DatabaseNow()
     )
-    return rows.filter(source__in=sources) if sources else rows
+    return rows.alias(of=unindexed(F("source"))).filter(of__in=sources) if sources else rows

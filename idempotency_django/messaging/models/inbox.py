@@ -53,12 +53,13 @@ class InboxMessage(models.Model):
                 fields=["source", "message_id"], name="idempotency_inbox_message_uniq"
             ),
             models.UniqueConstraint(
-                fields=["source", "unique_digest"], name="idempotency_inbox_digest_uniq"
+                fields=["unique_digest", "source"], name="idempotency_inbox_digest_uniq"
             ),
         ]
         indexes = [
             models.Index(fields=["process_after"], name="idempotency_inbox_due_idx"),
-            # For what waits for an earlier message of its group.
+            # For what waits for an earlier message of its group. Made in another collation on
+            # PostgreSQL, so that nothing else can use it; see the migration.
             models.Index(fields=["source", "group", "state"], name="idempotency_inbox_group_idx"),
             models.Index(fields=["purge_at"], name="idempotency_inbox_purge_idx"),
             # For the admin, which lists the newest first.

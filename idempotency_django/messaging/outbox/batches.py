@@ -12,10 +12,11 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from django.db import connections, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.expressions import Combinable
 
 from ...models import DatabaseNow
+from ..databases import unindexed
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
 from ..reasons import reason
@@ -72,7 +73,8 @@ class Batch:
     def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
         rows = OutboxMessage.objects.using(self.using)
         pks = [message.pk for message in messages]
-        return rows.filter(self._mine(), pk__in=pks, state=OutboxState.PENDING)
+        owned = rows.alias(now=unindexed(F("state"))).filter(self._mine(), pk__in=pks)
+        return owned.filter(now=OutboxState.PENDING)
 
     def _mine(self) -> Q:
         raise NotImplementedError
@@ -135,7 +137,7 @@ class Unordered(Batch):
         token = uuid.uuid4().hex
         skip = connections[using].features.has_select_for_update_skip_locked
         with transaction.atomic(using=using):
-            rows = due(using, topics).filter(stream="").order_by("process_after")[:size]
+            rows = due(using, topics).filter(group="").order_by("process_after")[:size]
             messages = list(rows.select_for_update(skip_locked=skip))
             if messages:
                 claimed = OutboxMessage.objects.using(using).filter(

@@ -13,6 +13,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.expressions import Combinable
 
 from ...models import DatabaseNow
+from ..databases import unindexed
 from ..models import OutboxLease, OutboxMessage
 from ..models.outbox import OutboxState
 from .batches import Batch, due
@@ -61,7 +62,7 @@ class Ordered(Batch):
         self._leases().delete()
 
     def _mine(self) -> Q:
-        return Q(Exists(self._leases().filter(stream=OuterRef("stream"))))
+        return Q(Exists(self._leases().filter(stream=unindexed(OuterRef("stream")))))
 
     def _leases(self) -> QuerySet[OutboxLease]:
         return OutboxLease.objects.using(self.using).filter(token=self.token)
