@@ -112,6 +112,19 @@ def test_window_of_a_skipped_message(using: str, on_poison: str, broker: type[Br
     assert [message.data["id"] for message in broker.got] == [2]
 
 
+@pytest.mark.parametrize("group", ["g", None], ids=["grouped", "ungrouped"])
+def test_id_of_another_topic(using: str, group: str | None, broker: type[Broker]) -> None:
+    """An id that a message of another topic has is refused: this one would get lost in silence."""
+    with outbox(other={"BACKEND": "tests.outbox.conftest.Broker"}), transaction.atomic(using=using):
+        for _ in range(2):
+            assert paid(17, using, group=group, message_id="order-17") == "order-17"
+        with pytest.raises(ValueError, match="a message of the topic 'orders' has it"):
+            publish("other", 17, type="n", group=group, message_id="order-17", using=using)
+        publish("other", 18, type="n", group=group, message_id="order-18", using=using)
+    rows = OutboxMessage.objects.using(using).order_by("pk").values_list("message_id", "sequence")
+    assert list(rows) == [("order-17", 1 if group else 0), ("order-18", 1 if group else 0)]
+
+
 @pytest.mark.parametrize("name", ["dedup_id", "message_id"])
 def test_opposite_order(using: str, name: str, broker: type[Broker]) -> None:
     """Calls with the same ids in opposite order wait for each other, and do not deadlock."""

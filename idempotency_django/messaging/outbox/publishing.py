@@ -85,7 +85,7 @@ def publish(
         window: how long; by default five minutes if there is a ``dedup_id``.
         headers: texts for the broker, beside the data.
         message_id: an id of your own, up to 255 visible ASCII characters; the message is dropped if
-            the outbox still has one with that id.
+            the topic still has one with that id, and refused if another topic has.
         delay: send it only after this time. A group waits for it.
         using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
@@ -127,7 +127,7 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
         Their ids, in the order of the messages.
 
     Raises:
-        Exception: what :func:`publish` raises; then none of them is written.
+        Exception: what :func:`publish` raises. Let it roll the transaction back.
     """
     using = using or database()
     given = list(messages)

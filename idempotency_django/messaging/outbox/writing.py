@@ -104,7 +104,11 @@ def end_window(dedup: str, using: str) -> None:
 
 
 def existing_id(row: OutboxMessage, using: str) -> str:
-    """The id of the message that kept this one from being written."""
+    """The id of the message that kept this one from being written.
+
+    Raises:
+        ValueError: it is another topic's, so this one would get lost.
+    """
     same = Q(message_id=row.message_id)
     if row.dedup:
         same |= Q(dedup=row.dedup)
@@ -113,4 +117,10 @@ def existing_id(row: OutboxMessage, using: str) -> str:
         found = (
             found.select_for_update()
         )  # a snapshot that is older than the message has no such row
-    return found.values_list("message_id", flat=True).first() or row.message_id
+    message_id, name = found.values_list("message_id", "topic").first() or (row.message_id, "")
+    if name not in ("", row.topic):
+        raise ValueError(
+            f"A message cannot have the id {message_id!r}: a message of the topic {name!r} has it. "
+            "An id names one message of the whole outbox, so put more into it, such as the topic."
+        )
+    return message_id
