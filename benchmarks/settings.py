@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "django_outbox_pattern",
     "django_domain_events",
+    "djstripe",
     "idempotency_django",
     "idempotency_django.messaging",
     "benchmarks",
@@ -49,6 +50,8 @@ IDEMPOTENCY = {
     },
     "OUTBOX": {"benchmark": "benchmarks.outbox.Nowhere"},
 }
+STRIPE_TEST_SECRET_KEY = f"sk_test_{'benchmarks' * 3}"
+DJSTRIPE_FOREIGN_KEY_TO_FIELD = "id"
 # Its relay would sleep for a second after each look at its table.
 DJANGO_OUTBOX_PATTERN = {"DEFAULT_PRODUCER_WAITING_TIME": 0}
 

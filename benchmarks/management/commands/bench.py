@@ -12,7 +12,17 @@ from typing import Any, Final
 from django.core.management import BaseCommand, CommandParser, call_command
 from django.db import connection
 
-from benchmarks import conditional, consumers, growth, inprocess, outbox, overhttp, plain, streams
+from benchmarks import (
+    conditional,
+    consumers,
+    growth,
+    inprocess,
+    outbox,
+    overhttp,
+    plain,
+    streams,
+    webhooks,
+)
 from benchmarks.report import DOCUMENTATION, PAGE, Section, write
 from benchmarks.site import Site, site
 
@@ -41,6 +51,10 @@ AMOUNTS: Final[dict[str, tuple[Amount, Amount]]] = {
     "outbox": (
         {"rounds": 12, "calls": 200, "messages": 5_000},
         {"rounds": 2, "calls": 20, "messages": 200},
+    ),
+    "webhooks": (
+        {"rounds": 12, "calls": 60},
+        {"rounds": 2, "calls": 20},
     ),
     "conditional": (
         {"rounds": 12, "calls": 200, "races": 5},
@@ -98,6 +112,8 @@ def _measure(name: str, place: Site, amount: Amount) -> Section:
             return streams.measure(**amount)
         case "outbox":
             return outbox.measure(**amount)
+        case "webhooks":
+            return webhooks.measure(**amount)
         case "conditional":
             return conditional.measure(**amount)
     return growth.measure(**amount)
@@ -108,7 +124,7 @@ def _setting() -> str:
     names = ["Django", "djangorestframework", "psycopg", "redis", "gunicorn"]
     names += ["django-concurrency", "django-fsm-2", "drf-extensions"]
     names += ["django-idempotency-key", "aws-lambda-powertools", "django-outbox-pattern"]
-    names += ["django-domain-events"]
+    names += ["django-domain-events", "dj-stripe"]
     major, minor = divmod(connection.cursor().connection.info.server_version, 10_000)
     parts = [f"{datetime.now(UTC).date()}: Python {platform.python_version()}"]
     parts += [f"PostgreSQL {major}.{minor}", f"Valkey {os.environ['BENCH_REDIS_VERSION']}"]
