@@ -1,0 +1,82 @@
+"""What the publishers send to each broker is what the transports hand to a consumer."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.messaging.models import OutboxMessage
+from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.records import reference
+
+from .brokers import SQS, Broker, Kafka, RabbitMQ
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PUBLISHERS = "idempotency_django.messaging.outbox.publishers"
+DATA: dict[str, Any] = {
+    "json": {"order": 17, "of": "Zoë", "at": [1.5, None, True]},
+    "text": "Grüße, 世界",
+    "nothing": None,
+    "bytes": b"\x00\xff\r\n{",
+}
+
+
+def entry(broker: Broker) -> dict[str, Any]:
+    """The topic's entry in the settings."""
+    match broker:
+        case RabbitMQ():
+            options = {"url": broker.url, "queue": broker.place, "declare": False}
+            return {"BACKEND": f"{PUBLISHERS}.kombu.KombuPublisher", "OPTIONS": options}
+        case Kafka():
+            config = {"bootstrap.servers": broker.config["bootstrap.servers"]}
+            options = {"config": config, "kafka_topic": broker.place}
+            return {"BACKEND": f"{PUBLISHERS}.kafka.KafkaPublisher", "OPTIONS": options}
+        case SQS():
+            options = {"queue_url": broker.place, "client": broker.client_options}
+            return {"BACKEND": f"{PUBLISHERS}.sqs.SqsPublisher", "OPTIONS": options}
+    raise TypeError(broker)
+
+
+def test_to_the_consumer(broker: Broker) -> None:
+    """From publish() to the handler, nothing of an event is lost or changed, and the record of what
+    it has caused names the message.
+    """
+    billing, got = Consumer("billing"), dict[str, Event]()
+    ids: dict[str, tuple[Any, str | None]] = {}
+
+    @billing.on("order.paid")
+    def book(event: Event, execution: Any) -> None:
+        got[event.id] = event
+
+    outbox = {"orders": {**entry(broker), "SOURCE": "/shop?of=%C3%BC"}}
+    with override_settings(IDEMPOTENCY={"OUTBOX": outbox}):
+        with transaction.atomic():
+            for data, group in itertools.product(DATA.values(), ("order 17", None)):
+                message_id = publish("orders", data, type="order.paid", group=group)
+                ids[message_id] = data, group
+        relay = Relay()
+        assert relay.drain() == len(ids)
+        relay.close()
+    broker.drain(billing, lambda: len(got) == len(ids))
+    for message in OutboxMessage.objects.all():
+        event = got[message.message_id]
+        data, group = ids[message.message_id]
+        assert (event.source, event.type, event.subject) == ("/shop?of=%C3%BC", "order.paid", group)
+        assert (event.data, type(event.data)) == (data, type(data))
+        assert abs(event.time - message.created_at) < timedelta(milliseconds=1)
+        name = reference(message.message_id, "outbox:orders")
+        assert event.extensions["causedby"] == name
+        # A header is a text; JSON has numbers.
+        assert str(event.extensions.get("sequence", 0)) == str(message.sequence)
+        record = IdempotencyKey.objects.get(key=event.id)
+        assert (record.caused_by, record.status) == (name, "completed")
