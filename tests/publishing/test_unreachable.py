@@ -295,6 +295,7 @@ def test_lines() -> None:
             "sqs.SqsPublisher",
             {"queue_url": "http://nowhere.invalid/q", "client": {"region_name": "eu-central-1"}},
         ),
+        ("kafka.KafkaPublisher", {"config": {"bootstrap.servers": "127.0.0.1:1"}, "timeout": 1}),
         ("celery.CeleryPublisher", {}),
         ("local.LocalPublisher", {"consumers": []}),
         ("calls.CallPublisher", {}),

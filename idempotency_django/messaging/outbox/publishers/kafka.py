@@ -81,7 +81,7 @@ class KafkaPublisher(Publisher):
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
         if self._producer is None:
             self._producer = Producer(self._config, logger=logger)
-        batch = _Batch(self._producer, self._kafka_topic, self.source, Lines(messages))
+        batch = _Batch(self, self._producer, self._kafka_topic, Lines(messages))
         try:
             return batch.answers()
         except BaseException:
@@ -96,16 +96,18 @@ class _Batch:
     """One call of publish(): of each group, the first message that is not confirmed is under way.
 
     Args:
+        publisher: whose source the events have, and which knows when it is late.
         producer: sends them.
         kafka_topic: where to.
-        source: of the events.
         lines: what to send.
     """
 
-    def __init__(self, producer: Producer, kafka_topic: str, source: str, lines: Lines) -> None:
+    def __init__(
+        self, publisher: Publisher, producer: Producer, kafka_topic: str, lines: Lines
+    ) -> None:
+        self._publisher = publisher
         self._producer = producer
         self._kafka_topic = kafka_topic
-        self._source = source
         self._lines = lines
         self._under_way = 0
         self._away: Exception | None = None  # why Kafka cannot be reached
@@ -126,8 +128,11 @@ class _Batch:
 
     def _send(self, place: int) -> None:
         message = self._lines.messages[place]
+        if late := self._publisher.late():
+            self._lines.fail(place, late)
+            return
         try:
-            attributes, content_type, body = message.event(self._source).to_binary(PREFIX)
+            attributes, content_type, body = message.event(self._publisher.source).to_binary(PREFIX)
             headers = {**message.headers, **attributes, "content-type": content_type}
             self._producer.produce(
                 self._kafka_topic,
