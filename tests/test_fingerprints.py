@@ -250,6 +250,17 @@ def test_aliases_are_copies() -> None:
     assert copied == of(Parsed({"a": [shared, shared], "b": ""}), **call)
 
 
+@pytest.mark.parametrize("count", [100, 5000])
+def test_large_parts_that_are_shared(count: int) -> None:
+    """Equal data are equal whatever their size, and whether or not their parts are one object."""
+    line = {"sku": ["q" * 500], "count": 1}
+    copies = [{"sku": ["q" * 500], "count": 1} for _ in range(count)]
+    assert canonical([line] * count) == canonical(copies)
+    copies[-1]["count"] = 2
+    assert canonical([line] * count) != canonical(copies)
+    assert canonical([line] * count) != canonical([[line] * (count - 1), line])
+
+
 @dataclass(eq=False)
 class Node:
     """A dataclass that may lead back to itself."""

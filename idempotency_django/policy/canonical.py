@@ -10,7 +10,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 LENGTH: Final = 12
@@ -55,9 +55,9 @@ def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
             mappings, lists and tuples of these. A list, mapping or dataclass within itself, as YAML
             can say it, is written as its number.
         at_most: bytes up to which an object that occurs twice is written twice, as a copy of it
-            would be. Beyond that it is its number, too, and a long text is its digest: a few lines
-            of YAML, whose aliases repeat lists of aliases, may stand for more data than there is
-            memory.
+            would be. Beyond that, each list, mapping and long text is its digest, which is made
+            once of an object that occurs twice: a few lines of YAML, whose aliases repeat lists of
+            aliases, may stand for more data than there is memory.
 
     Raises:
         TypeError: it contains something else, whose text may differ in another process; or a set
@@ -70,7 +70,9 @@ def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
     while pending:
         item = pending.pop()
         if type(item) is _End:
-            del seen[item]
+            _, itself = seen.pop(item.of)
+            if at_most == inf:
+                seen[item.of] = _shortened(out, item.start), itself
             continue
         if id(item) in seen:
             out.append(seen[id(item)][0])
@@ -92,11 +94,9 @@ def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
                 written = b"%s%d:%s" % (kind, len(data), data)
         if scalar is None:
             seen[id(item)] = (b"r%d:" % len(seen), item)
-            if at_most < inf:
-                pending.append(_End(id(item)))
-            pending += parts
+            pending += (_End(id(item), len(out)), *parts)
         elif at_most == inf and len(written) > _SHORT:
-            written = b"h" + hashlib.sha256(written).digest()
+            written = _short(written)
             seen[id(item)] = (written, item)
         out.append(written)
         if (length := length + len(written)) > at_most:
@@ -104,8 +104,27 @@ def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
     return b"".join(out)
 
 
-class _End(int):
-    """Where the items of a list or mapping with this id end: what comes after is not within it."""
+class _End(NamedTuple):
+    """Where the items of a list or mapping end: what comes after is not within it.
+
+    Attributes:
+        of: the id of the list or mapping.
+        start: where it begins in what is written.
+    """
+
+    of: int
+    start: int
+
+
+def _shortened(out: list[bytes], start: int) -> bytes:
+    """What stands for all that was written from here on, of which only that is left."""
+    out[start:] = [_short(b"".join(out[start:]))]
+    return out[start]
+
+
+def _short(written: bytes) -> bytes:
+    """What stands for it where the whole is long."""
+    return b"h" + hashlib.sha256(written).digest()
 
 
 def _scalar(item: Any) -> tuple[bytes, str] | None:
