@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def _no_handler_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless a test says so, also on a machine that is."""
-    monkeypatch.setattr(running, "BEAT", 60.0)
+    monkeypatch.setattr(running, "BEAT", 10.0)
 
 
 def paid(number: str, **changes: Any) -> Event:
