@@ -321,8 +321,9 @@ def shown(folder: Path, path: str, timelines: list[str]) -> Iterator[list[Step]]
 def timeline_of(charge: Charge, environment: dict[str, str]) -> str:
     """What one key has set off, as the operator's command tells it."""
     command = [sys.executable, "-m", "testproject.manage", "trace_idempotency", charge.key]
+    settings = {"DJANGO_SETTINGS_MODULE": "testproject.settings"}  # whatever the caller's are
     return subprocess.check_output(  # noqa: S603  # nothing in it comes from outside
-        command, cwd=ROOT, env={**os.environ, **environment}, text=True
+        command, cwd=ROOT, env={**os.environ, **settings, **environment}, text=True
     )
 
 

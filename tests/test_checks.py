@@ -443,6 +443,7 @@ def test_live_check_of_a_store_that_cannot_be_made() -> None:
         only("E003", "default")
 
 
+@pytest.mark.django_db
 def test_live_check_of_a_store_without_a_database() -> None:
     """A store that is in no database is not asked."""
     with a_store(BACKEND=MEMORY):
