@@ -282,6 +282,12 @@ class TestIdentity:
         with pytest.raises(ImproperlyConfigured, match=r"cannot be called with.*event, execution"):
             consumer("billing", handler)
 
+    def test_handler_without_a_signature(self) -> None:
+        """A callable that does not tell what it takes is not refused."""
+        billing = Consumer("billing")
+        billing.on("order.paid")(dict)
+        assert billing.handles("order.paid")
+
     def test_two_handlers(self) -> None:
         """A type has one handler."""
         with pytest.raises(ValueError, match="already has a handler"):

@@ -151,8 +151,10 @@ def test_relay_command(using: str) -> None:
     with pytest.raises(CommandError, match="Did you mean 'orders'"):
         command("relay_outbox", "--once", "--topic", "order")
     for option in ("--batch", "--lease", "--poll"):
-        with pytest.raises(CommandError, match="must be a number above 0"):
-            command("relay_outbox", option, "0")
+        assert command("relay_outbox", "--once", option, "5") == "Nothing was due.\n"
+        for unfit in ("0", "some"):
+            with pytest.raises(CommandError, match="must be a number above 0"):
+                command("relay_outbox", option, unfit)
 
 
 def test_relay_command_without_success(using: str) -> None:

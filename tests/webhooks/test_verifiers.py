@@ -162,6 +162,19 @@ def test_github(event: str, payload: Any, form: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("body", [b"paid=1", b"&".join([b"a=1"] * 20)])
+def test_github_form_without_payload(body: bytes) -> None:
+    """The data of a form that does not carry GitHub's JSON are its bytes."""
+    headers = cased(
+        {
+            "Content-Type": "application/x-www-form-urlencoded",
+            "X-GitHub-Event": "push",
+            "X-GitHub-Delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958",
+        }
+    )
+    assert GitHub([NEW]).read(headers, body).data == body
+
+
 def test_github_documented() -> None:
     """The example of GitHub's own documentation."""
     headers = {

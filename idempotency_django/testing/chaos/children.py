@@ -118,7 +118,9 @@ class Child:
         return True
 
 
-def _execute(call: Callable[[], Any], strike: Strike | None, writer: int) -> NoReturn:
+def _execute(  # pragma: no cover  # only in processes that are not measured, and that are killed
+    call: Callable[[], Any], strike: Strike | None, writer: int
+) -> NoReturn:
     """What the new process does."""
     try:
         gc.freeze()  # what the parent has left for its collector is none of ours
