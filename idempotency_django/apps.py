@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
+from django.conf import settings as django_settings
 from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
@@ -27,3 +29,14 @@ class IdempotencyConfig(AppConfig):
             from .checks.celery import check_celery  # noqa: PLC0415
 
             register(check_celery, Tags.compatibility)
+        if _may_have_consumers():
+            # Who has none needs nothing of messaging.
+            from .checks.consumers import check_consumers  # noqa: PLC0415
+
+            register(check_consumers, Tags.compatibility)
+
+
+def _may_have_consumers() -> bool:
+    settings = getattr(django_settings, "IDEMPOTENCY", None)
+    named = isinstance(settings, Mapping) and "CONSUMERS" in settings
+    return named or apps.is_installed("idempotency_django.messaging")

@@ -60,7 +60,6 @@ from __future__ import annotations
 from django.core.checks import Tags, register
 
 from .configuration import check_live_stores, check_middleware, check_settings, check_stores
-from .consumers import check_consumers
 from .cors import check_cors
 from .views import check_views
 
@@ -71,6 +70,5 @@ def register_checks() -> None:
     register(check_stores, Tags.security)
     register(check_middleware, Tags.security)
     register(check_views, Tags.security)
-    register(check_consumers, Tags.compatibility)
     register(check_cors, Tags.compatibility)
     register(check_live_stores, Tags.database)
