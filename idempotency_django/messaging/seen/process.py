@@ -9,8 +9,8 @@ from collections.abc import Sequence
 try:
     from rbloom import Bloom
 except ImportError as missing:
-    raise ImportError(
-        'InProcessBloom needs rbloom. Run pip install "idempotency-django[bloom]".'
+    raise ModuleNotFoundError(
+        'InProcessBloom needs rbloom. Run pip install "idempotency-django[bloom]".', name="rbloom"
     ) from missing
 
 from . import SeenFilter, refuse_unfit
