@@ -63,7 +63,7 @@ class Loop:
                 cannot be handled.
             UnknownEventType: the consumer has no handler for an event, with ``unknown="stop"``.
         """
-        self._alive()  # a path that cannot be written to is told at once
+        self._alive()  # a path that cannot be written to fails at once
         with stop_on_signals(self._stop), ThreadPoolExecutor(1, "handlers") as self._handlers:
             try:
                 self._run()

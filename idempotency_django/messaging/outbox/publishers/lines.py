@@ -46,7 +46,7 @@ class Lines:
         return None
 
     def fail(self, place: int, error: Exception) -> None:
-        """The message there is not sent, and none that stands behind it.
+        """The message there is not sent, and none after it.
 
         Args:
             place: of the first message of a line.
