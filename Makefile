@@ -42,7 +42,7 @@ QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests c
     dialects engine executions failed_records leases migrations purge statements stores transactions) \
     outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
 QUICK_ADAPTERS := docs/test_completeness.py $(patsubst %,test_%.py,checks conf conformance \
-    consumers decorators drf errors fingerprints frames house http keys middleware policy \
+    consumers decorators drf errors fingerprints house http keys middleware policy \
     public_names replay_authorization scopes seals sessions status uploads) \
     transports/test_loop.py webhooks/test_receiving.py
 QUICKLY := -m pytest -m "not e2e" -q -rNfE  # MariaDB is not missed here
