@@ -32,6 +32,7 @@ from idempotency_django.http import streams
 from idempotency_django.http.bodies import body_of
 from idempotency_django.policy import fingerprints
 from idempotency_django.policy.invocation import Hashed
+from idempotency_django.policy.keys import FORM_FIELD
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, new_key
 
@@ -105,6 +106,13 @@ UPLOADED: list[Callable[[Any], bytes]] = [by_files, by_own_handler, by_parser]
 BY_NAME = {way.__name__: way for way in (*RAW, *UPLOADED, by_wsgi_input)}
 
 
+def by_nothing(request: Any) -> bytes:
+    return b""
+
+
+BY_NAME["by_nothing"] = by_nothing
+
+
 def store(seen: bytes) -> dict[str, Any]:
     Effect.objects.create(reference="upload")
     return {"size": len(seen), "sha256": sha256(seen)}
@@ -158,6 +166,24 @@ class NoParser(IdempotentViewMixin, APIView):
         return Response(store(request.read()), status=201)
 
 
+class Unprotected(Protected):
+    idempotency_policy = None
+
+
+class Fields(MultiPartParser):
+    """A project's own parser of forms: it looks at them closely."""
+
+    def parse(self, *args: Any, **kwargs: Any) -> Any:
+        parsed = super().parse(*args, **kwargs)
+        if "nonsense" in parsed.data:
+            raise ValueError("nonsense")
+        return parsed
+
+
+class OwnParser(Protected):
+    parser_classes = [Fields]
+
+
 class Upper(BaseParser):
     media_type = "text/x-upper"
 
@@ -208,6 +234,8 @@ urlpatterns = [
     path("method/<way>/", csrf_exempt(method_decorator(idempotent, "post")(Plain).as_view())),
     path("middleware/<way>/", csrf_exempt(function)),
     path("drf/<way>/", Protected.as_view()),
+    path("unprotected/<way>/", Unprotected.as_view()),
+    path("own-parser/<way>/", OwnParser.as_view()),
     path("streamed/", Streamed.as_view()),
     path("file/", OneFile.as_view()),
     path("no-parser/", NoParser.as_view()),
@@ -262,6 +290,56 @@ def asend(url: str, bodies: Sequence[bytes], kind: str) -> list[HttpResponse]:
         return [await client.generic("POST", url, b, kind, headers=headers) for b in bodies]
 
     return async_to_sync(go)()
+
+
+def many_files() -> bytes:
+    """A form with more files than Django takes."""
+    return encode_multipart("b", {"file": [upload(b"x") for _ in range(101)]})
+
+
+def many_fields() -> bytes:
+    """A form with more fields than Django takes, after a file."""
+    fields = {f"field{number}": "1" for number in range(1001)}
+    return encode_multipart("b", {"file": upload(b"x"), **fields})
+
+
+def much_text() -> bytes:
+    """A form whose fields are longer than Django takes, after a file."""
+    return encode_multipart("b", {"file": upload(b"x"), "text": "x" * 400})
+
+
+def broken_part() -> bytes:
+    """A file, and after it one that is no base64 although its header says so."""
+    broken = (
+        b"--b\r\nContent-Disposition: form-data; name=other; filename=b.bin\r\n"
+        b"Content-Transfer-Encoding: base64\r\n\r\nA\r\n--b--\r\n"
+    )
+    return encode_multipart("b", {"file": upload(b"x")}).removesuffix(b"--b--\r\n") + broken
+
+
+def other_charset() -> bytes:
+    """A form whose charset cannot decode what is in it."""
+    return encode_multipart("b", {"file": upload(b"x"), "text": "x" * 80})
+
+
+def nonsense() -> bytes:
+    """A form that Django takes, and a parser of the project's does not."""
+    return encode_multipart("b", {"file": upload(b"x"), "nonsense": "1"})
+
+
+def assert_answered_alike(client: Client, url: str, refused: Callable[[], bytes]) -> None:
+    """A request has the same status without a key, with one, and when it is retried."""
+    client.raise_request_exception = False
+    kind = f"{FORM}; charset=idna" if refused is other_charset else FORM
+    key, body = new_key(), refused()
+    statuses = [send(client, url, body, kind, each).status_code for each in (None, key, key)]
+    assert len(set(statuses)) == 1, statuses
+    if url.endswith("/by_nothing/"):
+        assert statuses[0] == 201
+        assert effects() == 2  # the last one is a replay
+    elif refused is not nonsense and refused is not other_charset:
+        assert statuses[0] == 400
+        assert effects() == 0 or "async" in url  # whose effects no transaction holds
 
 
 WAYS_TO_PROTECT = ["decorated", "class", "method", "middleware"]
@@ -342,6 +420,17 @@ class TestPlainViews:
             first = send(client, "/decorated/by_body/", sent, kind, key)
             assert first.json()["size"] == len(sent)
             assert_replays(first, send(client, "/decorated/by_body/", sent, kind, key))
+
+    @pytest.mark.parametrize("way", ["by_files", "by_nothing"])
+    @pytest.mark.parametrize(
+        "refused",
+        [many_files, many_fields, much_text, broken_part, other_charset],
+        ids=lambda make: make.__name__,
+    )
+    @pytest.mark.parametrize("how", [*WAYS_TO_PROTECT, "async"])
+    def test_refused_after_a_file(self, client: Client, how: str, refused: Any, way: str) -> None:
+        """With a key, a form that Django refuses is answered as without one, read or not."""
+        assert_answered_alike(client, f"/{how}/{way}/", refused)
 
     def test_body_that_is_too_large_for_memory(self, client: Client) -> None:
         """A view that wants a large body in memory gets Django's own refusal, as without a key."""
@@ -451,6 +540,43 @@ class TestRestFramework:
         again = send(client, url, form(boundary="c"), FORM[:-1] + "c", key)
         assert_replays(first, again)
         assert_problem(send(client, url, form(b"x" * 400), FORM, key), 422, "mismatch")
+        assert effects() == 1
+
+    @pytest.mark.parametrize("way", ["by_files", "by_nothing"])
+    @pytest.mark.parametrize(
+        "refused",
+        [many_files, many_fields, much_text, broken_part, other_charset, nonsense],
+        ids=lambda make: make.__name__,
+    )
+    @pytest.mark.parametrize("how", ["drf", "own-parser"])
+    def test_refused_after_a_file(self, client: Client, how: str, refused: Any, way: str) -> None:
+        """With a key, a form that a parser refuses is answered as without one, read or not."""
+        assert_answered_alike(client, f"/{how}/{way}/", refused)
+
+    @pytest.mark.parametrize("way", ["by_files", "by_nothing"])
+    @pytest.mark.parametrize(
+        "refused", [many_files, many_fields, broken_part], ids=lambda make: make.__name__
+    )
+    def test_refused_page(self, client: Client, refused: Any, way: str) -> None:
+        """The look for the hidden key of a browsable page's form refuses nothing either."""
+        client.raise_request_exception = False
+        page = {"Accept": "text/html"}
+        responses = [
+            send(client, url, refused(), FORM, None, headers=page)
+            for url in (f"/unprotected/{way}/", f"/drf/{way}/")
+        ]
+        expected = 201 if way == "by_nothing" else 400
+        assert [response.status_code for response in responses] == [expected, expected]
+
+    @pytest.mark.parametrize("way", [by_body, by_files], ids=lambda way: way.__name__)
+    def test_page_as_bytes(self, client: Client, way: Any, settings: Any) -> None:
+        """A view may take the bytes of a browsable page's form, whose key is found in it."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
+        key = new_key()
+        body = encode_multipart("b", {FORM_FIELD: key, "file": upload(CONTENT)})
+        for _ in "ab":
+            url, page = f"/drf/{way.__name__}/", {"Accept": "text/html"}
+            assert send(client, url, body, FORM, None, headers=page).status_code == 201
         assert effects() == 1
 
     @pytest.mark.parametrize("size", [10, 400])

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest, QueryDict
-from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.http.multipartparser import MultiPartParser
 from django.utils.datastructures import MultiValueDict
 
 from ..policy.fingerprints import is_json
@@ -93,19 +93,24 @@ def _multipart(request: HttpRequest) -> Form | Hashed:
     meta = {**request.META, "CONTENT_LENGTH": stream.seek(0, os.SEEK_END)}
     refuse_half(request, meta["CONTENT_LENGTH"])
     stream.seek(0)
+    digests = _Digests()
     try:
-        fields, files = MultiPartParser(meta, stream, [_Digests()], request.encoding).parse()
-    except (MultiPartParserError, SuspiciousOperation, LookupError):
+        fields, _ = MultiPartParser(meta, stream, [digests], request.encoding).parse()
+    except Exception:  # noqa: BLE001  # no form, or a large one: the view meets it, if it parses it
         stream.seek(0)
-        return hashed(stream)  # no form, or a large one: the view's to refuse, if it parses it
+        return hashed(stream)
     finally:
         rewind(request, stream)
     named = {name: [str(value) for value in values] for name, values in fields.lists() if values}
-    return Form(named, tuple(file for _, group in files.lists() for file in group))
+    return Form(named, tuple(digests.files))
 
 
 class _Digests(FileUploadHandler):
-    """Makes of each uploaded file what identifies it, and keeps none."""
+    """Notes of each uploaded file what identifies it, and keeps none, not even for the parser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[UploadedFile] = []
 
     def new_file(self, *args: Any, **kwargs: Any) -> None:
         super().new_file(*args, **kwargs)
@@ -114,13 +119,15 @@ class _Digests(FileUploadHandler):
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:  # Django's
         self._sha256.update(raw_data)
 
-    def file_complete(self, file_size: int) -> Any:
-        return UploadedFile(
-            field=self.field_name or "",
-            name=self.file_name or "",
-            media_type=self.content_type or "",
-            size=file_size,
-            sha256=self._sha256.hexdigest(),
+    def file_complete(self, file_size: int) -> None:
+        self.files.append(
+            UploadedFile(
+                field=self.field_name or "",
+                name=self.file_name or "",
+                media_type=self.content_type or "",
+                size=file_size,
+                sha256=self._sha256.hexdigest(),
+            )
         )
 
 
