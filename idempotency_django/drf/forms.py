@@ -11,6 +11,8 @@ from rest_framework import renderers
 from rest_framework.request import Request, is_form_media_type
 
 from ..conf import conf
+from ..http.bodies import body_of
+from ..policy.invocation import Form
 from ..policy.keys import FORM_FIELD
 from .responses import is_page
 
@@ -68,5 +70,10 @@ def key_in_form(request: Request) -> str | None:
     """The key in the hidden field of a form of the browsable API; ``None``: it has none."""
     if not (is_page(request) and is_form_media_type(request.content_type)):
         return None
-    data: Any = request.data
-    return data.get(FORM_FIELD) or None
+    http: Any = request._request
+    if http._read_started and not hasattr(http, "_body"):  # an authentication has looked into it
+        data: Any = request.data
+        return data.get(FORM_FIELD) or None
+    body = body_of(http)
+    values = body.fields.get(FORM_FIELD) if isinstance(body, Form) else None
+    return values[-1] or None if values else None
