@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,45 @@ def test_the_demo_fails_where_a_count_is_wrong() -> None:
 
     assert run.returncode == 1, run.stderr
     assert "WRONG" in run.stdout
+
+
+@pytest.mark.parametrize("safe_path", ["", "1"], ids=["as ever", "with a safe path"])
+@pytest.mark.parametrize(
+    ("folder", "called"),
+    [
+        (".", ["testproject/manage.py"]),
+        (".", ["-m", "testproject.manage"]),
+        ("testproject", ["manage.py"]),
+        ("testproject", ["-m", "manage"]),
+        ("testproject/payments", ["../manage.py"]),
+        ("/", [str(ROOT / "testproject" / "manage.py")]),
+    ],
+    ids=["by its path", "as a module", "from its folder", "as a module there", "above", "absolute"],
+)
+def test_commands_work_however_manage_is_called(
+    folder: str, called: list[str], safe_path: str, tmp_path: Path
+) -> None:
+    """A command of the reference app runs from any folder, by path or as a module."""
+    if safe_path and called[0] == "-m":
+        pytest.skip("Python itself finds no module in a folder that is not on its path.")
+    environment = {
+        **os.environ,
+        "DATABASE_URL": f"sqlite:///{tmp_path / 'db.sqlite3'}",
+        "PYTHONSAFEPATH": safe_path,
+    }
+    environment.pop("DJANGO_SETTINGS_MODULE", None)  # that of these tests
+    run = subprocess.run(
+        [sys.executable, *called, "showmigrations", "payments"],
+        cwd=ROOT / folder,
+        env=environment,
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+
+    assert run.returncode == 0, run.stderr
+    assert "[ ] 0001_initial" in run.stdout
 
 
 def test_the_server_starts_again_on_what_it_has_left(tmp_path: Path) -> None:
