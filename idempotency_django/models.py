@@ -10,10 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models.functions import Left, Now
 from django.utils.translation import gettext_lazy as _
 
-from .records import Status
+from .records import ORIGIN, Status
 
 if not apps.is_installed("idempotency_django"):
     raise ImproperlyConfigured(
@@ -31,6 +31,10 @@ Nobody sees such a row unless its transaction was ended in the middle of the ope
 still be running. A lease of its own would say so, too, but has an index: PostgreSQL could no longer
 update the row in place when it is completed.
 """
+
+
+NO_OWNER: Final = Left("owner_token", ORIGIN)
+"""The token of a row whose owner is late or gone: nobody has it, and the next owner's begins so."""
 
 
 class DatabaseNow(Now):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import time
 import uuid
 from collections.abc import Iterator
@@ -92,6 +93,19 @@ def referred(reference: str) -> tuple[str, str]:
     return key, scope
 
 
+ORIGIN: Final = 16
+"""Characters that the tokens of all attempts at one record begin with."""
+
+
+def new_token(before: str = "") -> str:
+    """A token for the next owner of a record.
+
+    Args:
+        before: the token of the attempt that it resumes; empty: it resumes none.
+    """
+    return (before[:ORIGIN] or secrets.token_hex(ORIGIN // 2)) + secrets.token_hex(ORIGIN // 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The right to execute ``operation``, held by the one owner of ``token``.
@@ -99,7 +113,9 @@ class Claim:
     Attributes:
         operation: what may be executed.
         attempt: 1 for the first execution of this key, and one more for each later one.
-        token: the owner's secret; a store writes for a claim only if the token is the record's.
+        token: the owner's secret, from :func:`new_token`; a store writes for a claim only if the
+            token is the record's. Attempts at the same request that follow each other within the
+            record's lifetime have tokens that begin alike: see :attr:`origin`.
         record_id: the store's own number of the record; 0 where it has none.
         asked_at: a value of ``time.monotonic()`` from before the claim was made.
         interrupted: whether the attempt before it was interrupted, and not ended.
@@ -121,6 +137,13 @@ class Claim:
     def scope(self) -> str:
         """The operation's scope."""
         return self.operation.scope
+
+    @property
+    def origin(self) -> str:
+        """What names this record among all that ever had the key: random, and the same for all of
+        its attempts.
+        """
+        return self.token[:ORIGIN]
 
 
 NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")

@@ -6,6 +6,7 @@ Nothing here knows HTTP: views, tasks and plain functions get the same object.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -17,7 +18,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from ..records import Claim, Operation, Step, derived_key, reference
+from ..records import NAMESPACE, Claim, Operation, Step, derived_key, reference
 from ..stores import Store
 from .leases import Lease
 from .steps import Steps, refuse_nested, refuse_unfit, running
@@ -98,6 +99,20 @@ class ExecutionContext:
         self._has_derived = True
         content = self.operation.content
         return derived_key(scope=self.scope, key=self.key, content=content, name=name)
+
+    def derive_id(self, name: str) -> str | None:
+        """An id that all attempts at this record share, and no other record of the key has.
+
+        It is made of what is random, so nothing of the request can be tested against it. ``None``:
+        no attempt resumes this one, because nothing is left of it unless it is completed.
+
+        Args:
+            name: what is named, such as the first message of a topic.
+        """
+        if self._lease is None:
+            return None
+        self._has_derived = True  # the key stays with its request: what is named so may, too
+        return str(uuid.uuid5(NAMESPACE, f"{self._claim.origin}:{name}"))
 
     def atomic(self) -> AbstractContextManager[None]:
         """A transaction on the store's database that a late owner cannot commit.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import ClassVar
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 
-from ..records import Claim, Operation, Payload, Record, Status, Step
+from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .atomic_blocks import forbid_atomic_block
 from .base import Store
 
@@ -59,8 +58,11 @@ class _Entry:
             operation.ttl, operation.retention, older_than
         )
 
+    def is_of(self, operation: Operation) -> bool:
+        return self.operation.fingerprint == operation.fingerprint
+
     def free_for(self, operation: Operation) -> bool:
-        same = self.operation.fingerprint == operation.fingerprint
+        same = self.is_of(operation)
         if self.status is Status.FAILED:
             return self.expired or same or not (self.pinned or self.steps)
         return self.expired or (self.interrupted and same and not self.hold)
@@ -91,7 +93,8 @@ class MemoryStore(Store):
             steps = entry.steps if entry and not entry.expired else []
             late = bool(entry and entry.interrupted)
             pinned = bool(entry and not entry.expired and (entry.pinned or late))
-            token = secrets.token_hex(16)
+            resumed = entry and not entry.expired and entry.is_of(operation)
+            token = new_token(entry.token if entry and resumed else "")
             self._entries[name] = _Entry(
                 operation, token, attempt, steps, pinned=pinned, hold=operation.hold
             )
@@ -108,7 +111,7 @@ class MemoryStore(Store):
         with self._lock:
             entry = self._owned(claim)
             if entry:
-                entry.error, entry.token, entry.hold = error, "", True
+                entry.error, entry.token, entry.hold = error, claim.origin, True
                 entry.pinned |= pinned
                 self._let_lease_end(entry, 0)
             return entry is not None

@@ -80,6 +80,30 @@ class LeasesContract(ContractSetting):
         assert self.store.complete(claim, ANSWER)
         assert self.record(claim.operation).attempt == 2
 
+    def test_attempts_at_one_record_have_one_origin(self) -> None:
+        """However an attempt ended, the next one at the same record has the beginning of its token.
+
+        By that beginning, an attempt recognises the messages that an earlier one has published.
+        """
+        late = self.interrupted()
+        second = self.taken_over(late)
+        assert self.store.fail(second, "no", pinned=True)
+        third = self.taken_over(second)
+        assert late.origin == second.origin == third.origin
+        assert len({late.token, second.token, third.token}) == 3
+
+    def test_records_have_origins_of_their_own(self) -> None:
+        """An expired record, or one of another request, leaves its origin to nobody."""
+        expired, failed = self.leased(ttl=MOMENT), self.leased()
+        assert self.store.complete(expired, ANSWER)
+        assert self.store.fail(failed, "no")
+        self.expire(expired.operation)
+        again = self.again(expired, ttl=SECOND * 99, lease=SECOND * 99)
+        other = self.again(failed, fingerprint="0" * 64)
+        assert isinstance(again, Claim)
+        assert isinstance(other, Claim)
+        assert len({each.origin for each in (expired, failed, again, other)}) == 4
+
     def test_late_owner_of_a_lease_writes_nothing(self) -> None:
         """An owner that was taken over can neither complete, fail nor extend, now or later."""
         late = self.interrupted()

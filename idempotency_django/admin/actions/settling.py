@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 from django import forms
@@ -11,7 +10,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ...models import DatabaseNow, IdempotencyStep
+from ...models import NO_OWNER, DatabaseNow, IdempotencyStep
 from ...records import Payload, Status
 from ...stores.codec import encode
 from ...tracing.moments import Moment
@@ -58,7 +57,7 @@ class Settlement(Action):
     def apply(self, rows: QuerySet[Any], by: str) -> None:
         rows.update(
             # An owner that is still alive no longer owns it.
-            owner_token=secrets.token_hex(16),
+            owner_token=NO_OWNER,
             lease_expires_at=None,
             completed_at=DatabaseNow(),
             **self.changes(by),

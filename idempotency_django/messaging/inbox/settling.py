@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -12,7 +11,7 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 from django.db.models.functions import Coalesce
 
-from ...models import DatabaseNow, IdempotencyKey
+from ...models import NO_OWNER, DatabaseNow, IdempotencyKey
 from ...records import Status
 from ..databases import database
 from ..models import InboxMessage
@@ -114,7 +113,7 @@ def _release(message: InboxMessage, by: str) -> None:
     _rows(record_of(message)).held().update(
         status=Status.FAILED,
         pinned=True,  # what the attempts have done elsewhere was done for this message
-        owner_token=secrets.token_hex(16),  # an owner that is late no longer owns it
+        owner_token=NO_OWNER,  # an owner that is late no longer owns it
         lease_expires_at=None,
         completed_at=DatabaseNow(),
         error=f"Released by {by}, who retried the message.",

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 from ...concurrency.rollbacks import on_rollback
 from ...engine.context import ExecutionContext
 from ...engine.steps import current_step
-from ...records import derived_key
 
 
 @dataclass(slots=True)
@@ -28,12 +27,14 @@ class _Published:
 _published: Final[WeakKeyDictionary[ExecutionContext, _Published]] = WeakKeyDictionary()
 
 
-def derived_id(execution: ExecutionContext, using: str, *what: str) -> str:
+def next_id(execution: ExecutionContext, using: str, *what: str) -> str:
     """The id of the next message of this kind that the attempt publishes.
 
-    It is a UUID (RFC 9562, version 5) of the operation, the step that runs, the kind of message,
-    and how many of that kind the attempt has published in this step. An attempt that is resumed
-    gives its messages the same ids. What a rollback undoes is not counted.
+    Where another attempt may resume this one, it is a UUID (RFC 9562, version 5) of what names the
+    record, the step that runs, the kind of message, and how many of that kind the attempt has
+    published in this step. An attempt that is resumed gives its messages the same ids. What a
+    rollback undoes is not counted. Elsewhere, a rollback takes the message back where it takes the
+    claim back, so each message is a new one.
 
     Args:
         execution: the attempt.
@@ -45,20 +46,12 @@ def derived_id(execution: ExecutionContext, using: str, *what: str) -> str:
     ordinal = published.ordinals[kind]
     published.ordinals[kind] += 1
     on_rollback(using, partial(published.ordinals.subtract, [kind]))
-    return _derived(execution, "\0".join((*kind, str(ordinal))))
+    return execution.derive_id("\0".join((*kind, str(ordinal)))) or uuid7()
 
 
 def published_by(execution: ExecutionContext) -> set[str]:
     """The ids of what this attempt has published, whether it was rolled back or not."""
     return _published.setdefault(execution, _Published()).ids
-
-
-def _derived(execution: ExecutionContext, name: str) -> str:
-    if execution.operation.lease is not None:
-        return execution.derive_key(name)  # the key stays with its request: the message may, too
-    # A transaction takes the message back where it takes the claim back: nothing needs to stay.
-    content = execution.operation.content
-    return derived_key(scope=execution.scope, key=execution.key, content=content, name=name)
 
 
 def uuid7() -> str:

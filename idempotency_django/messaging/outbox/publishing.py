@@ -22,7 +22,7 @@ from ...policy.canonical import digest
 from ..databases import database
 from ..models import OutboxMessage
 from .arguments import refuse_unfit
-from .identity import derived_id, published_by, uuid7
+from .identity import next_id, published_by, uuid7
 from .topics import topic
 from .waking import wake_relays
 from .writing import end_window, existing_id, insert, next_sequence, schedule, take_back
@@ -70,8 +70,8 @@ def publish(
 
     It is sent at least once if the transaction commits, and not at all if it rolls back. Each time
     it has the same id, by which a :class:`~idempotency_django.messaging.consumers.Consumer`
-    recognises it. Within a protected operation the id is derived: an attempt that is resumed
-    publishes nothing a second time.
+    recognises it. An attempt that is resumed publishes nothing a second time; a key that is used
+    again after its record is gone publishes new messages.
 
     Args:
         topic: a topic of ``IDEMPOTENCY["OUTBOX"]``.
@@ -236,7 +236,7 @@ def _write_once(row: OutboxMessage, message_id: str | None, using: str) -> None:
     while True:
         if not message_id:
             what = (row.topic, row.type, row.group)
-            row.message_id = derived_id(execution, using, *what) if execution else uuid7()
+            row.message_id = next_id(execution, using, *what) if execution else uuid7()
         if insert([row], using):
             if execution:
                 published_by(execution).add(row.message_id)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 
-from ...records import Claim, Operation, Record
+from ...records import Claim, Operation, Record, new_token
 from .dialects import Batching, Dialect
 from .rows import in_progress, record_of
 
@@ -17,7 +16,7 @@ def acquire_many(
     dialect: Batching,
     operations: Sequence[Operation],
     asked_at: float,
-    resolved: Callable[[Operation, Record, str], Claim | Record],
+    resolved: Callable[[Operation, Record], Claim | Record],
 ) -> list[Claim | Record]:
     """Claim the operations, or return their records: one statement, and one look at what is left.
 
@@ -25,13 +24,13 @@ def acquire_many(
         dialect: of the database.
         operations: what is wanted.
         asked_at: a value of ``time.monotonic()`` from now.
-        resolved: takes over the key of a record if it is free, with the given token.
+        resolved: takes over the key of a record if it is free.
     """
     wanted: dict[Name, Operation] = {}
     for operation in operations:
         wanted.setdefault(_name(operation), operation)
     # In one order everywhere, so that two batches do not wait for each other.
-    tokens = {name: secrets.token_hex(16) for name in sorted(wanted)}
+    tokens = {name: new_token() for name in sorted(wanted)}
     ids = dialect.claim_many([(wanted[name], token) for name, token in tokens.items()])
     rest = [name for name, token in tokens.items() if token not in ids]
     rows = dialect.read_many(rest) if rest else {}
@@ -41,7 +40,7 @@ def acquire_many(
         if token in ids:
             by_name[name] = Claim(operation, 1, token, ids[token], asked_at)
         elif name in rows:
-            by_name[name] = resolved(operation, record_of(*name, rows[name]), token)
+            by_name[name] = resolved(operation, record_of(*name, rows[name]))
         else:  # an insert that is not committed yet holds the key
             by_name[name] = in_progress(operation)
     results: list[Claim | Record] = []

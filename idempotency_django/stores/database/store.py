@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,8 +12,8 @@ from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 
 from ...errors import OperationInProgress
-from ...models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
-from ...records import Claim, Operation, Payload, Record, Status, Step
+from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
 from ..codec import decode_step, encode, encode_step
 from .batches import acquire_many, get_many
 from .checks import check_database, check_migrated, check_writable
@@ -30,7 +29,7 @@ PROMPT: Final = 10
 
 _FREE: Final = {"status": Status.FAILED, "completed_at": DatabaseNow(), "lease_expires_at": None}
 # In progress under a lease that is over, with a token that nobody has.
-_HELD: Final = {"hold": True, "lease_expires_at": DatabaseNow(), "owner_token": ""}
+_HELD: Final = {"hold": True, "lease_expires_at": DatabaseNow(), "owner_token": NO_OWNER}
 
 
 class DatabaseStore(TransactionalStore):
@@ -88,7 +87,7 @@ class DatabaseStore(TransactionalStore):
             )
 
     def _acquire(self, operation: Operation) -> Claim | Record:
-        token, asked_at = secrets.token_hex(16), time.monotonic()
+        token, asked_at = new_token(), time.monotonic()
         record_id = self._dialect.claim(operation, token)
         if record_id is not None:
             return Claim(operation, 1, token, record_id, asked_at)
@@ -99,13 +98,13 @@ class DatabaseStore(TransactionalStore):
         record = self.get(operation.key, operation.scope)
         if record is None:  # an insert that is not committed yet holds the key
             return in_progress(operation)
-        return self._resolved(operation, record, token)
+        return self._resolved(operation, record)
 
-    def _resolved(self, operation: Operation, record: Record, token: str) -> Claim | Record:
+    def _resolved(self, operation: Operation, record: Record) -> Claim | Record:
         """The record, or a claim where its key is free."""
         if record.status is Status.FAILED or record.interrupted or record.expired:
             with transaction.atomic(using=self.using, savepoint=False):
-                return take_over(self._dialect, operation, record, token)
+                return take_over(self._dialect, operation, record)
         return record
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:

@@ -15,25 +15,24 @@ from ...models import (
     IdempotencyStep,
     lease_is_over,
 )
-from ...records import Claim, Operation, Record, Status
+from ...records import Claim, Operation, Record, Status, new_token
 from .dialects import Dialect, plain
 from .rows import in_progress, lifetime
 
 
-def take_over(dialect: Dialect, operation: Operation, before: Record, token: str) -> Claim | Record:
+def take_over(dialect: Dialect, operation: Operation, before: Record) -> Claim | Record:
     """Claim a key that has a record, if it is free, unless another contender is faster.
 
     Args:
         dialect: of the database that has the record.
         operation: what wants the key.
         before: the record, as it was seen before anything was locked.
-        token: the new owner's.
     """
     mine = IdempotencyKeyQuerySet(IdempotencyKey, using=dialect.using).filter(pk=before.record_id)
     row = _locked(dialect, operation, mine)
     if row is None:
         return in_progress(operation)
-    attempt, status, same, expired, interrupted, hold, pinned = row
+    attempt, token, status, same, expired, interrupted, hold, pinned = row
     if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
         return before if before.status is Status.IN_PROGRESS else in_progress(operation)
     if status == Status.COMPLETED and not expired:
@@ -50,6 +49,8 @@ def take_over(dialect: Dialect, operation: Operation, before: Record, token: str
         )
         return before if failed_for_another else in_progress(operation)  # since we looked, likewise
     late = status == Status.IN_PROGRESS
+    resumed = late or (same and not expired)
+    token = new_token(token if resumed else "")
     claim = Claim(operation, attempt + 1, token, before.record_id, interrupted=late)
     mine.update(**_fresh(claim), pinned=pinned)
     return claim
@@ -67,7 +68,7 @@ def _locked(
     )
     free: Any = dialect.lockable(described, operation).select_for_update(skip_locked=skip)
     row: tuple[Any, ...] | None = free.values_list(
-        "attempt", "status", "same", "expired", "interrupted", "hold", "pinned"
+        "attempt", "owner_token", "status", "same", "expired", "interrupted", "hold", "pinned"
     ).first()
     return row
 

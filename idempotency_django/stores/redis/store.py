@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 
 from ...errors import StoreUnavailable
-from ...records import Claim, Operation, Payload, Record
+from ...records import Claim, Operation, Payload, Record, new_token
 from ..atomic_blocks import forbid_atomic_block
 from ..base import Store
 from ..codec import encode
@@ -76,12 +76,11 @@ class RedisStore(Store):
 
     def acquire(self, operation: Operation) -> Claim | Record:
         forbid_atomic_block(f"The claim of {operation.name}")
-        token = secrets.token_hex(16)
         reply, acknowledged = self._written(
             "acquire",
             operation.key,
             operation.scope,
-            token,
+            new_token(),
             operation.fingerprint,
             milliseconds(operation.ttl),
             milliseconds(operation.lease),
@@ -93,6 +92,7 @@ class RedisStore(Store):
         )
         if reply[0] != b"claimed":
             return self._record(operation.key, operation.scope, reply)
+        token = reply[3].decode()
         claim = Claim(operation, int(reply[1]), token, interrupted=reply[2] == b"1")
         if acknowledged < self._wait_replicas:
             self._refuse(claim, acknowledged)

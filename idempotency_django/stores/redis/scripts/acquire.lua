@@ -7,6 +7,9 @@ local count, extend = ARGV[8], ARGV[9]
 local clock = now()
 local record, problem = load(key, scope)
 if problem then return broken(problem) end
+if record and record.fingerprint == fingerprint and not is_expired(record, clock) then
+  token = origin(record.token) .. string.sub(token, ORIGIN + 1)
+end
 
 local function is_free()
   if is_expired(record, clock) then return true end
@@ -50,4 +53,4 @@ redis.call(
   'caused_by', ARGV[14]
 )
 keep(lease_ends, hold, expires, clock)
-return {'claimed', ms(attempt), flag(interrupted)}
+return {'claimed', ms(attempt), flag(interrupted), token}

@@ -17,7 +17,7 @@ redis.call(
 )
 if held == '1' then
   -- In progress under a lease that is over, and a token that nobody has.
-  redis.call('HSET', KEYS[1], 'hold', '1', 'lease', ms(clock), 'token', 'held:' .. call)
+  redis.call('HSET', KEYS[1], 'hold', '1', 'lease', ms(clock), 'token', origin(token) .. ':held:' .. call)
   keep(ms(clock), '1', record.expires, clock)
   return 1
 end

@@ -4,6 +4,7 @@
 
 local VERSION = '1'
 local MINUTE = 60000
+local ORIGIN = 16
 local FIELDS = {
   'version', 'key', 'scope', 'status', 'attempt', 'token', 'fingerprint', 'lease', 'hold',
   'pinned', 'expires', 'settled', 'code', 'headers', 'size', 'body',
@@ -65,6 +66,11 @@ end
 
 local function is_owned(record, token)
   return record ~= nil and record.status == 'in_progress' and record.token == token
+end
+
+-- What the tokens of all attempts at one record begin with.
+local function origin(token)
+  return string.sub(token, 1, ORIGIN)
 end
 
 -- Let the server forget the record at that time, but not before the other one.
