@@ -25,6 +25,30 @@ def written_to(obj: models.Model) -> str:
     return router.db_for_write(type(obj), instance=obj)
 
 
+def row_in(model: type[models.Model], obj: models.Model, using: str) -> models.QuerySet[Any]:
+    """The object's row in the table of a model, which may be a parent in multi-table inheritance.
+
+    A condition on a column must be in the UPDATE of the table that has it. Of an inherited field,
+    Django makes a SELECT with the condition and an UPDATE without it, and in between another
+    writer passes the same condition.
+    """
+    return model._base_manager.using(using).filter(pk=getattr(obj, model._meta.pk.attname))
+
+
+def lock_first(obj: models.Model, using: str) -> None:
+    """Lock the row that ``save()`` writes first, if the object has rows in several tables.
+
+    Writers who lock several rows wait for each other there, and so not in a circle. The database
+    must be in a transaction.
+    """
+    model: Any = obj._meta.concrete_model
+    if not model._meta.parents or not connections[using].features.has_select_for_update:
+        return
+    while model._meta.parents:
+        model = next(iter(model._meta.parents))
+    row_in(model, obj, using).select_for_update().values_list("pk").first()
+
+
 def locked(obj: ModelT, using: str) -> ModelT | None:
     """The object as its row is now, locked until the transaction's end; ``None``: it is gone.
 
@@ -35,6 +59,7 @@ def locked(obj: ModelT, using: str) -> ModelT | None:
         key = obj._meta.pk.attname
         rows.update(**{key: F(key)})
         return rows.first()
+    lock_first(obj, using)
     return rows.select_for_update().first()
 
 

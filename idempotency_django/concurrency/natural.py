@@ -57,7 +57,8 @@ def ensure(
     is_open = connections[alias].in_atomic_block
     try:
         with transaction.atomic(using=alias) if is_open else nullcontext():
-            obj.save(force_insert=True, using=alias)
+            # All of it: Django would update a parent's row that is there already.
+            obj.save(force_insert=(models.Model,) if model._meta.parents else True, using=alias)
     except IntegrityError:
         # Whichever constraint it was: if the row is there, it is as it was asked for.
         found = row_of(model, alias, lookup)

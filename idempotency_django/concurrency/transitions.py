@@ -20,7 +20,7 @@ from django.db import models, transaction
 from django.db.models import F, Q
 
 from ..errors import IllegalTransition
-from .locks import follow, locked, written_to
+from .locks import follow, lock_first, locked, row_in, written_to
 from .rollbacks import refuse_marked
 from .versions import Versioned, version_field
 
@@ -94,13 +94,17 @@ def transition(
             "again. Remove it from the sources."
         )
     using = written_to(obj)
-    rows = type(obj)._base_manager.using(using).filter(pk=obj.pk)
-    changes: dict[str, Any] = {field: target}
+    model = obj._meta.get_field(field).model
+    tables: dict[type[models.Model], dict[str, Any]] = {model: {field: target}}
     if isinstance(obj, Versioned):
-        version = version_field(type(obj)).attname
-        changes[version] = F(version) + 1
+        version = version_field(type(obj))
+        tables.setdefault(version.model, {})[version.attname] = F(version.attname) + 1
     with transaction.atomic(using=using):
-        moved = rows.filter(_among(field, sources)).update(**changes)
+        lock_first(obj, using)
+        state = row_in(model, obj, using).filter(_among(field, sources))
+        moved = state.update(**tables.pop(model))
+        for other, changes in tables.items() if moved else ():
+            row_in(other, obj, using).update(**changes)
         fresh = _locked(obj, using)
         state = getattr(fresh, field)
         if state != target:

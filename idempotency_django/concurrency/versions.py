@@ -27,7 +27,7 @@ from django.forms import Field as FormField
 from django.forms import HiddenInput
 
 from ..errors import ConcurrentModification
-from .locks import in_transaction, take_over, written_to
+from .locks import in_transaction, lock_first, row_in, take_over, written_to
 from .rollbacks import on_rollback
 
 
@@ -153,6 +153,7 @@ class Versioned(models.Model):
         if self.pk is None:
             return super().delete(using=using, keep_parents=keep_parents)  # raises Django's error
         with in_transaction(using):
+            lock_first(self, using)
             claim_version(self, using)  # first, so that nobody changes it while it is deleted
             return super().delete(using=using, keep_parents=keep_parents)
 
@@ -187,10 +188,13 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
     for name, value in changes.items():
         field = obj._meta.get_field(name)
         tables.setdefault(field.model, {})[name] = value
-    with in_transaction(using) if len(tables) > 1 else nullcontext():
+    several = len(tables) > 1
+    with in_transaction(using) if several else nullcontext():
+        if several:
+            lock_first(obj, using)
         claim_version(obj, using, tables.pop(version.model))
         for model, values in tables.items():
-            model._base_manager.using(using).filter(pk=obj.pk).update(**values)
+            row_in(model, obj, using).update(**values)
     advance(obj, getattr(obj, version.attname), using)
     take_over(obj, using, changes)
 
@@ -198,7 +202,7 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
 def claim_version(obj: models.Model, using: str, changes: Mapping[str, Any] | None = None) -> None:
     """Change the row, and lock it until the transaction's end, if its version is the object's."""
     field, expected = version_field(type(obj)), _expected(obj)
-    rows = field.model._base_manager.using(using).filter(pk=obj.pk, **{field.attname: expected})
+    rows = row_in(field.model, obj, using).filter(**{field.attname: expected})
     if not rows.update(**(changes or {}), **{field.attname: F(field.attname) + 1}):
         raise stale(obj, expected)
 

@@ -56,6 +56,43 @@ class Extended(Versioned, Base):
         app_label = "tests"
 
 
+class Seat(models.Model):
+    """A table whose primary keys are chosen, without a version."""
+
+    code = models.CharField(max_length=4, primary_key=True)
+    row = models.CharField(max_length=4, default="")
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.code
+
+
+class WindowSeat(Seat):
+    """Two tables; the first one has the primary key that is chosen."""
+
+    view = models.CharField(max_length=20, default="")
+
+    class Meta:
+        app_label = "tests"
+
+
+class SeatTicket(Seat, Ticket):
+    """Three tables: the version and the state are in that of the second parent."""
+
+    class Meta:
+        app_label = "tests"
+
+
+class UrgentProxy(UrgentTicket):
+    """The two tables under another name."""
+
+    class Meta:
+        proxy = True
+        app_label = "tests"
+
+
 class Country(Versioned, models.Model):
     """A table whose primary keys are chosen."""
 
@@ -122,6 +159,15 @@ class Payment(models.Model):
         super().save(*args, **options)  # type: ignore[arg-type]
 
 
+class CardPayment(Payment):
+    """A payment in two tables, of which the first one has the order."""
+
+    card = models.CharField(max_length=20, default="")
+
+    class Meta:
+        app_label = "tests"
+
+
 class Machine(models.Model):
     """A state machine of django-fsm-2, whose methods leave traces."""
 
@@ -156,3 +202,12 @@ class Machine(models.Model):
         """A transition that fails."""
         Owner.objects.using(self._state.db).create(name=None)
         raise LookupError
+
+
+class HeavyMachine(Machine):
+    """A machine whose state is in another table than its weight."""
+
+    weight = models.IntegerField(default=0)
+
+    class Meta:
+        app_label = "tests"

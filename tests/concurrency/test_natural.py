@@ -21,7 +21,7 @@ from idempotency_django.errors import (
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing.support import PATIENCE, in_threads
-from tests.concurrency.models import Owner, Payment, Ticket
+from tests.concurrency.models import CardPayment, Owner, Payment, Seat, Ticket, WindowSeat
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 THREADS = 30
@@ -84,11 +84,23 @@ class TestEnsure:
         with pytest.raises(ValueError, match="owner is None"):
             ensure(Payment, {"order": 1}, owner=None, amount=5)
 
-    def test_race(self, using: str) -> None:
-        """Of thirty at once, one creates the row and all get it."""
-        results = in_threads([lambda: ensure(Payment, None, using, order=17)] * THREADS)
+    @pytest.mark.parametrize(
+        ("model", "lookup"),
+        [(Payment, {"order": 17}), (CardPayment, {"order": 17}), (WindowSeat, {"code": "12A"})],
+    )
+    def test_race(self, using: str, model: type[Any], lookup: dict[str, Any]) -> None:
+        """Of thirty at once, one creates the row and all get it; its parent may have the key."""
+        results = in_threads([lambda: ensure(model, None, using, **lookup)] * THREADS)
         assert sum(created for _, created in results) == 1
-        assert len({payment.pk for payment, _ in results}) == 1
+        assert len({obj.pk for obj, _ in results}) == model.objects.using(using).count() == 1
+
+    def test_parent_is_there(self, using: str) -> None:
+        """A parent's row that is there without the child's is not overwritten."""
+        Seat.objects.using(using).create(code="12A", row="mine")
+        with pytest.raises(IntegrityError):
+            ensure(WindowSeat, {"row": "his"}, using, code="12A")
+        assert Seat.objects.using(using).get().row == "mine"
+        assert not WindowSeat.objects.using(using).exists()
 
 
 def test_constraints() -> None:
@@ -329,15 +341,16 @@ class TestOncePer:
         with pytest.raises(ImproperlyConfigured, match="it is async"):
             once_per("order", model=Payment)(asynchronous)
 
-    def test_race(self) -> None:
+    @pytest.mark.parametrize("model", [Payment, CardPayment])
+    def test_race(self, model: type[Payment]) -> None:
         """Of thirty at once one makes the row; the others get it, or are told to come again."""
         first = threading.Event()
 
-        @once_per("order", model=Payment)
+        @once_per("order", model=model)
         def slow(order: int) -> Payment:
             Owner.objects.create(name="a")
             first.wait(PATIENCE if connections["default"].vendor != "sqlite" else 0)
-            return Payment.objects.create(order=order)
+            return model.objects.create(order=order)
 
         refused = threading.Semaphore(0)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -18,9 +19,21 @@ from viewflow.fsm import State
 
 from idempotency_django.concurrency import fsm, viewflow
 from idempotency_django.concurrency.transitions import AlreadyThere, Moved, transition
+from idempotency_django.concurrency.versions import version_field
 from idempotency_django.errors import IllegalTransition
-from idempotency_django.testing.support import in_threads
-from tests.concurrency.models import Machine, Owner, Payment, Ticket
+from idempotency_django.testing.support import PATIENCE, in_threads
+from tests.concurrency.models import (
+    Base,
+    Extended,
+    HeavyMachine,
+    Machine,
+    Owner,
+    Payment,
+    SeatTicket,
+    Ticket,
+    UrgentProxy,
+    UrgentTicket,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 THREADS = 30
@@ -185,6 +198,63 @@ class TestTransition:
         assert effects(using) == 1
 
 
+def inheriting(model: type[Any], using: str) -> Any:
+    """A saved object whose primary keys in its tables differ, where they can."""
+    Base.objects.using(using).create()
+    return model.objects.using(using).create(**({"code": "12A"} if model is SeatTicket else {}))
+
+
+class TestInheritance:
+    @pytest.mark.parametrize("loaded", ["whole", "deferred"])
+    @pytest.mark.parametrize(
+        ("model", "field"),
+        [
+            (UrgentTicket, "state"),
+            (UrgentProxy, "state"),
+            (SeatTicket, "state"),
+            (SeatTicket, "row"),
+            (Extended, "name"),
+            (Extended, "note"),
+        ],
+    )
+    def test_race(self, using: str, model: type[Any], field: str, loaded: str) -> None:
+        """Whichever table has the state and the version: of thirty at once, one moves."""
+        obj = inheriting(model, using)
+        source, rows = getattr(obj, field), model.objects.using(using)
+        rows = rows.only("pk") if loaded == "deferred" else rows
+        start = threading.Barrier(THREADS, timeout=PATIENCE)
+
+        def contend() -> type:
+            mine = rows.get(pk=obj.pk)
+            start.wait()
+            return type(transition(mine, source, "new", field=field, effect=ship))
+
+        outcomes = in_threads([contend] * THREADS)
+        assert (outcomes.count(Moved), outcomes.count(AlreadyThere)) == (1, THREADS - 1)
+        assert effects(using) == 1
+        assert getattr(row(obj), field) == "new"
+        version = version_field(model).attname
+        assert getattr(row(obj), version) - getattr(obj, version) == 1
+
+    def test_row_of_the_state(self, using: str) -> None:
+        """The row is found by the key that it has in the table of the state."""
+        Ticket.objects.using(using).create(pk=7)
+        mine, other = (SeatTicket.objects.using(using).create(code=c) for c in ("7", "12A"))
+        assert mine.ticket_ptr_id != 7
+        transition(mine, "pending", "paid", effect=ship)
+        states = Ticket.objects.using(using).filter(state="paid").values_list("pk", flat=True)
+        assert list(states) == [mine.ticket_ptr_id]
+        assert row(other).state == "pending"
+
+    def test_child_is_gone(self, using: str) -> None:
+        """Where the child's row is gone and the parent's stays, nothing is moved."""
+        urgent = inheriting(UrgentTicket, using)
+        row(urgent).delete(keep_parents=True)
+        with pytest.raises(UrgentTicket.DoesNotExist):
+            transition(urgent, "pending", "paid", effect=ship)
+        assert (Ticket.objects.using(using).get().state, effects(using)) == ("pending", 0)
+
+
 KILLED = """
 import os, signal, sys, django
 django.setup()
@@ -335,12 +405,16 @@ class TestMachines:
         with pytest.raises(Machine.DoesNotExist):
             run(machine, "pay")
 
-    def test_race(self, machine: Machine, run: Any) -> None:
+    @pytest.mark.parametrize("model", [Machine, HeavyMachine])
+    def test_race(self, using: str, run: Any, model: type[Machine]) -> None:
         """Of thirty at once, one moves; each other one waits, and is told."""
-        using, pk = machine._state.db, machine.pk
+        pk = model._base_manager.using(using).create().pk
+        start = threading.Barrier(THREADS, timeout=PATIENCE)
 
         def contend() -> type:
-            return type(run(Machine.objects.using(using).get(pk=pk), "pay"))
+            mine = model._base_manager.using(using).get(pk=pk)
+            start.wait()
+            return type(run(mine, "pay"))
 
         outcomes = in_threads([contend] * THREADS)
         assert outcomes.count(Moved) == 1

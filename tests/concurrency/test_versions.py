@@ -23,7 +23,16 @@ from idempotency_django.concurrency.versions import (
 )
 from idempotency_django.errors import ConcurrentModification
 from idempotency_django.testing.support import PATIENCE, in_threads
-from tests.concurrency.models import Country, Deed, Extended, Owner, Ticket, UrgentTicket
+from tests.concurrency.models import (
+    Base,
+    Country,
+    Deed,
+    Extended,
+    Owner,
+    SeatTicket,
+    Ticket,
+    UrgentTicket,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 THREADS = 30
@@ -394,6 +403,56 @@ class TestInheritance:
         ticket.save()
         with pytest.raises(ConcurrentModification):
             proxy.save()
+
+    @pytest.mark.parametrize("write", ["save", "swap", "delete"])
+    @pytest.mark.parametrize(
+        ("model", "changes"),
+        [
+            (UrgentTicket, {"deadline": "late", "title": "new"}),
+            (UrgentTicket, {"deadline": "late"}),
+            (Extended, {"note": "late", "name": "new"}),
+            (SeatTicket, {"row": "late", "title": "new"}),
+        ],
+    )
+    def test_race(self, using: str, model: type[Any], changes: dict[str, Any], write: str) -> None:
+        """Whichever table has the version: of thirty who read the same one, one writes."""
+        Base.objects.using(using).create()  # so that the keys of the tables differ
+        first = model.objects.using(using).create(**({"code": "1"} if model is SeatTicket else {}))
+        loaded = threading.Barrier(THREADS, timeout=PATIENCE)
+
+        def change() -> bool:
+            mine = row(first)
+            loaded.wait()
+            try:
+                if write == "swap":
+                    compare_and_swap(mine, **changes)
+                elif write == "delete":
+                    mine.delete()
+                else:
+                    for name, value in changes.items():
+                        setattr(mine, name, value)
+                    mine.save()
+            except ConcurrentModification:
+                return False
+            return True
+
+        assert sum(in_threads([change] * THREADS)) == 1
+        if write == "delete":
+            assert not model.objects.using(using).exists()
+            return
+        version = version_field(model).attname
+        assert getattr(row(first), version) - getattr(first, version) == 1
+        assert {name: getattr(row(first), name) for name in changes} == changes
+
+    def test_row_of_the_version(self, using: str) -> None:
+        """The row is found by the key that it has in the table of each change."""
+        Ticket.objects.using(using).create(pk=7)
+        seat = SeatTicket.objects.using(using).create(code="7", row="a")
+        compare_and_swap(seat, row="b", title="new")
+        assert (row(seat).row, row(seat).title, seat.ticket_ptr_id != 7) == ("b", "new", True)
+        assert Ticket.objects.using(using).get(pk=7).title == ""
+        seat.delete()
+        assert [ticket.pk for ticket in Ticket.objects.using(using).all()] == [7]
 
 
 class TestCompareAndSwap:
