@@ -60,7 +60,7 @@ class SignatureRefused(IdempotencyError):
 
 
 class DeliveryMalformed(IdempotencyError):
-    """A webhook has a valid signature, but does not say which message it is."""
+    """A webhook does not say which message it is, or its body could not be read."""
 
     status = 400
     slug = "delivery-malformed"

@@ -8,6 +8,7 @@ import threading
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -422,6 +423,16 @@ class TestRefusals:
         """A message that is not new would be handled already, and show nothing."""
         with pytest.raises(ValueError, match="before its first delivery: 2"):
             chaos(write, lambda number: "same", effects)
+
+    @committing
+    @pytest.mark.parametrize("none", [(0, 0), [], None, {"paid": None}, "0", 1.0])
+    def test_effects_that_are_no_count(self, none: Any) -> None:
+        """What is neither a number nor a dict of numbers is refused, not taken for effects."""
+        with pytest.raises(TypeError, match=r"effects\(\) returned .*, which is no count"):
+            chaos(write, message, lambda reference: none, expected=0)
+        with pytest.raises(TypeError, match=r"expected= is .*, which is no count"):
+            chaos(write, message, effects, expected=none)
+        assert not Effect.objects.exists()
 
     @pytest.mark.django_db
     def test_transaction(self) -> None:

@@ -127,6 +127,36 @@ def test_large_without_length(inbox: Inbox) -> None:
         assert deliver(Hook).status_code == 200
 
 
+def test_chunked(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    """A body that Django does not read, for want of a length, is refused as that, and logged."""
+    body = body_of()
+    signed = {
+        f"HTTP_{name.upper().replace('-', '_')}": value
+        for name, value in Hook.verifier.sign(body, message_id="m-1").items()
+    }
+    request = RequestFactory().generic(
+        "POST", "/webhooks/shop/", HTTP_TRANSFER_ENCODING="Chunked", CONTENT_LENGTH="", **signed
+    )
+    response = Hook.as_view()(request)
+    assert response.status_code == 400
+    problem = json.loads(response.content)
+    assert problem["type"].endswith("delivery-malformed")
+    assert "Transfer-Encoding: chunked" in problem["detail"]
+    [record] = [each for each in caplog.records if each.name == "idempotency_django"]
+    assert record.levelname == "WARNING"
+    assert "A delivery of shop was refused: The delivery came in chunks" in record.getMessage()
+    assert inbox.rows().count() == 0
+
+
+def test_empty_body(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a body, and without chunks of one, a delivery is not signed."""
+    for length in ("0", ""):
+        request = RequestFactory().generic("POST", "/webhooks/shop/", CONTENT_LENGTH=length)
+        assert Hook.as_view()(request).status_code == 401
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+    assert inbox.rows().count() == 0
+
+
 def test_body_was_read(inbox: Inbox) -> None:
     """A middleware that has read the body or the form is in nobody's way."""
     for read in ("body", "POST"):

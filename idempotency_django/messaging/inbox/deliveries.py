@@ -26,7 +26,20 @@ def read_body(request: HttpRequest, at_most: int) -> bytes:
         raise DeliveryMalformed("The body of the delivery could not be read.") from error
     if len(body) > at_most:
         raise DeliveryTooLarge
+    if not body and _came_in_chunks(request):
+        raise DeliveryMalformed(
+            "The delivery came in chunks (Transfer-Encoding: chunked), without a Content-Length. "
+            "Django reads no such body from a WSGI server. Put a proxy that buffers requests in "
+            "front of the server, or serve the receiver by ASGI. Nothing was stored."
+        )
     return bytes(body)
+
+
+def _came_in_chunks(request: HttpRequest) -> bool:
+    """Whether the request has a body that Django takes for an empty one, for want of a length."""
+    encoding = request.META.get("HTTP_TRANSFER_ENCODING", "")
+    no_length = not request.META.get("CONTENT_LENGTH")
+    return no_length and "chunked" in encoding.lower() and "wsgi.input" in request.META
 
 
 def kept_headers(request: HttpRequest) -> list[tuple[str, str]]:

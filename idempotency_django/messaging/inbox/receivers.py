@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 from django.views import View
 
-from ...errors import IdempotencyError
+from ...errors import DeliveryMalformed, IdempotencyError
 from ...http.atomic_requests import own
 from ...http.declared import EXEMPT
 from ...http.messages import problem_response
@@ -160,7 +160,9 @@ class WebhookReceiver(View):
         try:
             stored = self._receive(request)
         except IdempotencyError as error:
-            logger.info("A delivery of %s was refused: %s", self.source, error)
+            # One that cannot be understood is the fault of neither a stranger nor the message.
+            level = logging.WARNING if isinstance(error, DeliveryMalformed) else logging.INFO
+            logger.log(level, "A delivery of %s was refused: %s", self.source, error)
             response = problem_response(error)
             if response.status_code == 401:
                 response["WWW-Authenticate"] = "Signature"  # RFC 9110 wants a scheme

@@ -136,3 +136,18 @@ def told(effects: Effects) -> str:
     if isinstance(effects, Mapping):
         return ", ".join(f"{name} {count}" for name, count in effects.items())
     return str(effects)
+
+
+def counted(effects: Effects, what: str = "effects() returned") -> Effects:
+    """The counts as they are.
+
+    Raises:
+        TypeError: they are none, such as a tuple, which would be compared as a whole.
+    """
+    counts = effects.values() if isinstance(effects, Mapping) else [effects]
+    if not all(isinstance(count, int) for count in counts):
+        raise TypeError(
+            f"{what} {effects!r}, which is no count. It must be a whole number, or a dict of them: "
+            'one for each thing that is counted, such as {"entries": 1, "charges": 1}.'
+        )
+    return effects

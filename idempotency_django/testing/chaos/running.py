@@ -11,7 +11,7 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 
 from .boundaries import CALL, COMMIT, Blow, Strike
 from .children import refuse_unfit
-from .report import Effects, Report, Trial
+from .report import Effects, Report, Trial, counted
 from .trials import Trials
 
 M = TypeVar("M")
@@ -92,11 +92,13 @@ def chaos(
             ``os.fork()``.
         ValueError: a disturbance is unknown; there is no trial ``only``; or a new message already
             has effects.
+        TypeError: ``effects`` returns something that is no count, such as a tuple.
     """
     for unknown in {*disturbances} - {*DISTURBANCES}:
         raise ValueError(
             f"There is no disturbance {unknown!r}. Choose from {', '.join(DISTURBANCES)}."
         )
+    counted(expected, "expected= is")
     refuse_unfit()
     trials = Trials(
         deliver=async_to_sync(deliver) if iscoroutinefunction(deliver) else deliver,

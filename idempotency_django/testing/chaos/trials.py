@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 
 from .boundaries import Blow, Strike
 from .children import Child, Ended, outcome
-from .report import Effects, Trial, told
+from .report import Effects, Trial, counted, told
 from .waits import end_waits, stuck
 
 M = TypeVar("M")
@@ -143,7 +143,7 @@ class Trials(Generic[M]):
 
     def _new(self) -> Deliveries[M]:
         message = self.message(next(self._numbers))
-        effects = self.effects(message)
+        effects = counted(self.effects(message))
         if any(effects.values()) if isinstance(effects, Mapping) else effects:
             raise ValueError(
                 f"The message {message!r} has effects before its first delivery: {told(effects)}. "
@@ -203,7 +203,7 @@ class Trials(Generic[M]):
             message=delivered.message,
             deliveries=delivered.count,
             kills=delivered.kills,
-            effects=self.effects(delivered.message),
+            effects=counted(self.effects(delivered.message)),
             expected=self.expected,
             error=delivered.last.error,
             stuck=stuck() - before,
