@@ -9,6 +9,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -79,6 +80,8 @@ class Blocking(Driver):
         token = CURRENT.set(execution)
         try:
             self.result = self._handler(execution)
+        except (StopIteration, GeneratorExit) as error:
+            raise _misused(error) from error
         finally:
             CURRENT.reset(token)
         return self.result
@@ -120,11 +123,16 @@ class Awaiting(Driver):
     async def execute(self, execution: ExecutionContext) -> Result:
         self._end_if_cancelled()
         self.begun = True
-        token = CURRENT.set(execution)
+        token, task = CURRENT.set(execution), asyncio.current_task()
         try:
             self.result = await self._handler(execution)
+        except GeneratorExit as error:
+            if not _is_running(task):  # the coroutine is being closed, and may await no more
+                raise
+            raise _misused(error) from error
         finally:
-            CURRENT.reset(token)
+            with suppress(ValueError):  # it is being closed in another context, which has no token
+                CURRENT.reset(token)
         return self.result
 
     async def pause(self, seconds: float, *, to_the_end: bool = False) -> None:
@@ -150,3 +158,19 @@ class Awaiting(Driver):
             except BaseException:  # noqa: BLE001, S110  # it is in the task
                 pass
         return task.result()
+
+
+def _misused(error: BaseException) -> RuntimeError:
+    """The error of a handler that raised what a coroutine, such as a flow, must not raise."""
+    return RuntimeError(
+        f"The handler raised {type(error).__name__}, which Python keeps for the end of iterators "
+        "and generators. Raise another exception, or give next() a default."
+    )
+
+
+def _is_running(task: asyncio.Task[Any] | None) -> bool:
+    """Whether this is the code of a task that the event loop runs now."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:
+        return False  # no loop runs: the garbage collector has called

@@ -10,6 +10,7 @@ from django.db import connections, transaction
 
 from ..errors import StoreUnavailable
 from ..errors.operations import ROLLED_BACK_MESSAGE
+from .failures import text_of
 
 _IN_A_BLOCK: Final = "when an 'atomic' block is active"
 _DURABLE: Final = "A durable atomic block cannot be nested"
@@ -54,10 +55,10 @@ def _reason(error: Exception, using: str | None) -> str:
     """What the handler tried; empty if the transaction around it is not the cause."""
     if using is not None and connections[using].closed_in_transaction:
         return "The connection was closed (by close_old_connections()?), which cannot be done"
-    if isinstance(error, RuntimeError) and _DURABLE in str(error):
+    if isinstance(error, RuntimeError) and _DURABLE in text_of(error):
         return "transaction.atomic(durable=True) cannot be used"
-    if isinstance(error, transaction.TransactionManagementError) and _IN_A_BLOCK in str(error):
+    if isinstance(error, transaction.TransactionManagementError) and _IN_A_BLOCK in text_of(error):
         return "commit(), rollback() and set_autocommit() cannot be called"
-    if isinstance(error, DatabaseFault) and any(each in str(error) for each in _FIRST):
-        return f"A statement was refused ({error}), because it cannot be executed"
+    if isinstance(error, DatabaseFault) and any(each in text_of(error) for each in _FIRST):
+        return f"A statement was refused ({text_of(error)}), because it cannot be executed"
     return ""

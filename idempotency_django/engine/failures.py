@@ -20,7 +20,7 @@ def stored_as(error: Exception) -> str:
     What is longer than ``LONGEST`` is left out. Arguments belong together: if one of them is not
     JSON, the text replaces all of them.
     """
-    text = _text(error)
+    text = text_of(error)[:LONGEST]
     attributes = {n: v for n, v in vars(error).items() if not n.startswith("__") and _is_kept(v)}
     return _encode(
         {
@@ -68,11 +68,17 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _text(error: Exception) -> str:
+def text_of(error: BaseException) -> str:
+    """The text of an error, also if its own ``__str__()`` fails."""
     try:
-        return str(error)[:LONGEST]
-    except Exception:  # noqa: BLE001  # its own __str__() fails
-        return type(error).__name__
+        return str(error)
+    except Exception as failure:  # noqa: BLE001  # the error is told of nevertheless
+        return f"its text cannot be made ({type(failure).__name__})"
+
+
+def named(error: BaseException) -> str:
+    """The class of an error and its text, for records and logs."""
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _is_kept(value: object) -> bool:

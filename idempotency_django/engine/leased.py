@@ -14,6 +14,7 @@ from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store
 from .context import ExecutionContext
 from .drivers import Driver
+from .failures import named
 from .leases import Lease, kept_alive
 from .outcomes import (
     UNCERTAIN_ERRORS,
@@ -163,7 +164,7 @@ class Run:
         except BaseException as exit_request:
             # Else a person decides, as after any other interruption.
             if not (self.operation.hold and self.driver.begun):
-                await self.attempt.settle(Result(None, None, repr(exit_request), failed=True))
+                await self.attempt.settle(Result(None, None, named(exit_request), failed=True))
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         if isinstance(ended, IdempotencyError) and ended.foreign:

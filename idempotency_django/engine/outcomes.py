@@ -20,6 +20,7 @@ from ..errors import (
     OperationInProgress,
 )
 from ..records import Claim, Operation, Payload, Record, Status
+from .failures import named
 
 logger = logging.getLogger("idempotency_django")
 
@@ -159,7 +160,7 @@ def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Out
 
 def failure(error: Exception) -> Result:
     """The result of an exception, if nothing turns it into another answer."""
-    return Result(None, None, error=f"{type(error).__name__}: {error}", failed=True)
+    return Result(None, None, error=named(error), failed=True)
 
 
 def made_payload(result: Result) -> tuple[Payload | None, Exception | None]:

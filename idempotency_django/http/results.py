@@ -13,6 +13,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..engine import Result
+from ..engine.failures import named
 from ..policy import Policy
 from ..records import REASON, Payload
 from .adapter import Adapter
@@ -114,5 +115,4 @@ def result_of_error(
     status = response.status_code
     keeps = policy.keeps_raised(status) and not _unwanted(adapter, response, policy)
     kept = payload if keeps else None
-    reason = f"{type(error).__name__}: {error}"
-    return Result(response, kept, error=reason, failed=kept is None and status >= 500)
+    return Result(response, kept, error=named(error), failed=kept is None and status >= 500)
