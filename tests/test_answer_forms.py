@@ -23,7 +23,9 @@ from django.middleware.csrf import get_token
 from django.template import Context, Template
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils.translation import gettext
 from django.views.decorators.csrf import ensure_csrf_cookie
+from pytest_django.asserts import assertRedirects
 from rest_framework import renderers, serializers, viewsets
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import IsAuthenticated
@@ -136,6 +138,60 @@ def with_cookie(request: HttpRequest) -> HttpResponse:
 
 
 @idempotent
+def scripted(request: HttpRequest) -> HttpResponse:
+    """Answers with a page whose script has the nonce of this answer's policy."""
+    Effect.objects.create(reference="a")
+    template = Template('<script nonce="{{ csp_nonce }}">pay()</script>')
+    return HttpResponse(template.render(Context({"csp_nonce": request._csp_nonce})))  # type: ignore[attr-defined]
+
+
+@idempotent
+def greeting(request: HttpRequest) -> HttpResponse:
+    """Answers in the language of the request."""
+    Effect.objects.create(reference="a")
+    return HttpResponse(gettext("Yes"))
+
+
+class Greeting(IdempotentViewMixin, APIView):
+    """The same."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response(gettext("Yes"))
+
+
+@idempotent
+def in_french(request: HttpRequest) -> HttpResponse:
+    """Says itself which language it has."""
+    return HttpResponse("Oui", headers={"Content-Language": "fr"})
+
+
+@idempotent
+def unusual(request: HttpRequest) -> HttpResponse:
+    """Answers with a status that Python does not know, and gives it a reason."""
+    return HttpResponse("", status=298, reason="Nearly There")
+
+
+class Redirecting(IdempotentViewMixin, APIView):
+    """Answers with a redirect."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> HttpResponse:
+        Effect.objects.create(reference="a")
+        return HttpResponseRedirect("/home/")
+
+
+@idempotent
+def redirecting(request: HttpRequest) -> HttpResponse:
+    """The same."""
+    Effect.objects.create(reference="a")
+    return HttpResponseRedirect("/home/")
+
+
+@idempotent
 def negotiating(request: HttpRequest) -> HttpResponse:
     """Answers in the form that the request prefers."""
     Effect.objects.create(reference="a")
@@ -202,6 +258,13 @@ class TokenPage(PagesOnly):
 
 
 urlpatterns = [
+    path("scripted/", scripted),
+    path("greeting/", greeting),
+    path("greeting-drf/", Greeting.as_view()),
+    path("in-french/", in_french),
+    path("unusual/", unusual),
+    path("redirect/", redirecting),
+    path("redirect-drf/", Redirecting.as_view()),
     path("page/", page),
     path("async-page/", async_page),
     path("token-error/", token_error),
@@ -277,6 +340,103 @@ def test_token_in_another_form(url: str, client: Client) -> None:
     key = new_key()
     assert post(client, url, key).status_code == 200
     assert_problem(post(client, url, key), 409, "response-not-stored")
+
+
+def test_page_with_a_nonce(settings: Any, client: Client) -> None:
+    """A page's scripts run under the policy of one answer only, so the page is not kept."""
+    csp = pytest.importorskip("django.utils.csp", reason="DJANGO 6")
+    settings.SECURE_CSP = {"script-src": [csp.CSP.NONCE]}
+    at = "django.middleware.csp.ContentSecurityPolicyMiddleware"
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, at]
+    key = new_key()
+    first = post(client, "/scripted/", key)
+    nonce = first["Content-Security-Policy"].partition("'nonce-")[2].rstrip("'")
+    assert nonce
+    assert f'nonce="{nonce}"' in first.content.decode()
+    assert_problem(post(client, "/scripted/", key), 409, "response-not-stored")
+    assert effects() == 1
+    key = new_key()  # a page without one, whose policy is each answer's own
+    assert_replays_but(
+        "Content-Security-Policy", post(client, "/thanks/", key), post(client, "/thanks/", key)
+    )
+
+
+@pytest.mark.parametrize("nonce", ["aB3+/w==", ""])
+def test_page_with_a_nonce_of_django_csp(nonce: str, client: Client) -> None:
+    """The same with django-csp, which notes its nonce in the same place, as a text."""
+
+    def with_nonce(get_response: Any) -> Any:
+        def middleware(request: Any) -> Any:
+            request._csp_nonce = nonce
+            return get_response(request)
+
+        return middleware
+
+    client.handler.load_middleware()
+    client.handler._middleware_chain = with_nonce(client.handler._middleware_chain)
+    key = new_key()
+    first = post(client, "/scripted/", key)
+    assert nonce in first.content.decode()
+    second = post(client, "/scripted/", key)
+    if nonce:
+        assert_problem(second, 409, "response-not-stored")
+    else:
+        assert_replays(first, second)
+    assert effects() == 1
+
+
+def assert_replays_but(header: str, first: Any, second: Any) -> None:
+    """It is a replay, but for one header."""
+    assert is_replay(second)
+    assert second.content == first.content
+    del first[header], second[header]
+    assert_replays(first, second)
+
+
+@pytest.mark.parametrize("url", ["/greeting/", "/greeting-drf/"])
+def test_language(url: str, settings: Any, client: Client) -> None:
+    """An answer keeps the label of its own language, whichever one the retry asks for."""
+    locale = "django.middleware.locale.LocaleMiddleware"
+    settings.USE_I18N = True
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, locale]
+    key = new_key()
+    german, english = ({"Accept-Language": each} for each in ("de", "en"))
+    first = post(client, url, key, headers=german)
+    assert (first["Content-Language"], b"Ja" in first.content) == ("de", True)
+    assert_replays(first, post(client, url, key, headers=english))
+    key = new_key()
+    first = post(client, "/in-french/", key, headers=german)
+    assert first["Content-Language"] == "fr"
+    assert_replays(first, post(client, "/in-french/", key, headers=english))
+
+
+def test_language_of_nobody(client: Client) -> None:
+    """Where no middleware says which language it is, a replay does not say so either."""
+    key = new_key()
+    first = post(client, "/greeting/", key)
+    assert not first.has_header("Content-Language")
+    assert_replays(first, post(client, "/greeting/", key))
+
+
+def test_reason(client: Client) -> None:
+    """A reason phrase of the view's own is replayed, also of a status that Python does not know."""
+    key = new_key()
+    first, second = (post(client, "/unusual/", key) for _ in "ab")
+    assert first.reason_phrase == second.reason_phrase == "Nearly There"
+    assert_replays(first, second)
+
+
+@pytest.mark.parametrize("url", ["/redirect/", "/redirect-drf/"])
+def test_redirect(url: str, client: Client) -> None:
+    """A replayed redirect can be followed, and asserted, by Django's test client."""
+    headers = {"Idempotency-Key": new_key()}
+    first, second = (client.post(url, {}, headers=headers) for _ in "ab")
+    assert_replays(first, second)
+    for response in (first, second):
+        assertRedirects(response, "/home/", fetch_redirect_response=False)
+    followed = client.post(url, {}, headers=headers, follow=True)
+    assert followed.redirect_chain == [("/home/", 302)]
+    assert effects() == 1
 
 
 def test_page_for_everybody(client: Client) -> None:

@@ -198,6 +198,42 @@ class TestRefused:
         post(client, "/sql/", new_key(), "SELECT 1")
         assert connection.execute_wrappers == []
 
+    @pytest.mark.parametrize("form", ["added", "inserted", "removed"])
+    def test_wrapper_that_a_view_leaves(self, client: Client, form: str) -> None:
+        """An agent that a view installs, or one that cleans up too much, leaves nothing of ours."""
+        key = new_key()
+        try:
+            for _ in range(2):
+                assert post(client, "/agent/", key, form).status_code == 201
+            assert connection.execute_wrappers == ([] if form == "removed" else [counting])
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute("COMMIT")
+        finally:
+            connection.execute_wrappers.clear()
+        assert effects() == 1
+
+
+def counting(execute: Any, *arguments: Any) -> Any:
+    """Does what an agent's does."""
+    return execute(*arguments)
+
+
+def installs_an_agent(request: HttpRequest) -> HttpResponse:
+    """Changes what is around its connection's cursors, and leaves it so."""
+    form = json.loads(request.body)["reference"]
+    Effect.objects.create(reference="a")
+    if form == "added":
+        connection.execute_wrappers.append(counting)
+    elif form == "inserted":
+        connection.execute_wrappers.insert(0, counting)
+    else:
+        connection.execute_wrappers.clear()
+    return JsonResponse({}, status=201)
+
+
+urlpatterns.append(path("agent/", idempotent(installs_an_agent)))
+
 
 def abandoned(alias: str, operation: Operation) -> Claim:
     """A claim whose transaction was ended by a commit of its own, and whose owner is long gone."""

@@ -69,6 +69,8 @@ class StoredResponse(Response):
         self.headers = stored.headers
         self.reason_phrase = stored.reason_phrase
         self.content = stored.content
+        if hasattr(stored, "url"):
+            self.url = stored.url
 
     @cached_property
     def data(self) -> Any:

@@ -15,7 +15,7 @@ from ..policy import Policy
 from ..policy.invocation import Invocation
 from ..records import Payload, Record
 from .messages import invocation_of, meta_name, response_of
-from .negotiation import GivenTokens, refuse_unacceptable
+from .negotiation import GivenTokens, nonce_is_in, refuse_unacceptable
 
 _NOTHING: Final = nullcontext()
 
@@ -94,7 +94,9 @@ class Adapter(ABC):
     def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
         """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
         tokens = self.tokens or GivenTokens(self.http_request)
-        return None if tokens.are_in(response) else response
+        if tokens.are_in(response) or nonce_is_in(response, self.http_request):
+            return None
+        return response
 
     def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
         """The stored answer."""

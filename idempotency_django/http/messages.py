@@ -166,6 +166,8 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
     del response["Content-Type"]  # HttpResponse's own; the stored one follows, if there was one
     for name, value in payload.sent_headers:
         response[name] = value
+    if response.has_header("Location") and 300 <= status < 400:
+        response.url = response["Location"]  # type: ignore[attr-defined]  # as redirects have it
     reason = dict(payload.headers).get(REASON)
     if reason and status == payload.status:
         response.reason_phrase = reason

@@ -72,6 +72,21 @@ class GivenTokens:
         return any(_matches(text, secret) for text in _candidates(response.content))
 
 
+def nonce_of(request: HttpRequest) -> str:
+    """The nonce of this answer's Content-Security-Policy, which lets its scripts run; empty: none.
+
+    Django's middleware and that of django-csp send another one with each answer.
+    """
+    nonce = getattr(request, "_csp_nonce", None)
+    return str(nonce) if nonce else ""  # Django's is false until it is used
+
+
+def nonce_is_in(response: HttpResponseBase, request: HttpRequest) -> bool:
+    """Whether an answer holds that nonce: with another one, its scripts would not run."""
+    nonce = nonce_of(request)
+    return bool(nonce) and nonce.encode() in getattr(response, "content", b"")
+
+
 def _candidates(content: bytes) -> Iterator[str]:
     """What may be a token; letters of an escape sequence may stand before it or after it."""
     for match in _LETTERS.finditer(content):

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.forms import BaseForm, BaseFormSet
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.translation import get_language
 
 from ..engine import Result
 from ..engine.failures import named
@@ -18,7 +19,12 @@ from ..policy import Policy
 from ..records import REASON, Payload
 from .adapter import Adapter
 from .messages import rendered
-from .negotiation import GIVEN_OUT, suited_to
+from .negotiation import GIVEN_OUT, nonce_of, suited_to
+
+LANGUAGE: Final = "Content-Language"
+
+UNKNOWN_REASON: Final = "Unknown Status Code"
+"""Django's reason phrase of a status that Python does not know."""
 
 NEVER_KEPT: Final = frozenset(
     # Of one message or connection (RFC 9110, section 7.6.1) …
@@ -47,12 +53,17 @@ def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Pa
     """What is kept of an answer; a tombstone of a page that was made for one visitor."""
     meta = adapter.http_request.META
     lasting = response
-    if adapter.shows_page or adapter.tokens or GIVEN_OUT in meta:
+    given_out = adapter.tokens or GIVEN_OUT in meta or nonce_of(adapter.http_request)
+    if adapter.shows_page or given_out:
         suitable = adapter.lasting(response)
         if suitable is None:
             return replace(payload_of(response, policy), body=None)
         lasting = suitable
     payload = payload_of(lasting, policy)
+    if hasattr(adapter.http_request, "LANGUAGE_CODE") and not lasting.has_header(LANGUAGE):
+        # LocaleMiddleware would label a replay with the language of the retry.
+        labels = [(LANGUAGE, language)] if (language := get_language()) else []
+        payload = replace(payload, headers=(*payload.headers, *labels))
     if meta.get("HTTP_ACCEPT", "*/*") == "*/*":
         return payload  # any form suits
     return suited_to(adapter.http_request, payload, response.get("Content-Type", ""))
@@ -67,7 +78,7 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     for pair in response.items():
         if pair[0].lower() not in unwanted:
             headers.append(pair)  # noqa: PERF401  # a comprehension would be another frame
-    if response.reason_phrase != reasons.get(response.status_code, response.reason_phrase):
+    if response.reason_phrase != reasons.get(response.status_code, UNKNOWN_REASON):
         headers.append((REASON, response.reason_phrase))
     body = None
     if isinstance(response, HttpResponse) and policy.store_body:

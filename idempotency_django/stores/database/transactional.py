@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, NoReturn
@@ -151,7 +151,9 @@ class Unbroken:
         self._connection.execute_wrappers.append(self._refuse)
 
     def __exit__(self, *raised: object) -> None:
-        self._connection.execute_wrappers.pop()
+        # By itself, not by its place: the handler may have added others, or removed ours.
+        with suppress(ValueError):
+            self._connection.execute_wrappers.remove(self._refuse)
         driver = self._connection.connection
         if driver is not None and not self.dialect.in_transaction(driver):
             log_ended(self.what)
