@@ -97,7 +97,7 @@ class FingerprintMismatch(IdempotencyError):
 class ResponseNotStored(IdempotencyError):
     """The operation was executed before, but its answer was not kept.
 
-    It was streamed, too large, or a page that contains the CSRF token of its visitor or a CSP nonce.
+    It was streamed, too large, or a page that contains its visitor's CSRF token, or a CSP nonce.
     """
 
     status = 409
