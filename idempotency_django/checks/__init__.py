@@ -52,6 +52,7 @@ id                                     what is wrong
 ``idempotency_django.E050``            a path in ``CONSUMERS`` leads to no consumer
 ``idempotency_django.E051``            two consumers in ``CONSUMERS`` have one name
 ``idempotency_django.W053``            tables of messaging are missing (``check --database``)
+``idempotency_django.W054``            a store's functions are missing (``check --database``)
 =====================================  =========================================================
 """
 

@@ -55,7 +55,7 @@ class CachedStore(DatabaseStore):
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
         using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
-        combine_statements: likewise.
+        combine_statements, functions: likewise.
         cache: the cache, by its alias in ``CACHES``. All processes must share it.
         max_age: how long an answer is cached at most, in seconds. A record that is deleted while
             the cache cannot be reached may be replayed for this long.
@@ -73,12 +73,15 @@ class CachedStore(DatabaseStore):
         *,
         using: str = "default",
         combine_statements: bool = True,
+        functions: bool = True,
         cache: str = "default",
         max_age: float = 600,
         prefix: str = "idempotency",
         recheck: float | None = 5,
     ) -> None:
-        super().__init__(alias, using=using, combine_statements=combine_statements)
+        super().__init__(
+            alias, using=using, combine_statements=combine_statements, functions=functions
+        )
         self.cache = cache
         self.max_age = max_age
         self.prefix = prefix

@@ -25,6 +25,7 @@ class _DatabaseStore(StoreContract):
     name: str
     cached: bool = False
     combines: bool = True
+    functions: bool = True
 
     @pytest.fixture(autouse=True)
     def _store(self) -> None:
@@ -32,7 +33,8 @@ class _DatabaseStore(StoreContract):
             pytest.skip(f"NO {self.name} HERE")
         store = CachedStore if self.cached else DatabaseStore
         using = settings.ALIASES[self.name]
-        self.store = store("default", using=using, combine_statements=self.combines)
+        options = {"combine_statements": self.combines, "functions": self.functions}
+        self.store = store("default", using=using, **options)
 
 
 @ALL_DATABASES
@@ -48,6 +50,14 @@ class TestPostgreSQLOneByOne(_DatabaseStore):
 
     name = "postgres"
     combines = False
+
+
+@ALL_DATABASES
+class TestPostgreSQLPlain(_DatabaseStore):
+    """The same, without functions on the server."""
+
+    name = "postgres"
+    functions = False
 
 
 @ALL_DATABASES

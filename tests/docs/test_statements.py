@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -29,6 +30,14 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def functions(request: pytest.FixtureRequest, settings: Any) -> None:
+    """Most tests look at plain statements, which are those inside the functions."""
+    backend = "idempotency_django.stores.database.DatabaseStore"
+    options = {"functions": getattr(request, "param", False)}
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": backend, "OPTIONS": options}}}
+
+
 @idempotent
 def charge(request: HttpRequest) -> JsonResponse:
     Charge.objects.create(reference="order-17", amount=500)
@@ -49,7 +58,7 @@ urlpatterns = [path("charges/", charge), path("leased/", leased_charge)]
 
 def documented(heading: str) -> list[str]:
     """The statements of the section under a heading, by their first words."""
-    section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = re.split(rf"\n##+ {heading}\n", PAGE.read_text())[1].partition("\n## ")[0]
     block = section.partition("```sql\n")[2].partition("```")[0]
     assert block, heading
     # An INSERT goes on with its SELECT in the next line.
@@ -70,6 +79,13 @@ def sent(client: Client, key: str, query: str = "", url: str = "/charges/") -> l
 def test_first_request(client: Client) -> None:
     """A first request claims, completes and commits once."""
     assert sent(client, str(uuid.uuid4())) == documented("The first request")
+
+
+@pytest.mark.parametrize("functions", [True], indirect=True)
+def test_functions(client: Client) -> None:
+    """By functions, a first request claims and completes with one call each."""
+    sent(client, str(uuid.uuid4()))  # a process asks once for the functions
+    assert sent(client, str(uuid.uuid4())) == documented("Two functions")
 
 
 def test_replay(client: Client) -> None:

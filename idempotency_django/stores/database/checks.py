@@ -156,6 +156,20 @@ def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
         )
 
 
+def lacks_functions(alias: str, using: str) -> CheckMessage:
+    """The warning about a database that lacks the functions which ``migrate`` makes."""
+    return Warning(
+        f"The store {alias!r} sends plain statements to the database {using!r}, because it cannot "
+        "call the functions there.",
+        hint=(
+            "They make requests faster. Run: manage.py migrate idempotency_django --database "
+            f"{using}. Let the database user execute them. Or set the store's option functions to "
+            "False."
+        ),
+        id="idempotency_django.W054",
+    )
+
+
 def missing_from(using: str, *models: type[Model]) -> Iterator[str]:
     """The tables of the models, or columns of them, that the database lacks."""
     connection = connections[using]

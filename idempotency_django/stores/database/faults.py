@@ -26,7 +26,8 @@ def translated(dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = Fa
     lost = isinstance(error, OperationalError | InterfaceError)
     if lost and dialect.is_busy(error):
         return OperationInProgress()
-    if lost or (isinstance(error, InternalError) and dialect.is_read_only(error)):
+    refused = isinstance(error, InternalError) and dialect.is_read_only(error)
+    if lost or refused or dialect.is_gone(error):
         unavailable = StoreUnavailable()
         unavailable.rolled_back = rolled_back
         return unavailable

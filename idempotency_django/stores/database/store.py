@@ -16,7 +16,7 @@ from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuery
 from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
 from ..codec import decode_step, encode, encode_step
 from .batches import acquire_many, get_many
-from .checks import check_database, check_migrated, check_writable
+from .checks import check_database, check_migrated, check_writable, lacks_functions
 from .dialects import Batching, plain
 from .replays import record_replays
 from .rows import in_progress, lifetime, record_of
@@ -44,16 +44,25 @@ class DatabaseStore(TransactionalStore):
             in one with the answer, where psycopg 3 can do so. Set it to ``False`` behind a pooler
             that reserves a connection for whoever sends several statements in one message, such as
             Amazon RDS Proxy ("pinning").
+        functions: whether PostgreSQL claims and completes by the functions that ``migrate`` makes,
+            which it need not parse and plan for each request. Without them, it gets plain
+            statements.
     """
 
     supports_steps: ClassVar[bool] = True
 
     def __init__(
-        self, alias: str, *, using: str = "default", combine_statements: bool = True
+        self,
+        alias: str,
+        *,
+        using: str = "default",
+        combine_statements: bool = True,
+        functions: bool = True,
     ) -> None:
         super().__init__(alias)
         self.using = using
         self.combine_statements = combine_statements
+        self.functions = functions
 
     def acquire(self, operation: Operation) -> Claim | Record:
         if operation.lease is None:
@@ -88,17 +97,14 @@ class DatabaseStore(TransactionalStore):
 
     def _acquire(self, operation: Operation) -> Claim | Record:
         token, asked_at = new_token(), time.monotonic()
-        record_id = self._dialect.claim(operation, token)
-        if record_id is not None:
-            return Claim(operation, 1, token, record_id, asked_at)
-        if operation.count_replays and not operation.extend_on_replay:
-            row = self._dialect.replay(operation)
-            if row is not None:
-                return record_of(operation.key, operation.scope, row, counted=True)
-        record = self.get(operation.key, operation.scope)
-        if record is None:  # an insert that is not committed yet holds the key
+        acquired = self._dialect.acquire(operation, token)
+        if isinstance(acquired, int):
+            return Claim(operation, 1, token, acquired, asked_at)
+        if acquired is None:  # an insert that is not committed yet holds the key
             return in_progress(operation)
-        return self._resolved(operation, record)
+        columns, counted = acquired
+        record = record_of(operation.key, operation.scope, columns, counted=counted)
+        return record if counted else self._resolved(operation, record)
 
     def _resolved(self, operation: Operation, record: Record) -> Claim | Record:
         """The record, or a claim where its key is free."""
@@ -147,7 +153,7 @@ class DatabaseStore(TransactionalStore):
         try:
             if took_long(claim):
                 self._prolong(claim)
-            answer, dialect = encode(payload), self._dialect
+            answer = encode(payload)
             given = {
                 "code": answer.status,
                 "headers": answer.headers,
@@ -155,7 +161,7 @@ class DatabaseStore(TransactionalStore):
                 "id": claim.record_id,
                 "token": claim.token,
             }
-            completed = dialect.write(claim, dialect.sql["complete"], given)
+            completed = self._dialect.complete(claim, given)
             if not connections[self.using].in_atomic_block:
                 self._restore_autocommit(claim, commit=completed)
         except DatabaseFault as error:
@@ -228,7 +234,14 @@ class DatabaseStore(TransactionalStore):
         return check_database(self.alias, self.using)
 
     def check_live(self) -> Sequence[CheckMessage]:
-        return check_writable(self.alias, self.using) or [*check_migrated(self.alias, self.using)]
+        return (
+            check_writable(self.alias, self.using)
+            or [*check_migrated(self.alias, self.using)]
+            or self._check_functions()
+        )
+
+    def _check_functions(self) -> Sequence[CheckMessage]:
+        return [lacks_functions(self.alias, self.using)] if self._dialect.lacks_functions() else []
 
     @property
     def _rows(self) -> IdempotencyKeyQuerySet:

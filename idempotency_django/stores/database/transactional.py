@@ -59,7 +59,7 @@ class OwnTransaction:
                 self._messages = dialect.messages()
             self._atomic.__enter__()
         except BaseException as error:
-            self._finish(committed=False)
+            self._finish()
             if isinstance(error, DatabaseFault):
                 raise_translated(dialect, error)
             raise
@@ -99,19 +99,17 @@ class OwnTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
     ) -> None:
         self._ended = True
-        committed = False
         try:
             self._atomic.__exit__(kind, error, trace)
-            committed = error is None
         finally:
             if self._messages is not None or self.dialect.locks_sessions:
-                self._finish(committed=committed)
+                self._finish()
 
-    def _finish(self, *, committed: bool) -> None:
+    def _finish(self) -> None:
         """End what lasts as long as the transaction."""
         try:
             if self._messages is not None:
-                self._messages.end(committed=committed)
+                self._messages.end()
         finally:
             if self.whole and self.after is None and self.dialect.locks_sessions:
                 self.dialect.release()
@@ -171,11 +169,13 @@ class TransactionalStore(Store):
     Attributes:
         using: the database.
         combine_statements: whether several statements may be sent in one message.
+        functions: whether functions on the server may be called.
     """
 
     supports_transactions: ClassVar[bool] = True
     using: str
     combine_statements: bool
+    functions: bool
 
     def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
         return OwnTransaction(self._dialect, whole=True, after=after)
@@ -218,7 +218,9 @@ class TransactionalStore(Store):
                 f"DatabaseStore supports {', '.join(DIALECTS)}; the database {self.using!r} is "
                 f"{vendor!r}."
             )
-        return DIALECTS[vendor](self.using, combine=self.combine_statements)
+        return DIALECTS[vendor](
+            self.using, combine=self.combine_statements, functions=self.functions
+        )
 
     # The errors of the database. Where a first request passes, they are caught by hand: a block of
     # its own is two calls more for each reader of a stack.

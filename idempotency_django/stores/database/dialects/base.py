@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from django.db import connections
 from django.db.models import QuerySet
@@ -26,6 +26,15 @@ from .statements import Parameters, statements
 _BEFORE = r"(?:\s|;|--[^\n]*|#[^\n]*|/\*(?s:.*?)\*/)*+"
 
 
+class Row(NamedTuple):
+    """The row of a key that is taken."""
+
+    columns: tuple[Any, ...]
+    """As ``read`` selects them."""
+    counted: bool = False
+    """Whether this look at it was counted as a replay."""
+
+
 class Dialect(ABC):
     """The hot path's SQL for one kind of database."""
 
@@ -37,6 +46,8 @@ class Dialect(ABC):
     """Those that say that nothing can be written, if they are not operational errors."""
     missing: ClassVar[frozenset[object]] = frozenset()
     """Those that say that a table or a column does not exist."""
+    gone: ClassVar[frozenset[object]] = frozenset()
+    """Those that say that a function of ours is no longer there."""
     ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
     """Matches the beginning of a statement that ends the transaction that it is executed in."""
     aside: ClassVar[str] = ""
@@ -52,10 +63,12 @@ class Dialect(ABC):
     in_transaction: Callable[[Any], object]
     """Called with the driver's connection; false: no transaction is known to be open on it."""
 
-    def __init__(self, using: str, *, combine: bool = True) -> None:
+    def __init__(self, using: str, *, combine: bool = True, functions: bool = True) -> None:
         self.using = using
         self.combine = combine
         """Whether several statements may be sent in one message."""
+        self.functions = functions
+        """Whether functions on the server may be called, where there are any."""
         self.sql = statements(self.vendor, connections[using].ops.quote_name)
         self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
         self._aside = re.compile(self.aside)
@@ -91,6 +104,26 @@ class Dialect(ABC):
         cursor.execute(self.sql["purge_steps"], ids)
         cursor.execute(self.sql["purge"], ids)
         return int(cursor.rowcount)
+
+    def acquire(self, operation: Operation, token: str) -> int | Row | None:
+        """Claim the key of an operation.
+
+        Returns:
+            The id of the new row; or the row that is there; or ``None``: an insert that is not
+            committed yet holds the key.
+        """
+        record_id = self.claim(operation, token)
+        if record_id is not None:
+            return record_id
+        columns = self.replay(operation) if counts_in_place(operation) else None
+        if columns is not None:
+            return Row(columns, counted=True)
+        columns = self.read(operation.key, operation.scope)
+        return None if columns is None else Row(columns)
+
+    def complete(self, claim: Claim, given: Parameters) -> bool:
+        """Store the answer of a claim, if it is its owner's."""
+        return self.write(claim, "complete", given)
 
     @abstractmethod
     def claim(self, operation: Operation, token: str) -> int | None:
@@ -131,21 +164,21 @@ class Dialect(ABC):
             return False
         return any(map(self._ends.match, self._aside.sub(" ", text).split(";")))
 
-    def write(self, claim: Claim, sql: str, given: Parameters) -> bool:
+    def write(self, claim: Claim, statement: str, given: Parameters) -> bool:
         """Execute what writes a row for the claim, if it is its owner's."""
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(sql, given)
-            return bool(cursor.rowcount)
+        return self._found_row(statement, given)
 
     def fence(self, claim: Claim) -> bool:
         """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
-        given = {"id": claim.record_id, "token": claim.token}
-        return self.write_fence(self.sql["fence"], given)
+        return self.write_fence("fence", {"id": claim.record_id, "token": claim.token})
 
-    def write_fence(self, sql: str, given: Parameters) -> bool:
+    def write_fence(self, statement: str, given: Parameters) -> bool:
         """Execute what locks the claim's row, and what may add a step to it."""
+        return self._found_row(statement, given)
+
+    def _found_row(self, statement: str, given: Parameters) -> bool:
         with connections[self.using].cursor() as cursor:
-            cursor.execute(sql, given)
+            cursor.execute(self.sql[statement], given)
             return bool(cursor.rowcount)
 
     def save_step(self, claim: Claim, step: Step, stored: StoredStep) -> bool:
@@ -159,7 +192,7 @@ class Dialect(ABC):
             "id": claim.record_id,
             "token": claim.token,
         }
-        return self.write_fence(self.sql["save_step"], given)
+        return self.write_fence("save_step", given)
 
     def read(self, key: str, scope: str) -> tuple[Any, ...] | None:
         given: Parameters = {"key": key, "scope": scope, "grace": GRACE.total_seconds()}
@@ -180,6 +213,14 @@ class Dialect(ABC):
         """Whether a database error says that a table or a column does not exist."""
         return self.code(error.__cause__) in self.missing
 
+    def lacks_functions(self) -> bool:
+        """Whether functions may be called that the server does not have."""
+        return False
+
+    def is_gone(self, error: BaseException) -> bool:
+        """Whether a database error says that a function of ours is no longer there."""
+        return self.code(error.__cause__) in self.gone
+
     @abstractmethod
     def code(self, error: BaseException | None) -> object:
         """The driver's code of an error."""
@@ -190,3 +231,8 @@ class Dialect(ABC):
         ``None``: it is not completed, expired, a different request, or locked.
         """
         return None
+
+
+def counts_in_place(operation: Operation) -> bool:
+    """Whether a replay can be counted where its record is read."""
+    return operation.count_replays and not operation.extend_on_replay

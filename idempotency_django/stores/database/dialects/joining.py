@@ -10,10 +10,9 @@ LOST: Final = "idempotency_django: the claim has another owner"
 
 _NO_PIPELINE = 0  # of its PGpipelineStatus
 
-# The server stops at an error, so that nothing is committed for a late owner.
-_COMMIT: Final = (
+_OR_LOST: Final = (
     "WITH written AS (\n{statement}\n) "
-    f"SELECT CAST(CASE count(*) WHEN 0 THEN '{LOST}' ELSE '1' END AS integer) FROM written; COMMIT"
+    f"SELECT CAST(CASE count(*) WHEN 0 THEN '{LOST}' ELSE '1' END AS integer) FROM written"
 )
 
 
@@ -52,6 +51,9 @@ def with_commit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
     return execute(f"{sql}\n; COMMIT", *arguments)
 
 
-def if_written_with_commit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-    """The same, where the statement finds a row; else the server says ``LOST``."""
-    return execute(_COMMIT.format(statement=sql), *arguments)
+def or_lost(statement: str) -> str:
+    """A statement that does the same; if it finds no row, the server says ``LOST``.
+
+    The server stops at an error, so that a COMMIT after it is not executed for a late owner.
+    """
+    return _OR_LOST.format(statement=statement)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error as DatabaseFault
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....errors import ClaimLost
 from ....records import Claim
-from .joining import can_combine, if_written_with_commit, with_begin, with_commit
+from .joining import can_combine, with_begin, with_commit
 from .statements import Parameters
 
-logger = logging.getLogger("idempotency_django")
-
 _IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # of libpq's PGTransactionStatusType
+
+
+class Kept(NamedTuple):
+    """A statement that may wait for the COMMIT."""
+
+    sql: str
+    """Finds a row."""
+    or_lost: str
+    """The same; if it finds none, the server says ``LOST``."""
+    given: Parameters
 
 
 class Messages:
@@ -27,27 +34,20 @@ class Messages:
         """The statement in the block may be the first one of the transaction."""
         return nullcontext()
 
-    def counting(self) -> AbstractContextManager[None]:
-        """The statement in the block counts a replay, if there is one."""
-        return nullcontext()
-
-    def counted(self, sql: str, given: Parameters) -> None:
-        """A replay was counted; the statement takes that back."""
-
     def claimed(self, claim: Claim) -> None:
         """The transaction holds the claim."""
 
-    def keep(self, claim: Claim, sql: str, given: Parameters) -> bool:
+    def keep(self, claim: Claim, kept: Kept) -> bool:
         """Whether this statement, which writes a row for the claim, is sent with the COMMIT."""
         return False
 
-    def keep_fenced(self, sql: str, given: Parameters) -> bool:
+    def keep_fenced(self, kept: Kept) -> bool:
         """The same for what locks the row of an earlier transaction's claim, or adds a step."""
         return False
 
 
 class CombinedMessages(Messages):
-    """BEGIN goes with the claim, and COMMIT with the answer, a step or the count of a replay.
+    """BEGIN goes with the claim, and COMMIT with the answer or a step.
 
     A step that has executed no statement of its own is one message: BEGIN, its result and COMMIT.
 
@@ -68,72 +68,47 @@ class CombinedMessages(Messages):
     ) -> None:
         self._connection = connection
         self._is_lost = is_lost
-        self._saw_record = (
-            False  # BEGIN went with a claim that found a record; nothing was sent since
-        )
-        self._ended = False  # COMMIT went with the count of a replay
         self._tokens: set[str] = set()
-        self._last: tuple[str, Parameters] | None = None
-        self._undo: list[tuple[str, Parameters]] = []
-        self._rolls_back = False
+        self._last: Kept | None = None
         self._stopped = False
         self.over = False  # what hooks do after the commit is their own affair
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        self._saw_record = False
         if not self._may_combine(_IDLE):
             yield
             return
         with self._connection.execute_wrapper(with_begin):
             yield
-        self._saw_record = True
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        self._ended, saw_record = False, self._saw_record
-        self._saw_record = False
-        if not (saw_record and self._may_combine(_IN_TRANSACTION)):
-            yield
-            return
-        with self._connection.execute_wrapper(with_commit):
-            yield
-        self._ended = True
-
-    def counted(self, sql: str, given: Parameters) -> None:
-        if self._ended:
-            self._undo.append((sql, given))
 
     def claimed(self, claim: Claim) -> None:
-        self._saw_record = False
         self._tokens.add(claim.token)
 
-    def keep(self, claim: Claim, sql: str, given: Parameters) -> bool:
-        return claim.token in self._tokens and self._keep(sql, given, _IN_TRANSACTION)
+    def keep(self, claim: Claim, kept: Kept) -> bool:
+        return claim.token in self._tokens and self._keep(kept, _IN_TRANSACTION)
 
-    def keep_fenced(self, sql: str, given: Parameters) -> bool:
-        return self._keep(sql, given, _IDLE, _IN_TRANSACTION)
+    def keep_fenced(self, kept: Kept) -> bool:
+        return self._keep(kept, _IDLE, _IN_TRANSACTION)
 
     @property
     def stopped_before_commit(self) -> bool:
         """Whether the server refused what was sent with the COMMIT, and came to no COMMIT."""
         return self._stopped
 
-    def _keep(self, sql: str, given: Parameters, *statuses: int) -> bool:
+    def _keep(self, kept: Kept, *statuses: int) -> bool:
         if not self._may_combine(*statuses):
             return False
         if not self._send():  # another claim's
             raise ClaimLost
-        self._last = (sql, given)
+        self._last = kept
         # The outermost, so that it is not taken for another one's when that is removed.
         self._connection.execute_wrappers.insert(0, self._before_another)
         return True
 
     def commit(self) -> bool:
         """Send what was kept. ``False``: it found no row; the transaction must be rolled back."""
-        self._rolls_back = self._connection.needs_rollback
         try:
-            return self._rolls_back or self._send(last=True)
+            return self._connection.needs_rollback or self._send(last=True)
         except DatabaseFault as error:
             if self._is_lost(error):
                 return False
@@ -143,18 +118,10 @@ class CombinedMessages(Messages):
         finally:
             self.over = True
 
-    def end(self, *, committed: bool) -> None:
-        """The transaction has ended: forget what was kept, take back what it had committed."""
+    def end(self) -> None:
+        """The transaction has ended: forget what was kept."""
         self.over = True
         self._take()
-        if not self._undo or (committed and not self._rolls_back):
-            return
-        try:
-            with self._connection.cursor() as cursor:
-                for statement in self._undo:
-                    cursor.execute(*statement)
-        except DatabaseFault:
-            logger.warning("A replay that was refused has been counted.", exc_info=True)
 
     def _before_another(self, execute: Callable[..., Any], *arguments: Any) -> Any:
         """Send what was kept for the end, where it turns out not to be the end."""
@@ -162,7 +129,7 @@ class CombinedMessages(Messages):
             raise ClaimLost
         return execute(*arguments)
 
-    def _take(self) -> tuple[str, Parameters] | None:
+    def _take(self) -> Kept | None:
         last, self._last = self._last, None
         if last is not None:
             self._connection.execute_wrappers.remove(self._before_another)
@@ -178,12 +145,14 @@ class CombinedMessages(Messages):
         if kept is None:
             return True
         with self._connection.cursor() as cursor:
+            sql = kept.sql
             with ExitStack() as wrapped:
                 if last and self._may_combine(_IDLE, _IN_TRANSACTION):
-                    wrapped.enter_context(self._connection.execute_wrapper(if_written_with_commit))
+                    sql = kept.or_lost
+                    wrapped.enter_context(self._connection.execute_wrapper(with_commit))
                     if self._status() == _IDLE:
                         wrapped.enter_context(self._connection.execute_wrapper(with_begin))
-                cursor.execute(*kept)
+                cursor.execute(sql, kept.given)
             return bool(cursor.rowcount)
 
     def _status(self) -> int | None:

@@ -43,8 +43,8 @@ class MySQL(Dialect):
         r"--(?!\S)[^\n]*|#[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )
 
-    def __init__(self, using: str, *, combine: bool = True) -> None:
-        super().__init__(using, combine=combine)
+    def __init__(self, using: str, *, combine: bool = True, functions: bool = True) -> None:
+        super().__init__(using, combine=combine, functions=functions)
         self._held = threading.local()
 
     def claim(self, operation: Operation, token: str) -> int | None:

@@ -12,16 +12,21 @@ from django.db import Error as DatabaseFault
 from django.db import connections, models
 from django.db.models import BooleanField, Func, QuerySet, Value
 
-from ....models import IdempotencyKey
+from ....models import GRACE, IdempotencyKey
 from ....records import Claim, Operation
-from .base import Dialect
+from .base import Dialect, Row, counts_in_place
 from .batches import Batching, claim_values
-from .joining import LOST
-from .messages import CombinedMessages, Messages
+from .joining import LOST, or_lost
+from .messages import CombinedMessages, Kept, Messages
 from .statements import Parameters
 from .values import ids_of, lock_number, tokens_of
 
 _ONE_BY_ONE: Final = Messages()
+_FUNCTIONS: Final = ("idempotency_acquire_1", "idempotency_complete_1")
+_KEPT: Final = ("complete", "fence", "save_step")  # what may wait for the COMMIT
+
+_has_functions: Final[dict[tuple[object, ...], bool]] = {}
+"""Whether a database has the functions."""
 
 
 class PostgreSQL(Batching):
@@ -39,15 +44,18 @@ class PostgreSQL(Batching):
     busy = frozenset({"55P03", "40001", "40P01"})
     read_only = frozenset({"25006"})  # read_only_sql_transaction
     missing = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
+    gone = frozenset({"42883"})  # undefined_function
     ends = Dialect.ends + r"|ABORT|PREPARE\s+TRANSACTION"
     aside = (
         r"(?<!\w)[eE]'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|'[^']*+(?:'|\Z)|\"[^\"]*+(?:\"|\Z)|"
         r"(?<![\w$])\$(\w*)\$(?s:.*?)(?:\$\1\$|\Z)|--[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )
 
-    def __init__(self, using: str, *, combine: bool = True) -> None:
-        super().__init__(using, combine=combine)
+    def __init__(self, using: str, *, combine: bool = True, functions: bool = True) -> None:
+        super().__init__(using, combine=combine, functions=functions)
         self._local = threading.local()
+        self._or_lost = {name: or_lost(self.sql[name]) for name in _KEPT}
+        self._or_lost["complete_by_function"] = self.sql["complete_by_function_or_lost"]
 
     def purged(self, cursor: Any, given: Parameters) -> int:
         cursor.execute(self.sql["purge"], given)
@@ -72,6 +80,57 @@ class PostgreSQL(Batching):
     def claimed(self, claim: Claim) -> None:
         self._messages().claimed(claim)
 
+    def acquire(self, operation: Operation, token: str) -> int | Row | None:
+        if not self._has_functions():
+            return super().acquire(operation, token)
+        given = claim_values(operation, token)
+        given["count"] = counts_in_place(operation)
+        given["relaxed"] = self._holds_nothing_else()
+        given["grace"] = GRACE.total_seconds()
+        try:
+            with connections[self.using].cursor() as cursor, self.beginning():
+                cursor.execute(self.sql["acquire_by_function"], given)
+                [result] = cursor.fetchone()
+        except DatabaseFault as error:
+            if self.is_gone(error):
+                _has_functions.pop(self._server(), None)
+            raise
+        if result is None:
+            return None
+        return int(result[0]) if len(result) == 1 else _row(*result)
+
+    def complete(self, claim: Claim, given: Parameters) -> bool:
+        statement = "complete_by_function" if self._has_functions() else "complete"
+        return self.write(claim, statement, given)
+
+    def _has_functions(self) -> bool:
+        """Whether the server has the functions, and they may be called; a process asks once."""
+        if not self.functions:
+            return False
+        known = _has_functions.get(self._server())
+        if known is None:
+            known = _has_functions[self._server()] = self._look_for_functions()
+        return known
+
+    def lacks_functions(self) -> bool:
+        return self.functions and not self._look_for_functions()
+
+    def _look_for_functions(self) -> bool:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(self.sql["has_functions"], {"functions": [*_FUNCTIONS]})
+            return bool(cursor.fetchone()[0])
+
+    def _server(self) -> tuple[object, ...]:
+        settings = connections[self.using].settings_dict
+        return settings["HOST"], settings["PORT"], settings["NAME"]
+
+    def _holds_nothing_else(self) -> bool:
+        """Whether the transaction is ours; in somebody else's there are other things."""
+        connection = connections[self.using]
+        blocks = len(connection.atomic_blocks)
+        ours = connection.get_autocommit() if not blocks else connection.commit_on_exit
+        return ours and blocks <= 1
+
     def claim(self, operation: Operation, token: str) -> int | None:
         given = claim_values(operation, token)
         with connections[self.using].cursor() as cursor, self.beginning():
@@ -79,11 +138,13 @@ class PostgreSQL(Batching):
             row = cursor.fetchone()
             return row[0] if row else None
 
-    def write(self, claim: Claim, sql: str, given: Parameters) -> bool:
-        return self._messages().keep(claim, sql, given) or super().write(claim, sql, given)
+    def write(self, claim: Claim, statement: str, given: Parameters) -> bool:
+        kept = Kept(self.sql[statement], self._or_lost[statement], given)
+        return self._messages().keep(claim, kept) or super().write(claim, statement, given)
 
-    def write_fence(self, sql: str, given: Parameters) -> bool:
-        return self._messages().keep_fenced(sql, given) or super().write_fence(sql, given)
+    def write_fence(self, statement: str, given: Parameters) -> bool:
+        kept = Kept(self.sql[statement], self._or_lost[statement], given)
+        return self._messages().keep_fenced(kept) or super().write_fence(statement, given)
 
     def _is_lost(self, error: DatabaseFault) -> bool:
         return LOST in str(error)
@@ -116,25 +177,41 @@ class PostgreSQL(Batching):
         return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
     def replay(self, operation: Operation) -> tuple[Any, ...] | None:
-        connection = connections[self.using]
-        # Where the transaction is somebody else's, other things are in it.
-        blocks = len(connection.atomic_blocks)
-        ours = connection.get_autocommit() if not blocks else connection.commit_on_exit
-        ours = ours and blocks <= 1
-        statement = "replay_relaxed" if ours else "replay"
+        statement = "replay_relaxed" if self._holds_nothing_else() else "replay"
         given: Parameters = {
             "key": operation.key,
             "scope": operation.scope,
             "fingerprint": operation.fingerprint,
             "lock": lock_number(operation),
         }
-        messages = self._messages()
-        with connection.cursor() as cursor, messages.counting():
+        with connections[self.using].cursor() as cursor:
             cursor.execute(self.sql[statement], given)
-            values = cursor.fetchone()
-        if values is None:
-            return None
-        *row, last_replayed_at = values
-        before = {"last_replayed_at": last_replayed_at, "id": row[0]}
-        messages.counted(self.sql["uncount_replay"], before)
-        return tuple(row)
+            row: tuple[Any, ...] | None = cursor.fetchone()
+            return row
+
+
+def _row(
+    counted: str,
+    record_id: str,
+    status: str,
+    attempt: str,
+    fingerprint: str,
+    code: str | None,
+    headers: str,
+    body: str | None,
+    *facts: str | None,
+) -> Row:
+    """The row in a result of ``idempotency_acquire_1``."""
+    *flags, lease_left = facts
+    columns = (
+        int(record_id),
+        status,
+        int(attempt),
+        fingerprint,
+        None if code is None else int(code),
+        headers,
+        None if body is None else bytes.fromhex(body),
+        *(flag == "true" for flag in flags),
+        None if lease_left is None else float(lease_left),
+    )
+    return Row(columns, counted == "true")

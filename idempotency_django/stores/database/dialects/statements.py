@@ -35,7 +35,12 @@ def statements(vendor: str, quote: Callable[[str], str]) -> Mapping[str, str]:
         vendor: the kind of database, by Django's name.
         quote: quotes the name of a table or column.
     """
-    names = {
+    return {name: text.format(**names(quote)) for name, text in templates(vendor).items()}
+
+
+def names(quote: Callable[[str], str]) -> Mapping[str, str]:
+    """The names of tables and columns that stand in the templates, quoted."""
+    return {
         "table": quote(IdempotencyKey._meta.db_table),
         "steps": quote(IdempotencyStep._meta.db_table),
         "steps_index": quote(STEPS_INDEX),
@@ -45,4 +50,3 @@ def statements(vendor: str, quote: Callable[[str], str]) -> Mapping[str, str]:
             for field in IdempotencyStep._meta.concrete_fields
         },
     }
-    return {name: text.format(**names) for name, text in templates(vendor).items()}

@@ -5,6 +5,19 @@
 -- %(key)s and the like are parameters. Durations are in seconds, but for those of a claim: texts
 -- that are intervals once they are parsed. The planner would work out each product by executing it.
 
+-- has_functions --
+-- Whether the functions of postgresql_functions_1.sql are there, and may be executed.
+SELECT COALESCE(bool_and(has_function_privilege(to_regproc(name), 'EXECUTE')), FALSE)
+FROM unnest(%(functions)s::text[]) AS name
+
+-- acquire_by_function --
+-- Claim, replay and read in one call.
+SELECT idempotency_acquire_1(
+    %(key)s, %(scope)s, %(operation)s, %(fingerprint)s, %(owner_token)s, %(principal)s, %(method)s,
+    %(path)s, %(caused_by)s, %(hold)s, %(ttl)s::interval, %(kept)s::interval, %(lease)s::interval,
+    %(lock)s, %(count)s, %(relaxed)s, %(grace)s::double precision * INTERVAL '1 second'
+)
+
 -- claim --
 -- The row of an operation that is new, if the lock of its key can be had without waiting. Whoever
 -- does not get the lock does not touch the unique index either, where it would have to wait.
@@ -79,9 +92,9 @@ FROM {table}
 WHERE {key} = ANY (%(keys)s) AND {scope} || '' = ANY (%(scopes)s)
 
 -- replay --
--- Counts a replay of a completed record and reads the record, with the time of its last replay
--- before this one. It does so under the lock of the key, like whatever holds a row until the
--- transaction ends, and past a row that somebody has locked without it, such as an operator.
+-- Counts a replay of a completed record and reads the record. It does so under the lock of the key,
+-- like whatever holds a row until the transaction ends, and past a row that somebody has locked
+-- without it, such as an operator.
 UPDATE {table} SET
     {replay_count} = {replay_count} + 1,
     {last_replayed_at} = STATEMENT_TIMESTAMP()
@@ -96,8 +109,7 @@ WHERE {id} = (
 RETURNING
     {id}, {status}, {attempt}, {fingerprint}, {response_status}, {response_headers},
     {response_body},
-    FALSE, FALSE, FALSE, NULL,
-    (SELECT before.{last_replayed_at} FROM {table} before WHERE before.{id} = {table}.{id})
+    FALSE, FALSE, FALSE, NULL
 
 -- replay_relaxed --
 -- The same in a transaction that holds nothing else: its commit does not wait for the disk, because
@@ -117,15 +129,7 @@ WHERE {id} = (
 RETURNING
     {id}, {status}, {attempt}, {fingerprint}, {response_status}, {response_headers},
     {response_body},
-    FALSE, FALSE, FALSE, NULL,
-    (SELECT before.{last_replayed_at} FROM {table} before WHERE before.{id} = {table}.{id})
-
--- uncount_replay --
--- Takes back the count of a replay that was refused.
-UPDATE {table} SET
-    {replay_count} = {replay_count} - 1,
-    {last_replayed_at} = %(last_replayed_at)s
-WHERE {id} = %(id)s AND {replay_count} > 0
+    FALSE, FALSE, FALSE, NULL
 
 -- complete --
 -- The answer of a claim, as long as it is its owner's.
@@ -138,6 +142,15 @@ UPDATE {table} SET
     {lease_expires_at} = NULL
 WHERE {id} = %(id)s AND {owner_token} = %(token)s AND {status} = 'in_progress'
 RETURNING {id}
+
+-- complete_by_function --
+-- The same.
+SELECT 1
+WHERE idempotency_complete_1(%(id)s, %(token)s, %(code)s, %(headers)s, %(body)s, FALSE)
+
+-- complete_by_function_or_lost --
+-- The same; if the claim is not its owner's, the server refuses and stops.
+SELECT idempotency_complete_1(%(id)s, %(token)s, %(code)s, %(headers)s, %(body)s, TRUE)
 
 -- complete_many --
 -- The same for many claims. The rows are named twice, so that they are found by their index even if
