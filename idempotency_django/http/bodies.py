@@ -19,6 +19,7 @@ from django.http import HttpRequest, QueryDict
 from django.http.multipartparser import MultiPartParser
 from django.utils.datastructures import MultiValueDict
 
+from ..logs import escaped
 from ..policy.fingerprints import is_json
 from ..policy.invocation import Body, Form, Hashed, UploadedFile
 from .streams import (
@@ -139,7 +140,7 @@ def _parsed_before(request: HttpRequest) -> Form:
         parsed = isinstance(request.upload_handlers, tuple)  # Django seals them when it parses
         if parsed or request.POST or request.FILES:
             return form_of(request.POST, request.FILES)
-    raise unreadable(f"The body of {request.method} {request.path} was read as a stream")
+    raise unreadable(f"The body of {request.method} {escaped(request.path)} was read as a stream")
 
 
 def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, UnreadablePostError
 
+from ..logs import escaped
 from ..policy.invocation import Hashed
 
 CHUNK: Final = 64 * 1024
@@ -107,8 +108,8 @@ def refuse_half(request: HttpRequest, received: int) -> None:
     if received < length:
         raise UnreadablePostError(
             f"Only {received} of the {length} bytes that {request.method} "
-            f"{request.path} announced have arrived, so nothing was executed. The client has "
-            "closed the connection."
+            f"{escaped(request.path)} announced have arrived, so nothing was executed. The client "
+            "has closed the connection."
         )
 
 

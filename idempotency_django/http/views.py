@@ -12,6 +12,7 @@ from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..errors import IdempotencyError
+from ..logs import escaped
 from ..policy import Policy, resolve
 from ..records import Record
 from .adapter import Adapter
@@ -60,7 +61,7 @@ class ViewAdapter(Adapter):
 
     def _no_response(self, response: object) -> TypeError:
         return TypeError(
-            f"The view of {self.http_request.path} returned {type(response).__name__}, "
+            f"The view of {escaped(self.http_request.path)} returned {type(response).__name__}, "
             "not an HttpResponse."
         )
 
