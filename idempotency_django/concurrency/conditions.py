@@ -6,12 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.http import parse_http_date_safe
+from django.utils.translation import get_language
 
 from ..errors import PreconditionFailed
+from ..policy.canonical import digest
 from .versions import VersionField
 
 SAFE: Final = frozenset({"GET", "HEAD"})
@@ -21,6 +25,7 @@ _ETAG = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'  # section 8.8.3
 _IS_ETAG: Final = re.compile(_ETAG)
 # Whatever stands between two of them: the list is forgiving, what counts are the tags in it.
 _ETAGS: Final = re.compile(rf"(?:^|(?<=[,\s])){_ETAG}")
+_FORM: Final = re.compile(r';as=[0-9a-f]{8}"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +48,16 @@ class Conditions:
         given = (self.if_match, self.if_none_match, self.if_unmodified_since)
         return any(header is not None for header in given)
 
-    def protects(self, *, dated: bool, creates: bool) -> bool:
+    def protects(self, *, creates: bool) -> bool:
         """Whether a change on these conditions overwrites nothing that the client has not read.
 
+        A date does not: it has whole seconds, and what has changed within the last one is not
+        told from what the client has read (RFC 9110, section 8.8.2.2).
+
         Args:
-            dated: whether it is known when the resource was last changed.
             creates: whether the request creates what is not there.
         """
-        if self.if_match is not None or (dated and _date(self.if_unmodified_since) is not None):
-            return True
-        return creates and (self.if_none_match or "").strip() == ANY
+        return self.if_match is not None or (creates and (self.if_none_match or "").strip() == ANY)
 
 
 def evaluate(
@@ -67,7 +72,8 @@ def evaluate(
 
     Args:
         conditions: what the request asks for.
-        etag: the resource's current ETag; ``None``: it has none.
+        etag: the current ETag, of the representation that a safe method would send, and of the
+            resource's state for any other method; ``None``: it has none.
         modified: when it was last changed, in seconds since the epoch; ``None``: nobody knows,
             and conditions on dates are ignored.
         exists: whether there is anything at this URL now.
@@ -79,13 +85,16 @@ def evaluate(
     Raises:
         PreconditionFailed: the request must not be executed.
     """
-    if conditions.if_match is not None:
-        if not _matches(conditions.if_match, etag, exists=exists, strong=True):
-            raise _failed(conditions.if_match, etag)
+    if_match, if_none_match = conditions.if_match, conditions.if_none_match
+    if not safe:  # it is about the state, whichever representation the client has read
+        if_match, if_none_match = _without_form(if_match), _without_form(if_none_match)
+    if if_match is not None:
+        if not _matches(if_match, etag, exists=exists, strong=True):
+            raise _failed(if_match, etag)
     elif not _unmodified(conditions.if_unmodified_since, modified):
         raise PreconditionFailed
-    if conditions.if_none_match is not None:
-        if not _matches(conditions.if_none_match, etag, exists=exists, strong=False):
+    if if_none_match is not None:
+        if not _matches(if_none_match, etag, exists=exists, strong=False):
             return True
         if safe:
             return False
@@ -104,14 +113,34 @@ def equal_weakly(one: str, other: str) -> bool:
     return one.removeprefix("W/") == other.removeprefix("W/")
 
 
-def version_etag(obj: Any) -> str | None:
-    """The strong ETag of an object's version, ``"3"``; ``None``: its model has no version."""
+def version_etag(obj: Any, *, named_by_key: bool = True) -> str | None:
+    """The strong ETag of an object's version, ``"3"``; ``None``: it has no version.
+
+    Args:
+        obj: the object.
+        named_by_key: whether the URL holds the object's primary key. If not, it may lead to another
+            object later, so the ETag holds the key: ``"17.3"``.
+    """
     if not isinstance(obj, models.Model):
         return None
+    key = "" if named_by_key else f"{quote(str(obj.pk), safe='')}."
     for field in obj._meta.concrete_fields:
         if isinstance(field, VersionField):
-            return f'"{getattr(obj, field.attname)}"'
+            return f'"{key}{getattr(obj, field.attname)}"'
     return None
+
+
+def representation_etag(etag: str | None, form: str) -> str | None:
+    """The ETag of one representation, made of the ETag of the state that it shows.
+
+    Args:
+        etag: that of the state, which the usual form has in the project's own language.
+        form: which representation it is, apart from its language; empty: the usual one.
+    """
+    language = get_language() or settings.LANGUAGE_CODE
+    if etag is None or (not form and language == settings.LANGUAGE_CODE):
+        return etag
+    return f'{etag[:-1]};as={digest(form, language)[:8]}"'
 
 
 def checked_etag(etag: str | None, source: str) -> str | None:
@@ -126,6 +155,10 @@ def checked_etag(etag: str | None, source: str) -> str | None:
         f"{source} returned {etag!r}, which is not an ETag. Return it in quotation marks and "
         "without spaces: '\"3\"', or 'W/\"3\"' for a weak one."
     )
+
+
+def _without_form(header: str | None) -> str | None:
+    return None if header is None else _FORM.sub('"', header)
 
 
 def _matches(header: str, etag: str | None, *, exists: bool, strong: bool) -> bool:

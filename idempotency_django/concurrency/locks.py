@@ -35,6 +35,12 @@ def row_in(model: type[models.Model], obj: models.Model, using: str) -> models.Q
     return model._base_manager.using(using).filter(pk=getattr(obj, model._meta.pk.attname))
 
 
+def has_key(obj: models.Model) -> bool:
+    """Whether the object has a primary key, in the table of any of its models."""
+    metas = [obj._meta, *(parent._meta for parent in obj._meta.all_parents)]
+    return any(getattr(obj, meta.pk.attname) is not None for meta in metas)
+
+
 def lock_first(obj: models.Model, using: str) -> None:
     """Lock the row that ``save()`` writes first, if the object has rows in several tables.
 

@@ -41,7 +41,7 @@ def preconditions(
     /,
     *,
     require: Collection[str] = CHANGES,
-    etag: Callable[[Any], str | None] = version_etag,
+    etag: Callable[[Any], str | None] | None = None,
     modified: Callable[[Any], datetime | None] | None = None,
     creates: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -53,7 +53,8 @@ def preconditions(
         find: called with what the view is called with; returns the object at the URL, or raises
             ``Http404``, or returns ``None``. Let it find only what the caller may have.
         require: the methods that are refused (428) without ``If-Match``.
-        etag: makes the ETag of an object, in its quotation marks; by default of its version.
+        etag: makes the ETag of an object, in its quotation marks; by default of its version, and of
+            its primary key if that is not in the URL.
         modified: when an object was last changed; without it, conditions on dates are ignored.
         creates: whether a PUT creates what is not there. ``If-None-Match: *`` then creates it once,
             if the view inserts it by a key that is unique, and does not update it.
@@ -70,7 +71,7 @@ def preconditions(
             resource = _ViewResource(
                 request,
                 functools.partial(find, request, *args, **kwargs),
-                etag,
+                etag or functools.partial(_version_etag, {*map(str, (*args, *kwargs.values()))}),
                 modified,
                 required=request.method in require,
                 creates=creates,
@@ -107,6 +108,10 @@ def _refuse_unfit(view: Callable[..., Any]) -> None:
         )
 
 
+def _version_etag(in_url: set[str], obj: Any) -> str | None:
+    return version_etag(obj, named_by_key=str(getattr(obj, "pk", "")) in in_url)
+
+
 class _ViewResource(Resource):
     """What a request to a plain Django view is about."""
 
@@ -131,6 +136,10 @@ class _ViewResource(Resource):
     def etag(self, obj: Any) -> str | None:
         return checked_etag(self._etag(obj), "The etag= of @preconditions")
 
+    def form(self) -> str:
+        accept: str = self.headers.get("Accept", "")  # by which the view may choose
+        return "" if accept == "*/*" else accept
+
     def modified(self, obj: Any) -> datetime | None:
         return self._modified(obj) if self._modified else None
 
@@ -149,7 +158,7 @@ def _with_etag(resource: _ViewResource, view: Run) -> HttpResponseBase:
         obj = resource.find()
     except Http404:
         return response
-    return response if obj is None else _tagged(response, resource.etag(obj))
+    return response if obj is None else _tagged(response, resource.shown_etag(obj))
 
 
 def _tagged(response: HttpResponseBase, etag: str | None) -> HttpResponseBase:

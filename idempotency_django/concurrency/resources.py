@@ -12,7 +12,7 @@ from django.http import Http404
 from django.http.response import HttpResponseBase
 
 from ..errors import PreconditionFailed, PreconditionRequired
-from .conditions import SAFE, Conditions, evaluate
+from .conditions import SAFE, Conditions, evaluate, representation_etag
 from .locks import follow, in_transaction, locked, written_to
 from .rollbacks import refuse_marked
 
@@ -29,6 +29,7 @@ class Resource(ABC):
 
     Attributes:
         method: the request's method.
+        headers: the request's headers.
         conditions: the request's conditional headers.
         required: whether the request must be conditional.
         creates: whether a PUT creates what is not there.
@@ -37,6 +38,7 @@ class Resource(ABC):
 
     def __init__(self, request: Any, *, required: bool, creates: bool = False) -> None:
         self.method = request.method or ""
+        self.headers = request.headers
         self.conditions = Conditions.of(request.headers)
         self.required = required
         self.creates = creates and self.method == "PUT"
@@ -48,7 +50,11 @@ class Resource(ABC):
 
     @abstractmethod
     def etag(self, obj: Any) -> str | None:
-        """The object's ETag."""
+        """The ETag of the object's state."""
+
+    @abstractmethod
+    def form(self) -> str:
+        """Which representation the request is answered with; empty: the usual one."""
 
     @abstractmethod
     def modified(self, obj: Any) -> datetime | None:
@@ -64,24 +70,21 @@ class Resource(ABC):
     def not_modified(self, etag: str | None) -> HttpResponseBase:
         """The 304."""
 
-    def require(self, *, dated: bool) -> None:
-        """Refuse a change whose conditions would let it overwrite what the client has not read."""
-        if self.required and not self.conditions.protects(dated=dated, creates=self.creates):
-            raise PreconditionRequired
+    def shown_etag(self, obj: Any) -> str | None:
+        """The ETag of the object's representation that the request is answered with."""
+        return representation_etag(self.etag(obj), self.form())
 
     def holds(self, obj: Any) -> bool:
         """Whether the conditions hold for the object; ``False``: the client has it already.
 
         Raises:
-            PreconditionRequired: they are not what is required.
             PreconditionFailed: they do not hold.
         """
         exists = obj is not None
-        etag = self.etag(obj) if exists else None
-        modified = self.modified(obj) if exists else None
         safe = self.method in SAFE
-        if not safe:
-            self.require(dated=modified is not None)
+        etag_of = self.shown_etag if safe else self.etag
+        etag = etag_of(obj) if exists else None
+        modified = self.modified(obj) if exists else None
         seconds = modified.timestamp() if modified else None
         return evaluate(self.conditions, etag, seconds, exists=exists, safe=safe)
 
@@ -97,7 +100,8 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
     """
     if resource.method in SAFE:
         return _read(resource, run)
-    resource.require(dated=True)  # which only the object can tell
+    if resource.required and not resource.conditions.protects(creates=resource.creates):
+        raise PreconditionRequired
     if not resource.conditions.for_change():
         return run()
     obj = _found(resource)
@@ -130,7 +134,7 @@ def _read(resource: Resource, run: Run) -> HttpResponseBase:
     if resource.conditions != Conditions():
         obj = _found(resource)
         if not resource.holds(obj):
-            return resource.not_modified(resource.etag(obj))
+            return resource.not_modified(resource.shown_etag(obj))
         resource.keep(obj)
     return run()
 

@@ -14,6 +14,7 @@ than the object in memory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -27,12 +28,15 @@ from django.forms import Field as FormField
 from django.forms import HiddenInput
 
 from ..errors import ConcurrentModification
-from .locks import in_transaction, lock_first, row_in, take_over, written_to
+from .locks import has_key, in_transaction, lock_first, row_in, take_over, written_to
 from .rollbacks import on_rollback
 
 
 class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # as in Django
     """The version of a row: 1 when it is created, one more with each change.
+
+    A row whose primary key was given, and not made by the database, starts at the time in
+    microseconds. The key may have been another row's, and no version names two rows.
 
     In forms it is a hidden field, so that what comes back is the version that the user saw.
     """
@@ -43,7 +47,13 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
 
     def pre_save(self, instance: models.Model, add: bool) -> Any:
         version = getattr(instance, self.attname)
-        return version if add else version + 1
+        if not add:
+            return version + 1
+        saving: _Save | None = instance.__dict__.get("_versioned")
+        if has_key(instance) if saving is None else saving.with_key:
+            version = time.time_ns() // 1000
+            setattr(instance, self.attname, version)
+        return version
 
     def formfield(self, **options: Any) -> FormField | None:
         # Whatever the admin has for integers: nobody is to edit it.
@@ -90,10 +100,17 @@ def _named(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Save:
-    """One call of ``save()``: the version that the row must have; ``None``: there is no row yet."""
+    """One call of ``save()``.
 
-    def __init__(self, expected: int | None) -> None:
+    Attributes:
+        expected: the version that the row must have; ``None``: there is no row yet.
+        with_key: whether the object had a primary key before it, and not from the database.
+        stale: whether the row has another version.
+    """
+
+    def __init__(self, expected: int | None, *, with_key: bool) -> None:
         self.expected = expected
+        self.with_key = with_key
         self.stale = False
 
 
@@ -119,15 +136,18 @@ class Versioned(models.Model):
         if fields:
             options["update_fields"] = {*fields, field.name}
         new = self._state.adding and not (fields or options.get("force_update"))
+        # After a rollback, an object keeps the key that the database has made.
+        with_key = has_key(self) and not getattr(self._state, "key_was_made", False)
         was_adding, using = self._state.adding, options.get("using") or written_to(self)
-        saving = self._versioned = _Save(None if new else expected)
+        saving = self._versioned = _Save(None if new else expected, with_key=with_key)
         try:
             with _usable_after(saving, using, self):
                 super().save(**options)
         finally:
             self.__dict__.pop("_versioned", None)  # a receiver may have saved it again
         if was_adding:
-            on_rollback(using, partial(setattr, self._state, "adding", True))
+            again = partial(vars(self._state).update, adding=True, key_was_made=not with_key)
+            on_rollback(using, again)
 
     # The one place where Django lets the WHERE of an UPDATE be changed. It is private, and takes
     # other arguments in each version: all but the first are passed on as they are.

@@ -19,19 +19,19 @@ from typing import Any, ClassVar, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
-from django.http import Http404
+from django.http import Http404, HttpResponseNotModified
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
-from rest_framework.response import Response
 
-from ..concurrency.conditions import SAFE, checked_etag, version_etag
+from ..concurrency.conditions import SAFE, checked_etag, representation_etag, version_etag
 from ..concurrency.resources import CHANGES, Resource, Run, run_conditionally
 from ..errors import IdempotencyError
 from ..http.inspection import kept, name_of
-from ..http.objects import has_object, lookup_of
+from ..http.objects import has_object, is_named_by_key, lookup_of
 from ..http.opening import PROTECTED, opened, part_of_view
 from . import IdempotentViewMixin
 from .problems import problem
+from .responses import is_page
 from .subjects import is_action, is_compared, is_same, shown_by, watch_lookup
 
 _UNKNOWN: Final = object()
@@ -69,10 +69,12 @@ class PreconditionMixin:  # see below
         self, request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
         response = super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]
-        if 200 <= response.status_code < 300 and not response.has_header("ETag"):
+        untagged = not (response.has_header("ETag") or is_page(response))
+        if untagged and 200 <= response.status_code < 300:
             obj = shown_by(response)
             if obj is not None and is_compared(self, obj, response.status_code):
                 etag = checked_etag(self.get_etag(obj), f"get_etag() of {name_of(type(self))}")
+                etag = representation_etag(etag, _form(request))
                 if etag is not None:
                     response["ETag"] = etag
         return response
@@ -82,9 +84,12 @@ class PreconditionMixin:  # see below
     def get_etag(self, obj: Any) -> str | None:
         """The ETag of an object, in its quotation marks; by default that of its version.
 
-        A weak one (``W/"…"``) counts for ``If-None-Match`` only: ``If-Match`` needs a strong one.
+        If the URL names the object by something else than its primary key, that is in it, too. A
+        weak one (``W/"…"``) counts for ``If-None-Match`` only: ``If-Match`` needs a strong one.
         """
-        return version_etag(obj)
+        if not isinstance(obj, models.Model):
+            return None
+        return version_etag(obj, named_by_key=is_named_by_key(self, obj))
 
     def get_last_modified(self, obj: Any) -> datetime | None:
         """When the object was last changed; by default conditions on dates are ignored."""
@@ -116,6 +121,9 @@ class _DRFResource(Resource):
             )
         return etag
 
+    def form(self) -> str:
+        return _form(self._view.request)
+
     def modified(self, obj: Any) -> datetime | None:
         modified: datetime | None = self._view.get_last_modified(obj)
         return modified
@@ -127,8 +135,15 @@ class _DRFResource(Resource):
         self._view._conditional_object = _UNKNOWN
 
     def not_modified(self, etag: str | None) -> HttpResponseBase:
-        headers = {} if etag is None else {"ETag": etag}
-        return Response(status=304, headers=headers)
+        response = HttpResponseNotModified()  # which no renderer has to make of no data
+        if etag is not None:
+            response["ETag"] = etag
+        return response
+
+
+def _form(request: Request) -> str:
+    media_type: str = request.accepted_media_type
+    return "" if media_type == "application/json" else media_type
 
 
 def _guard_handler(view: Any, request: Request) -> None:
@@ -179,6 +194,8 @@ def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -
         if not resource.has_object:
             _refuse_unfit(view, resource)
             return run()
+        if resource.method in SAFE and is_page(request):
+            return run()  # it shows its caller and a token: no state's page is like another
         if resource.method in SAFE and is_action(view):
             return _read_action(view, resource, run)
         return run_conditionally(resource, functools.partial(_changed, view, resource, run))
@@ -196,7 +213,7 @@ def _read_action(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
     shown = shown_by(response)
     if shown is None or not is_compared(view, shown, response.status_code):
         return response
-    return response if resource.holds(shown) else resource.not_modified(resource.etag(shown))
+    return response if resource.holds(shown) else resource.not_modified(resource.shown_etag(shown))
 
 
 def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:

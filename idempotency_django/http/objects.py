@@ -26,6 +26,8 @@ from ..records import Record
 
 _FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")
 
+_OURS: Final = __name__.partition(".")[0] + "."
+
 _OF_OBJECTS: Final = {"RetrieveModelMixin", "UpdateModelMixin", "DestroyModelMixin"}
 
 _VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -112,6 +114,12 @@ def lookup_of(view: Any) -> Callable[[], Any] | None:
     return next((call for call in calls if _fits(signature, call)), None)
 
 
+def is_named_by_key(view: Any, model: Any) -> bool:
+    """Whether the view's URLs name objects of a model by their primary key."""
+    fields = ("pk", model._meta.pk.name)
+    return not _has_own_lookup(view) and getattr(view, "lookup_field", None) in fields
+
+
 def _fits(signature: inspect.Signature, call: partial[Any]) -> bool:
     try:
         signature.bind(*call.args, **call.keywords)
@@ -165,8 +173,9 @@ def _module(view: Any, name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _module_of(view_class: type, name: str) -> str:
-    method = inspect.getattr_static(view_class, name, None)
-    return str(getattr(method, "__module__", ""))
+    found = (vars(base).get(name) for base in view_class.__mro__)
+    modules = (str(getattr(method, "__module__", "")) for method in found if method is not None)
+    return next((module for module in modules if not module.startswith(_OURS)), "")
 
 
 def _lookup(view: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.test import Client
 from django.urls import include, path
+from django.utils import translation
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from rest_framework import generics, routers, serializers, viewsets
@@ -24,6 +25,7 @@ from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action
 from rest_framework.exceptions import NotAuthenticated
 from rest_framework.permissions import BasePermission
+from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -179,6 +181,38 @@ class Countries(PreconditionMixin, IdempotentViewMixin, generics.RetrieveUpdateA
             return Response(serializer.data, status=201)
 
 
+class CSVRenderer(BaseRenderer):
+    """Another representation of the same ticket."""
+
+    media_type = "text/csv"
+    format = "csv"
+
+    def render(self, data: Any, *args: Any) -> bytes:
+        return f"{data['id']},{data['title']}".encode()
+
+
+class Shown(PreconditionMixin, IdempotentViewMixin, Tickets):
+    """JSON, a page of the browsable API, and CSV."""
+
+    renderer_classes = [JSONRenderer, BrowsableAPIRenderer, CSVRenderer]
+
+    def get_last_modified(self, obj: Ticket) -> datetime:
+        return EDITED
+
+
+class Titled(PreconditionMixin, IdempotentViewMixin, Tickets):
+    """Its URLs name tickets by what may be given to another one."""
+
+    lookup_field = "title"
+
+
+class Mine(PreconditionMixin, Tickets):
+    """Its URL names no ticket."""
+
+    def get_object(self) -> Ticket:
+        return Ticket.objects.get()
+
+
 class Owned(BasePermission):
     """Nobody may have what is called secret."""
 
@@ -274,7 +308,13 @@ plain_alone = preconditions(ticket_of)(change)
 plain = idempotent(preconditions(ticket_of, modified=lambda ticket: EDITED)(change))
 plain_middleware = preconditions(ticket_of)(change)
 plain_optional = preconditions(ticket_of, require=())(change)
+plain_dated = preconditions(ticket_of, require=(), modified=lambda ticket: EDITED)(change)
 plain_marked = preconditions(ticket_of)(marked)
+
+
+@preconditions(lambda request, title: get_object_or_404(Ticket, title=title))
+def plain_titled(request: HttpRequest, title: str) -> HttpResponse:
+    return change(request, Ticket.objects.get(title=title).pk)
 
 
 def find_country(request: HttpRequest, code: str) -> Country | None:
@@ -283,8 +323,11 @@ def find_country(request: HttpRequest, code: str) -> Country | None:
 
 @preconditions(find_country, creates=True)
 def put_country(request: HttpRequest, code: str) -> HttpResponse:
-    country = Country.objects.create(code=code, name="x")
-    return JsonResponse({"name": country.name}, status=201)
+    country, created = Country.objects.get_or_create(code=code, defaults={"name": "x"})
+    if request.method == "PUT" and not created:
+        Owner.objects.create(name=None)
+        country.save()
+    return JsonResponse({"name": country.name}, status=201 if created else 200)
 
 
 router = routers.SimpleRouter()
@@ -299,6 +342,8 @@ VIEWSETS = {
     "guarded": Guarded,
     "marked": Marked,
     "borrowing": Borrowing,
+    "shown": Shown,
+    "titled": Titled,
     "middleware": type("Middleware", (PreconditionMixin, Tickets), {}),
 }
 for name, viewset in VIEWSETS.items():
@@ -310,10 +355,13 @@ urlpatterns = [
     path("handler/<int:pk>/", HandlerDecorated.as_view()),
     path("unversioned/<int:pk>/", Unversioned.as_view()),
     path("values/<int:pk>/", Values.as_view()),
+    path("mine/<str:any>/", Mine.as_view({"get": "retrieve", "put": "update"})),
+    path("plain_titled/<str:title>/", plain_titled),
     path("plain/<int:pk>/", plain),
     path("plain_alone/<int:pk>/", plain_alone),
     path("plain_middleware/<int:pk>/", plain_middleware),
     path("plain_optional/<int:pk>/", plain_optional),
+    path("plain_dated/<int:pk>/", plain_dated),
     path("plain_marked/<int:pk>/", plain_marked),
     path("plain_countries/<str:code>/", put_country),
 ]
@@ -401,8 +449,7 @@ class TestChanges:
         date = "Sat, 29 Oct 1994 19:43:31 GMT"
         blind = [{"If_None_Match": tag} for tag in ('"0"', '"1"', "*", "junk", "")]
         blind += [{"If_Unmodified_Since": "yesterday"}, {"If_Modified_Since": date}]
-        if at != "plain":  # the only one that knows when
-            blind.append({"If_Unmodified_Since": date})
+        blind.append({"If_Unmodified_Since": date})  # within that second it may have changed
         for headers in blind:
             assert_problem(send(at, ticket, **headers), 428, "precondition-required")
         assert send(at, ticket, If_Match="").status_code == 412
@@ -420,8 +467,11 @@ class TestChanges:
     def test_plain_dates(self, ticket: Ticket) -> None:
         """A date is a condition where the view knows it."""
         old, new = "Sat, 29 Oct 1994 19:43:30 GMT", "Sat, 29 Oct 1994 19:43:31 GMT"
-        assert send("plain", ticket, If_Unmodified_Since=old).status_code == 412
-        assert send("plain", ticket, If_Unmodified_Since=new).status_code == 200
+        assert send("plain_dated", ticket, If_Unmodified_Since=old).status_code == 412
+        assert send("plain_dated", ticket, If_Unmodified_Since=new).status_code == 200
+        for date in (old, new):  # which does not say which state of that second was read
+            refused = send("plain", ticket, If_Unmodified_Since=date)
+            assert_problem(refused, 428, "precondition-required")
 
 
 class TestRetries:
@@ -528,7 +578,7 @@ class TestCreation:
             for _ in range(2)
         ]
         assert [answer.status_code for answer in answers] == [201, 412]
-        assert answers[0]["ETag"] == '"1"'
+        assert answers[0]["ETag"] == send(at, "DE", "get")["ETag"]
 
     @pytest.mark.parametrize("key", [None, "key"])
     def test_race(self, key: str | None) -> None:
@@ -548,6 +598,129 @@ class TestCreation:
         assert statuses.count(201) == 1
         assert set(statuses) <= {201, 412}
         assert (Country.objects.count(), effects()) == (1, 1)
+
+
+class TestBirths:
+    """What is deleted and created anew is another resource, although its version is as low."""
+
+    @pytest.mark.parametrize("at", ["countries", "plain_countries"])
+    @pytest.mark.parametrize("bulk", [False, True])
+    def test_primary_key(self, at: str, bulk: bool) -> None:
+        """No ETag names two rows that had one primary key after each other."""
+
+        def create() -> str:
+            country = Country(code="DE", name="x")
+            if bulk:
+                Country.objects.bulk_create([country])
+            else:
+                country.save()
+            etag: str = send(at, "DE", "get")["ETag"]
+            assert etag == f'"{country.version}"'  # the row's, and within what JavaScript counts
+            assert country.version == Country.objects.get().version < 2**53
+            return etag
+
+        stale = create()
+        Country.objects.all().delete()
+        current = create()
+        assert stale != current
+        body = json.dumps({"code": "DE", "name": "y"})
+        statuses = [
+            Client()
+            .put(f"/{at}/DE/", body, content_type="application/json", headers={"If-Match": tag})
+            .status_code
+            for tag in (stale, current)
+        ]
+        assert statuses == [412, 200]
+
+    @pytest.mark.parametrize("at", ["titled", "plain_titled", "mine"])
+    def test_other_names(self, at: str) -> None:
+        """Where the URL does not name the primary key, the ETag does."""
+        tags = []
+        for _ in range(2):
+            Ticket.objects.all().delete()
+            Ticket.objects.create(title="a")
+            tags.append(send(at, "a", "get")["ETag"])
+        assert send(at, "a", title="a", If_Match=tags[0]).status_code == 412
+        answer = send(at, "a", title="a", If_Match=tags[1])
+        assert answer.status_code == 200
+        assert send(at, "a", "get", If_None_Match=answer["ETag"]).status_code == 304
+
+    def test_created(self) -> None:
+        """The ETag of what a POST creates is the one of its own URL."""
+        for at in ("first", "titled"):
+            Ticket.objects.all().delete()
+            created = Client().post(f"/{at}/", {"title": "a"})
+            name = "a" if at == "titled" else created.json()["id"]
+            assert created["ETag"] == send(at, name, "get")["ETag"]
+
+
+def shown(ticket: Any, method: str = "get", accept: str = "*/*", **headers: str) -> Any:
+    return send("shown", ticket, method, Accept=accept, **headers)
+
+
+class TestRepresentations:
+    def test_media_types(self, ticket: Ticket) -> None:
+        """Each media type has an ETag of its own, and 304 is for the one that the client has."""
+        accepted = ("application/json", "application/json; indent=4", "text/csv")
+        tags = {accept: shown(ticket, accept=accept)["ETag"] for accept in accepted}
+        assert len(set(tags.values())) == 3
+        assert tags["application/json"] == shown(ticket)["ETag"] == '"1"'
+        for has, tag in tags.items():
+            for accept in accepted:
+                answer = shown(ticket, accept=accept, If_None_Match=tag)
+                assert answer.status_code == (304 if accept == has else 200)
+                assert answer["ETag"] == tags[accept]
+                matched = shown(ticket, accept=accept, If_Match=tag)  # that of a range, for example
+                assert matched.status_code == (200 if accept == has else 412)
+
+    def test_page(self, ticket: Ticket) -> None:
+        """A page of the browsable API holds its caller's name: no ETag, and never 304."""
+        date = "Sat, 29 Oct 1994 19:43:31 GMT"
+        assert shown(ticket, If_Modified_Since=date).status_code == 304
+        for headers in ({}, {"If_None_Match": '"1"'}, {"If_Modified_Since": date}):
+            page = shown(ticket, accept="text/html", **headers)
+            assert (page.status_code, page.headers.get("ETag")) == (200, None)
+            assert b"<html" in page.content
+
+    @pytest.mark.parametrize("read_as", ["application/json", "text/csv"])
+    @pytest.mark.parametrize("written_as", ["application/json", "text/csv", "text/html"])
+    def test_change(self, ticket: Ticket, read_as: str, written_as: str) -> None:
+        """A change may name its state by the ETag of any representation, and by no stale one."""
+        tag = shown(ticket, accept=read_as)["ETag"]
+        assert shown(ticket, "put", written_as, If_None_Match=tag, If_Match=tag).status_code == 412
+        assert shown(ticket, "put", written_as, If_Match=tag).status_code == 200
+        assert shown(ticket, "put", written_as, If_Match=tag).status_code == 412
+        assert effects() == 1
+
+    @translation.override("en-us", deactivate=True)  # the middleware leaves another one
+    @pytest.mark.parametrize("at", ["shown", "plain_optional"])
+    def test_languages(self, ticket: Ticket, at: str, settings: Any) -> None:
+        """So has each language, where the project has several."""
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+        tags = {
+            language: send(at, ticket, "get", Accept_Language=language)["ETag"]
+            for language in ("en", "de")
+        }
+        assert tags["en"] != tags["de"]
+        for has, tag in tags.items():
+            for language in tags:
+                named = {"If_None_Match": tag, "Accept_Language": language}
+                answer = send(at, ticket, "get", **named)
+                assert answer.status_code == (304 if language == has else 200)
+        answer = send(at, ticket, If_Match=tags["de"], Accept_Language="en")
+        assert answer.status_code == 200
+
+    def test_plain(self, ticket: Ticket) -> None:
+        """A plain view may answer by what the client accepts, so the ETag depends on that."""
+        at, accepted = "plain_optional", ("text/html", "application/json", "*/*")
+        tags = {accept: send(at, ticket, "get", Accept=accept)["ETag"] for accept in accepted}
+        assert tags["*/*"] == send(at, ticket, "get")["ETag"] == '"1"'
+        for has, tag in tags.items():
+            for accept in accepted:
+                answer = send(at, ticket, "get", Accept=accept, If_None_Match=tag)
+                assert answer.status_code == (304 if accept == has else 200)
+                assert answer["ETag"] == tags[accept]
+        assert send(at, ticket, If_Match=tags["text/html"]).status_code == 200
 
 
 class TestOthers:

@@ -15,6 +15,7 @@ from django.db.models import F
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
+from idempotency_django.concurrency.natural import ensure
 from idempotency_django.concurrency.versions import (
     Versioned,
     VersionField,
@@ -242,6 +243,48 @@ class TestSave:
         loaded = threading.Barrier(THREADS, timeout=PATIENCE)
         assert sum(in_threads([save] * THREADS)) == 1
         assert row(ticket).version == 2
+
+
+class TestFirstVersion:
+    """A key that can be given again gives no version again."""
+
+    @pytest.mark.parametrize(
+        ("model", "key"),
+        [(Country, {"code": "DE"}), (Ticket, {"id": 7}), (SeatTicket, {"code": "12A"})],
+    )
+    @pytest.mark.parametrize("how", ["create", "bulk", "ensure"])
+    def test_given_key(self, using: str, model: type[Any], key: dict[str, Any], how: str) -> None:
+        """Rows that had one key after each other have no version in common."""
+        rows = model.objects.using(using)
+        versions = []
+        for _ in range(2):
+            if how == "create" or model is SeatTicket:  # which Django creates one by one
+                obj = rows.create(**key)
+            elif how == "bulk":
+                [obj] = rows.bulk_create([model(**key)])
+            else:
+                obj, _ = ensure(model, using=using, **key)
+            obj.save()
+            versions += [obj.version - 1, obj.version]
+            assert row(obj).version == obj.version < 2**53  # what JavaScript can count
+            obj.delete()
+        assert sorted(set(versions)) == versions
+
+    def test_undone(self, using: str) -> None:
+        """An object that is saved again after it was deleted is a new row, too."""
+        country = Country.objects.using(using).create(code="DE", name="a")
+        first = country.version
+        country.delete()
+        country.pk, country.name, country._state.adding = "DE", "b", True
+        country.save(using=using)
+        assert country.version > first
+
+    @pytest.mark.parametrize("model", [Ticket, UrgentTicket, Extended])
+    def test_made_key(self, using: str, model: type[Any]) -> None:
+        """Where the database makes the key, which it does not again, versions count from 1."""
+        name = version_field(model).attname
+        obj = model.objects.using(using).create()
+        assert (getattr(obj, name), getattr(row(obj), name)) == (1, 1)
 
 
 class TestTransactions:
