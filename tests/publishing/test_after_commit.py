@@ -395,3 +395,19 @@ def test_at_once_fails(using: str, caplog: pytest.LogCaptureFixture) -> None:
         assert len(CALLS) == 1
         relay(using)
     assert len(CALLS) == 2
+
+
+def test_at_once_exits(using: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A function that calls sys.exit() ends neither the process that has committed nor what else
+    follows the commit; a relay makes the next attempt.
+    """
+    followed: list[str] = []
+    with at_once(using):
+        with transaction.atomic(using=using):
+            after_commit(leave)
+            transaction.on_commit(lambda: followed.append("hook"), using=using)
+        assert (len(CALLS), followed) == (1, ["hook"])
+        assert "A relay calls it again" in caplog.text
+        relay(using)
+    message = OutboxMessage.objects.using(using).get()
+    assert (len(CALLS), message.state, message.attempts) == (2, "pending", 1)

@@ -24,6 +24,7 @@ from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.jobs.celery.parents import CAUSED_BY
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox.publishers.base import Away
 from idempotency_django.messaging.outbox.publishers.celery import CeleryPublisher
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import IdempotencyKey
@@ -345,5 +346,28 @@ def test_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     with Celery("client", broker="amqp://127.0.0.1:1//", set_as_current=False, fixups=[]) as client:
         monkeypatch.setattr(f"{__name__}.client", client, raising=False)
         publisher = CeleryPublisher("celery", app=f"{__name__}.client", timeout=1)
-        with pytest.raises(Exception, match="refused"):
-            publisher.publish([outgoing("a", type="shop.pay", data={})])
+        [answer] = publisher.publish([outgoing("a", type="shop.pay", data={})])
+        assert isinstance(answer, Away)
+        assert "refused" in str(answer)
+
+
+def test_no_exchange(rabbit: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing exchange is no message's fault; when it is there, tasks are sent."""
+    name = f"tasks-{uuid.uuid4().hex}"
+    with (
+        Celery("client", broker=rabbit.url, set_as_current=False, fixups=[]) as client,
+        kombu.Connection(rabbit.url) as connection,
+    ):
+        monkeypatch.setattr(f"{__name__}.client", client, raising=False)
+        client.conf.task_routes = {"shop.pay": {"exchange": name, "routing_key": "a"}}
+        publisher = CeleryPublisher("celery", app=f"{__name__}.client")
+        message = outgoing("a", type="shop.pay", data={})
+        [answer] = publisher.publish([message])
+        assert isinstance(answer, Away)
+        assert "no exchange" in str(answer)
+        publisher.close()  # as the relay does
+        channel = connection.channel()
+        kombu.Exchange(name)(channel).declare()
+        assert publisher.publish([message]) == [None]
+        publisher.close()
+        kombu.Exchange(name)(channel).delete()

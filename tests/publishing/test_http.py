@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.outbox.publishers.base import (
+    Away,
     NotBegun,
     Outgoing,
-    SendLater,
-    Undeliverable,
+    Refused,
 )
 from idempotency_django.messaging.outbox.publishers.http import HttpPublisher
 from idempotency_django.messaging.outbox.publishers.webhooks import Endpoint
@@ -166,8 +167,8 @@ def test_refused(receiver: Receiver, status: int) -> None:
     """Any other status is a failure, which shows what the receiver has said."""
     receiver.answer = lambda request: (status, {}, b"Sorry,\r\n no." + b"x" * 5000)
     [error] = publisher(receiver).publish(grouped("a-1"))
-    assert isinstance(error, SendLater)
-    assert error.counted
+    assert isinstance(error, Refused)
+    assert not error.final
     assert f"/hooks has answered {status} " in str(error)
     assert "Sorry, no.xxx" in str(error)
     assert len(str(error)) < 400
@@ -177,7 +178,8 @@ def test_gone(receiver: Receiver) -> None:
     """A receiver that answers 410 (Gone) is not asked again."""
     receiver.answer = lambda request: (410, {}, b"")
     [error] = publisher(receiver).publish(grouped("a-1"))
-    assert isinstance(error, Undeliverable)
+    assert isinstance(error, Refused)
+    assert error.final
 
 
 def test_redirects(receiver: Receiver) -> None:
@@ -206,7 +208,7 @@ def test_retry_after(receiver: Receiver, value: str, delay: tuple[int, int]) -> 
         value = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
     receiver.answer = lambda request: (503, {"retry-after": value}, b"")
     [error] = publisher(receiver).publish(grouped("a-1"))
-    assert isinstance(error, SendLater)
+    assert isinstance(error, Refused)
     assert delay[0] <= error.delay <= delay[1]
 
 
@@ -329,6 +331,23 @@ def test_endpoints(receiver: Receiver) -> None:
     assert set(found) == {"/hooks/a", "/hooks/b"}
     assert found["/hooks/a"].headers["authorization"] == "Bearer t"
     Webhook(OLDER).verify(found["/hooks/b"].body, found["/hooks/b"].headers)
+
+
+@pytest.mark.parametrize(
+    "error", [OperationalError("The database is away."), ImportError("No module.")]
+)
+def test_endpoints_that_cannot_be_asked(error: Exception) -> None:
+    """That the database of the endpoints is away is no message's fault."""
+
+    def endpoint(message: Outgoing) -> Endpoint:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(f"{__name__}.endpoint_of", endpoint, raising=False)
+        asked = HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of")
+        for answer in asked.publish(grouped("a-1", "b-1")):
+            assert isinstance(answer, Away)
+            assert str(error) in str(answer)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import OutboxLease, OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.publishers.base import SendLater, Undeliverable
+from idempotency_django.messaging.outbox.publishers.base import Away, Refused, SendLater
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.messaging.outbox.topics import topic
 from tests.models import Effect
@@ -84,9 +84,10 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
     ("error", "state", "attempts", "delay"),
     [
         (ValueError("no"), "pending", 1, timedelta(0)),
-        (SendLater("busy", delay=600), "pending", 1, timedelta(seconds=590)),
-        (SendLater("busy", delay=600, counted=False), "pending", 0, timedelta(seconds=590)),
-        (Undeliverable("gone"), "blocked", 1, None),
+        (Refused("busy", delay=600), "pending", 1, timedelta(seconds=590)),
+        (SendLater("busy", delay=600), "pending", 0, timedelta(seconds=590)),
+        (Away("gone"), "pending", 0, timedelta(0)),
+        (Refused("gone", final=True), "blocked", 1, None),
     ],
 )
 @pytest.mark.parametrize("group", [None, "a"])
@@ -111,9 +112,9 @@ def test_what_a_publisher_answers(
 
 
 @pytest.mark.usefixtures("memory")
-def test_never_used_up_by_others() -> None:
+@pytest.mark.parametrize("error", [SendLater("busy"), Away("gone")])
+def test_never_used_up_by_others(error: Exception) -> None:
     """What is not the message's fault never uses up its attempts."""
-    error = SendLater("away", counted=False)
     Memory.refuse = staticmethod(lambda message: error)
     with outbox(orders={"MAX_ATTEMPTS": 1}):
         with transaction.atomic():

@@ -20,7 +20,7 @@ from ..databases import unindexed
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
 from ..reasons import reason
-from .publishers.base import Outgoing, SendLater, Undeliverable
+from .publishers.base import Outgoing, Refused, SendLater
 from .topics import BLOCK, Topic
 
 FIRST_BACKOFF: Final = timedelta(seconds=1)
@@ -91,11 +91,13 @@ class Batch:
         )
 
     def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> OutboxState:
-        """Note that the broker has refused a message; what the message is now."""
-        later = error if isinstance(error, SendLater) else SendLater("")
-        attempts = message.attempts + later.counted
+        """Note that a message was refused, or has to wait; what the message is now."""
+        is_refused = not isinstance(error, SendLater)
+        delay = error.delay if isinstance(error, SendLater | Refused) else 0
+        attempts = message.attempts + is_refused
         is_used_up = topic.max_attempts is not None and attempts >= topic.max_attempts
-        is_poison = isinstance(error, Undeliverable) or (later.counted and is_used_up)
+        is_final = isinstance(error, Refused) and error.final
+        is_poison = is_refused and (is_used_up or is_final)
         if not is_poison:
             state = OutboxState.PENDING
         else:
@@ -103,7 +105,7 @@ class Batch:
         skipped = state == OutboxState.SKIPPED
         # What was never sent keeps nothing else from being sent.
         forgotten = {"dedup": None, "dedup_until": None} if skipped else {}
-        again = DatabaseNow() + max(backoff(attempts), timedelta(seconds=later.delay))
+        again = DatabaseNow() + max(backoff(attempts), timedelta(seconds=delay))
         with transaction.atomic(using=self.using):
             self._owned([message]).update(
                 state=state,
@@ -117,6 +119,10 @@ class Batch:
             if not skipped:
                 self.hold(message.stream, None if is_poison else again)
         return state
+
+    def note_away(self, message: OutboxMessage, error: Exception) -> None:
+        """Note why a message waits, which is not its fault."""
+        self._owned([message]).update(error=reason(error))
 
     def hold(self, stream: str, until: Combinable | datetime | None) -> None:
         """Let nobody have the message's stream until then; without a stream, nothing waits."""

@@ -97,7 +97,8 @@ class Call:
             OperationInProgress: somebody else is calling it.
             OperationHeld: it was interrupted, and an operator must settle it.
             StoreUnavailable: nobody knows whether it was called.
-            ImportError: there is no such function any more.
+            ImportError: the function's module cannot be imported.
+            LookupError: there is no such function any more.
             Exception: whatever the function raises.
         """
         function = found(self.path)
@@ -130,15 +131,19 @@ def found(path: str) -> Callable[..., Any]:
     """The function at a path.
 
     Raises:
-        ImportError: there is none.
+        ImportError: its module cannot be imported.
+        LookupError: there is no such function in it.
     """
     module, _, name = path.partition(":")
-    place: Any = import_module(module)
+    try:
+        place: Any = import_module(module)
+    except Exception as error:  # whatever the module does
+        raise ImportError(f"The module {module!r} cannot be imported: {error!r}") from error
     try:
         for part in name.split("."):
             place = getattr(place, part)
     except AttributeError:
-        raise ImportError(
+        raise LookupError(
             f"There is no function {path} any more. A deployment has removed or renamed it while a "
             "call of it was waiting. Bring it back under this name, or skip the message."
         ) from None
@@ -160,7 +165,7 @@ def _path(function: Callable[..., Any]) -> str:
         )
     try:
         is_found = "<" not in name and module != "__main__" and found(path) == function
-    except (ImportError, ValueError):
+    except (ImportError, LookupError):
         is_found = False
     if not is_found:
         raise TypeError(

@@ -58,7 +58,7 @@ def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         def attempt() -> None:
             try:
                 call.run_once(message_id, reference(message_id, f"outbox:{TOPIC}"))
-            except Exception:
+            except (Exception, SystemExit):  # the request, and what else follows its commit, go on
                 logger.warning(
                     "The call of %s after the commit has failed. A relay calls it again.",
                     call.path,

@@ -11,18 +11,18 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from django.db import DatabaseError, close_old_connections
+from django.db import Error as DatabaseFault
+from django.db import InterfaceError, OperationalError, close_old_connections, connections
 from django.db.models import Q
 
 from ...conf import conf
 from ..databases import database
 from ..models import OutboxMessage
-from ..reasons import reason
-from .batches import Batch, Unordered, outgoing
+from .batches import Batch, Unordered
 from .ordered import Ordered
-from .publishers.base import NotBegun, SendLater
-from .sending import Line, note_failures
-from .topics import ALL_OTHERS, topic, topics
+from .publishers.base import Away, NotBegun
+from .sending import Line, note_failures, whose
+from .topics import ALL_OTHERS, Topic, topic, topics
 from .waking import Ear
 
 logger = logging.getLogger("idempotency_django")
@@ -93,7 +93,7 @@ class Relay:
         """Whether something was sent; what goes wrong with the database is logged."""
         try:
             return self.send_batch() > 0
-        except DatabaseError:
+        except DatabaseFault:
             logger.exception(
                 "The outbox cannot reach the database %r. No message is lost; the relay tries "
                 "again.",
@@ -114,13 +114,13 @@ class Relay:
 
     @property
     def unreachable(self) -> list[str]:
-        """The topics whose broker could not be reached when it was tried last."""
+        """The topics of which nothing could be sent when it was tried last."""
         return [name for name, line in self._lines.items() if line.failures]
 
     def close(self) -> None:
         """Leave the brokers."""
         for line in self._lines.values():
-            line.publisher.close()
+            line.close()
         self._lines.clear()
 
     def _send(self, kind: type[Ordered] | type[Unordered]) -> int:
@@ -142,44 +142,45 @@ class Relay:
         if time.monotonic() >= until:
             return 0
         self._begun[name] = time.monotonic()
-        line = self._line(name)
-        line.publisher.until = until
-        if not line.careful:
-            return self._attempt(batch, line, messages)
-        tried = 0
-        for message in messages:
-            if line.is_paused or time.monotonic() >= until:
+        line = self._lines.setdefault(name, Line(name))
+        messages.sort(key=lambda message: whose(message) in line.suspects)
+        zipped = list(zip(messages, line.publish(messages, until), strict=True))
+        answers = [each for each in zipped if not isinstance(each[1], Away | NotBegun)]
+        if answers:
+            line.failures = 0
+            self._note(batch, topic(name), answers)
+            line.suspects -= {whose(message) for message, error in answers if error is None}
+        for message, error in zipped:
+            if isinstance(error, Away):
+                line.pause(error)
+                line.suspects.add(whose(message))
+                batch.note_away(message, error)
                 break
-            if message.stream not in batch.failed:
-                tried += self._attempt(batch, line, [message])
-        return tried
+        return len(answers)
 
-    def _attempt(self, batch: Batch, line: Line, messages: list[OutboxMessage]) -> int:
-        try:
-            errors = line.publisher.publish([outgoing(message) for message in messages])
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is logged
-            was_alone, is_its_own = line.careful, line.careful and not line.failures
-            line.pause(error)
-            if was_alone:  # others have their turn before it
-                later = SendLater(reason(error), counted=False)
-                note_failures(batch, line.topic, [(messages[0], error if is_its_own else later)])
-            return 0
-        line.failures, line.careful = 0, max(0, line.careful - 1)
-        zipped = zip(messages, errors, strict=True)
-        answers = [answer for answer in zipped if not isinstance(answer[1], NotBegun)]
+    def _note(
+        self, batch: Batch, known: Topic, answers: list[tuple[OutboxMessage, Exception | None]]
+    ) -> None:
         sent = [message for message, error in answers if error is None]
-        noted = batch.mark_sent(sent, line.topic.retention) if sent else 0
+        noted = self._mark_sent(batch, sent, known.retention) if sent else 0
         if noted < len(sent):
             logger.warning(
                 "%d messages of the topic %r were sent after the lease of this relay was over. "
                 "Another relay sends them as well; consumers recognise them by their ids. Give the "
                 "relay a longer lease, or smaller batches.",
                 len(sent) - noted,
-                line.topic.name,
+                known.name,
             )
         self.refused += len(answers) - len(sent)
-        note_failures(batch, line.topic, answers)
-        return len(answers)
+        note_failures(batch, known, answers)
+
+    def _mark_sent(self, batch: Batch, sent: list[OutboxMessage], retention: timedelta) -> int:
+        try:
+            return batch.mark_sent(sent, retention)
+        except (InterfaceError, OperationalError):
+            # The connection was lost while the broker was busy: on a new one, it is noted still.
+            connections[self.using].close()
+            return batch.mark_sent(sent, retention)
 
     def _wanted(self) -> Q:
         """The topics that this relay sends now."""
@@ -189,9 +190,3 @@ class Relay:
         if not self.topics and ALL_OTHERS in conf.outbox:
             return ~Q(topic__in=paused)
         return Q(topic__in=[name for name in named if name not in paused])
-
-    def _line(self, name: str) -> Line:
-        if name not in self._lines:
-            known = topic(name)
-            self._lines[name] = Line(known, known.publisher())
-        return self._lines[name]

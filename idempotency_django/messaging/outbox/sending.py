@@ -4,51 +4,79 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
 from ..reasons import reason
-from .batches import Batch, backoff
-from .publishers.base import Publisher
-from .topics import Topic
+from .batches import Batch, backoff, outgoing
+from .publishers.base import Away, Publisher, away
+from .topics import Topic, topic
 
 logger = logging.getLogger("idempotency_django")
-
-CAREFUL: Final = 100
-"""After the broker could not be reached, so many messages are sent one by one: if the publisher
-fails with one of them only, it is that message's fault, and the others go on."""
 
 
 @dataclass(slots=True)
 class Line:
     """A topic, as one relay sees it."""
 
-    topic: Topic
-    publisher: Publisher
-    failures: int = 0  # how often in a row the broker could not be reached
+    name: str
+    failures: int = 0  # how often in a row nothing could be sent
     resumes_at: float = 0  # by time.monotonic()
-    careful: int = 0  # how many messages are still to be sent one by one
+    suspects: set[str] = field(default_factory=set)  # what sending failed with: others go first
+    publisher: Publisher | None = None
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is sent now, because the broker could not be reached."""
-        return self.resumes_at > time.monotonic()
+    def publish(self, messages: Sequence[OutboxMessage], until: float) -> list[Exception | None]:
+        """What the publisher answers for each message."""
+        try:
+            if self.publisher is None:
+                self.publisher = topic(self.name).publisher()
+            self.publisher.until = until
+            answers = self.publisher.publish([outgoing(message) for message in messages])
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # it says nothing of any message
+            return [away(error)] * len(messages)
+        if (
+            isinstance(answers, Sequence)
+            and len(answers) == len(messages)
+            and all(answer is None or isinstance(answer, Exception) for answer in answers)
+        ):
+            return list(answers)
+        wrong = TypeError(
+            f"{type(self.publisher).__name__}.publish() has returned {answers!r}. Have it return "
+            "a list with one answer for each message: None if the broker has confirmed it, else "
+            "an exception."
+        )
+        return [wrong] * len(messages)
 
-    def pause(self, error: Exception) -> None:
-        """Let the broker be for a while, longer each time, as it could not be reached."""
-        self.failures, self.careful = self.failures + 1, CAREFUL
+    def pause(self, error: Away) -> None:
+        """Let the topic wait, longer each time; the publisher's client is made anew after it."""
+        self.failures += 1
         wait = backoff(self.failures).total_seconds()
         self.resumes_at = time.monotonic() + wait
         logger.error(
-            "The outbox cannot reach the broker of the topic %r. No message is lost; the next "
-            "attempt follows in %.1f seconds.",
-            self.topic.name,
+            "The topic %r waits for %.1f seconds, because nothing of it can be sent: %s. No "
+            "message is lost, and no attempt is counted.",
+            self.name,
             wait,
+            str(error).rstrip(" .:"),
             exc_info=error,
         )
+        self.close()
+
+    def close(self) -> None:
+        """Leave the broker."""
+        try:
+            if self.publisher is not None:
+                self.publisher.close()
+        except Exception:
+            logger.warning("The publisher of %r could not be closed.", self.name, exc_info=True)
+
+
+def whose(message: OutboxMessage) -> str:
+    """What waits together: the message's group, or itself."""
+    name: str = message.stream or message.message_id
+    return name
 
 
 def note_failures(

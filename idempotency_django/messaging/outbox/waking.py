@@ -8,7 +8,8 @@ import time
 from functools import partial
 from typing import Any, Final
 
-from django.db import DatabaseError, connections, transaction
+from django.db import Error as DatabaseFault
+from django.db import connections, transaction
 
 CHANNEL: Final = "idempotency_outbox"
 INTERVAL: Final = 0.05
@@ -61,7 +62,7 @@ class Ear:
         while not (stop.is_set() or self._woken) and (left := ends - time.monotonic()) > 0:
             try:
                 self._woken = self._heard(min(left, MOMENT))
-            except DatabaseError:
+            except DatabaseFault:
                 self._connection.close()
                 stop.wait(left)
 

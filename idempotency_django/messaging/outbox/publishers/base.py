@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage
 
 from ....records import reference
 from ...events import Event
+from ...reasons import reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +67,47 @@ class Outgoing:
         )
 
 
+class Away(Exception):
+    """What a publisher answers while what all messages need is away, such as its broker.
+
+    That is no message's fault, so no attempt is counted. The relay lets the topic wait, longer each
+    time, and closes the publisher: its next call makes its client anew.
+    """
+
+
+class Refused(Exception):
+    """What a publisher answers for a message that is refused: this was one of its attempts.
+
+    Args:
+        why: what is wrong with it.
+        delay: seconds after which to send it again; the relay waits longer if it would anyway.
+        final: whether no further attempt could deliver it.
+    """
+
+    def __init__(self, why: str, *, delay: float = 0, final: bool = False) -> None:
+        super().__init__(why)
+        self.delay = delay
+        self.final = final
+
+
 class SendLater(Exception):
-    """What a publisher answers for a message that is to be sent at another time.
+    """What a publisher answers for a message that has to wait; others go on, no attempt is counted.
 
     Args:
         why: what is in the way.
-        delay: seconds after which to send it again; the relay waits longer if it would anyway.
-        counted: whether it was an attempt at the message. ``False``: it is not the message's fault.
+        delay: seconds after which to send it again.
     """
 
-    def __init__(self, why: str, *, delay: float = 0, counted: bool = True) -> None:
+    def __init__(self, why: str, *, delay: float = 0) -> None:
         super().__init__(why)
         self.delay = delay
-        self.counted = counted
-
-
-class Undeliverable(Exception):
-    """What a publisher answers for a message that no further attempt could deliver."""
 
 
 class NotBegun(SendLater):
     """What :meth:`Publisher.late` answers: the next relay may have the message at once."""
 
     def __init__(self) -> None:
-        super().__init__("There was no time left for it", counted=False)
+        super().__init__("There was no time left for it")
 
 
 class Publisher:
@@ -117,13 +135,14 @@ class Publisher:
         one of a group that fails, send no later one of the group; :func:`in_order` does that.
 
         Returns:
-            For each message, in their order: ``None`` if the broker has confirmed it, else what is
-            wrong with it. Such a failure counts as one of the message's attempts, unless it is a
-            :exc:`SendLater` that says otherwise. An :exc:`Undeliverable` is the last attempt.
+            For each message, in their order: ``None`` if the broker has confirmed it,
+            :exc:`Refused` (or any other exception but these) if it is refused, :exc:`SendLater` if
+            it has to wait, and :exc:`Away` if the broker is away.
 
         Raises:
-            Exception: the broker cannot be reached. That is no message's fault, so no attempt is
-                counted: the relay waits and sends all of them again.
+            Exception: as if all were answered with :exc:`Away`, whatever it is: only what is
+                answered for a message counts as its attempt. What the broker has confirmed before
+                is sent again.
         """
         raise NotImplementedError
 
@@ -136,7 +155,7 @@ class Publisher:
         return NotBegun() if time.monotonic() >= self.until else None
 
     def close(self) -> None:
-        """Leave the broker; the relay ends. ``publish()`` may be called again nevertheless."""
+        """Leave the broker, which is away, or the relay ends; ``publish()`` may be called again."""
 
     def check(self) -> list[CheckMessage]:
         """What ``manage.py check`` is to say of the options. It must not ask the broker."""
@@ -151,6 +170,17 @@ def exited(error: SystemExit) -> Exception:
     )
 
 
+def away(error: BaseException) -> Away:
+    """Why nothing can be sent; ``error`` is its cause."""
+    if isinstance(error, Away):
+        return error
+    if isinstance(error, SystemExit):
+        error = exited(error)
+    found = Away(reason(error))
+    found.__cause__ = error
+    return found
+
+
 def in_order(
     messages: Sequence[Outgoing], send: Callable[[Outgoing], Exception | None]
 ) -> list[Exception | None]:
@@ -158,17 +188,24 @@ def in_order(
 
     Args:
         messages: what to send.
-        send: sends one; what is wrong with it, or ``None``.
+        send: sends one; what is wrong with it, or ``None``. Once it answers :exc:`Away`, or raises
+            anything, nothing more is sent.
 
     Returns:
         What :meth:`Publisher.publish` returns.
     """
     failed: dict[str, Exception] = {}
     answers: list[Exception | None] = []
+    gone: Away | None = None
     for message in messages:
-        error = failed.get(message.group) if message.group else None
+        error = gone or (failed.get(message.group) if message.group else None)
         if error is None:
-            error = send(message)
+            try:
+                error = send(message)
+            except (Exception, SystemExit) as raised:  # noqa: BLE001  # what was sent is known
+                error = away(raised)
+        if isinstance(error, Away):
+            gone = error
         if error is not None:
             failed[message.group] = error
         answers.append(error)

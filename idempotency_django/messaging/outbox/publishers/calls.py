@@ -8,7 +8,7 @@ from django.core.signing import BadSignature
 
 from ....errors import OperationInProgress, StoreUnavailable
 from ..calls import Call
-from .base import Outgoing, Publisher, SendLater, Undeliverable, exited, in_order
+from .base import Outgoing, Publisher, Refused, SendLater, away, exited, in_order
 
 
 class CallPublisher(Publisher):
@@ -31,13 +31,13 @@ def _call(message: Outgoing) -> Exception | None:
     try:
         call = Call.read(message.type, message.data)
     except BadSignature as error:
-        return Undeliverable(str(error))
+        return Refused(str(error), final=True)
     try:
         call.run_once(message.message_id, message.reference)
     except OperationInProgress as error:
-        return SendLater(str(error), delay=error.remaining or 0, counted=False)
-    except StoreUnavailable as error:
-        return SendLater(str(error), counted=False)
+        return SendLater(str(error), delay=error.remaining or 0)
+    except (StoreUnavailable, ImportError) as error:
+        return away(error)
     except SystemExit as error:
         return exited(error)
     except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is

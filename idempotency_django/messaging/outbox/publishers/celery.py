@@ -20,6 +20,9 @@ from .lines import Lines
 _AGAIN: Final = {"max_retries": 1, "interval_start": 0}
 """The broker may have closed the connection, because nobody used it for a while."""
 
+_NO_EXCHANGE: Final = (403, 404)
+"""The codes with which RabbitMQ says that there is no exchange, or no right to write to it."""
+
 
 class CeleryPublisher(Publisher):
     """Sends each message as a Celery task, whose id is the message's.
@@ -52,11 +55,13 @@ class CeleryPublisher(Publisher):
                 continue
             try:
                 self._send(app, messages[place])
-            except (OSError, OperationalError) as away:
-                self.close()
-                lines.give_up(away)
+            except (OSError, OperationalError, ImportError) as error:
+                lines.give_up(error)
             except Exception as error:  # noqa: BLE001  # it is the message's, whatever it is
-                lines.fail(place, error)
+                if getattr(error, "code", None) in _NO_EXCHANGE:
+                    lines.give_up(error)
+                else:
+                    lines.fail(place, error)
             else:
                 lines.confirm(place)
         return lines.answers

@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 import httpx
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
 from ...envelopes import write_time
-from .base import Outgoing, Publisher, SendLater, Undeliverable
+from .base import Outgoing, Publisher, Refused, away
 from .lines import Lines
 from .webhooks import Endpoint
 
@@ -155,6 +156,8 @@ class HttpPublisher(Publisher):
         try:
             endpoint = function(message)
             return None if endpoint is None else self._allowed(endpoint)
+        except (InterfaceError, OperationalError, ImportError) as error:
+            return away(error)
         except Exception as error:  # noqa: BLE001  # it is the message's, whatever it is
             return error
 
@@ -186,10 +189,10 @@ async def _judged(response: httpx.Response) -> Exception | None:
     text = await _beginning(response)
     what = f"{response.request.url} has answered {status} {response.reason_phrase}{text}"
     if status == httpx.codes.GONE:
-        return Undeliverable(f"{what}. It wants no more webhooks: disable the endpoint.")
+        return Refused(f"{what}. It wants no more webhooks: disable the endpoint.", final=True)
     if response.has_redirect_location:
-        return RuntimeError(f"{what}. Redirects are not followed: correct the endpoint's URL.")
-    return SendLater(what, delay=_delay(response.headers.get("retry-after", "")))
+        return Refused(f"{what}. Redirects are not followed: correct the endpoint's URL.")
+    return Refused(what, delay=_delay(response.headers.get("retry-after", "")))
 
 
 async def _beginning(response: httpx.Response) -> str:

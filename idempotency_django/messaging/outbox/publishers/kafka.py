@@ -17,20 +17,20 @@ logger = logging.getLogger("idempotency_django")
 PREFIX: Final = "ce_"
 """What the headers begin with that carry an event's attributes: CloudEvents' binding for Kafka."""
 
-_AWAY: Final = frozenset(
+_REFUSED: Final = frozenset(
     {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._RESOLVE,
-        KafkaError._AUTHENTICATION,
-        KafkaError._SSL,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._INVALID_ARG,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
-"""The errors that say nothing of a message, but of the way to the broker."""
+"""The errors that say something of one message. All others are no message's fault: the way to the
+broker, a missing topic or right, a producer that Kafka has fenced."""
 
 
 class KafkaPublisher(Publisher):
@@ -84,9 +84,9 @@ class KafkaPublisher(Publisher):
         batch = _Batch(self, self._producer, self._kafka_topic, Lines(messages))
         try:
             return batch.answers()
-        except BaseException:
-            self._producer = None  # with it goes what it has not sent, which is sent again
-            raise
+        finally:
+            if not batch.is_settled:
+                self._producer = None  # with it goes what it has not sent, which is sent again
 
     def close(self) -> None:
         self._producer = None  # it has nothing to send: publish() waits for all confirmations
@@ -112,14 +112,16 @@ class _Batch:
         self._under_way = 0
         self._away: Exception | None = None  # why Kafka cannot be reached
 
-    def answers(self) -> list[Exception | None]:
-        """Send them, and wait for what Kafka says of each.
+    @property
+    def is_settled(self) -> bool:
+        """Whether Kafka has said of each what has become of it."""
+        return not self._under_way and self._away is None
 
-        Raises:
-            Exception: Kafka has confirmed none, and cannot be reached.
-        """
+    def answers(self) -> list[Exception | None]:
+        """Send them, and wait for what Kafka says of each."""
         for place in self._lines.heads:
-            self._send(place)
+            if self._away is None:
+                self._send(place)
         while self._under_way:  # each is confirmed, or fails, within the timeout
             self._producer.poll(0.1)
         if self._away is not None:
@@ -141,7 +143,9 @@ class _Batch:
                 headers={name: text.encode() for name, text in headers.items() if text},
                 on_delivery=partial(self._note, place),
             )
-        except (KafkaException, ValueError) as error:
+        except KafkaException as error:
+            self._fail(place, error.args[0])
+        except ValueError as error:
             self._lines.fail(place, error)
         else:
             self._under_way += 1
@@ -153,7 +157,11 @@ class _Batch:
             following = self._lines.confirm(place)
             if following is not None and self._away is None:
                 self._send(following)
-        elif error.fatal() or error.code() in _AWAY:
-            self._away = KafkaException(error)
         else:
+            self._fail(place, error)
+
+    def _fail(self, place: int, error: KafkaError) -> None:
+        if error.code() in _REFUSED:
             self._lines.fail(place, KafkaException(error))
+        else:
+            self._away = KafkaException(error)

@@ -8,13 +8,16 @@ from typing import Any, Final
 
 import kombu
 from amqp.exceptions import (
+    AccessRefused,
     ChannelError,
-    IrrecoverableConnectionError,
+    FrameError,
+    FrameSyntaxError,
     MessageNacked,
+    NotFound,
     RecoverableConnectionError,
 )
 
-from .base import Outgoing, Publisher
+from .base import Away, Outgoing, Publisher, Refused
 from .lines import Lines
 
 PREFIX: Final = "cloudEvents_"
@@ -88,8 +91,8 @@ class KombuPublisher(Publisher):
             place = lines.heads[0]
             try:
                 error = self.late() or self._send(messages[place])
-            except Exception as away:  # noqa: BLE001  # each transport has its own
-                lines.give_up(away)
+            except Exception as error:  # noqa: BLE001  # each transport has its own
+                lines.give_up(error)
                 break
             if error is None:
                 lines.confirm(place)
@@ -144,21 +147,31 @@ class KombuPublisher(Publisher):
         try:
             producer.publish(body, mandatory=self._mandatory, **route, **properties, **waits)
         except MessageNacked:
-            return RuntimeError(
+            return Refused(
                 "The broker has refused the message (basic.nack). Is one of its queues full?"
             )
-        except (ChannelError, IrrecoverableConnectionError) as error:
+        except (NotFound, AccessRefused) as error:
+            self.close()
+            raise Away(
+                f"RabbitMQ has no exchange {self._exchange!r}, or its user may not write to it: "
+                f"{error}. Declare the exchange, or grant the right."
+            ) from error
+        except (ChannelError, FrameError, FrameSyntaxError) as error:
             self.close()  # as the broker does: it refuses to read the message
             return error
         except _UNFIT as error:
             self.close()  # part of it may have been sent
-            return ValueError(
+            return Refused(
                 f"AMQP cannot carry the message: {error!r}. Its routing key and the names of its "
                 "headers can have 255 bytes each."
             )
         except BaseException:
             self.close()  # a late answer to this message would be taken for the next one's
             raise
+        if self._returned and not self._exchange:
+            self.close()
+            again = "It is declared again" if self._declare else "Declare it, or leave declare out"
+            raise Away(f"RabbitMQ has no queue {self._queue!r} any more. {again}.")
         return self._returned.pop() if self._returned else None
 
     def _open(self) -> kombu.Producer:
@@ -193,7 +206,7 @@ class KombuPublisher(Publisher):
 
     def _take_back(self, error: Exception, exchange: Any, routing_key: str, message: Any) -> None:
         self._returned.append(
-            LookupError(
+            Refused(
                 f"No queue gets the message: RabbitMQ knows none for the routing key "
                 f"{routing_key!r} of the exchange {exchange!r} ({error}). Bind a queue to it, or "
                 "make the topic's publisher with mandatory=False."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from .base import Outgoing, SendLater
+from .base import Outgoing, away
 
 
 class Lines:
@@ -21,7 +21,6 @@ class Lines:
     def __init__(self, messages: Sequence[Outgoing]) -> None:
         self.messages = messages
         self.answers: list[Exception | None] = [None] * len(messages)
-        self._sent = 0
         self._lines: dict[str | int, deque[int]] = {}
         for place, message in enumerate(messages):
             self._lines.setdefault(message.group or place, deque()).append(place)
@@ -37,7 +36,6 @@ class Lines:
         Args:
             place: of the first message of a line.
         """
-        self._sent += 1
         line = self._lines[self._name(place)]
         line.popleft()
         if line:
@@ -56,16 +54,9 @@ class Lines:
             self.answers[waiting] = error
 
     def give_up(self, error: Exception) -> None:
-        """The broker cannot be reached: nothing more is sent, for now.
-
-        Raises:
-            Exception: the error, if nothing was sent at all: it is no message's fault.
-        """
-        if not self._sent and not any(self.answers):
-            raise error
-        later = SendLater(f"The broker cannot be reached: {error}", counted=False)
+        """The broker is away: nothing more is sent, for now."""
         for place in self.heads:
-            self.fail(place, later)
+            self.fail(place, away(error))
 
     def _name(self, place: int) -> str | int:
         return self.messages[place].group or place

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ....errors import OperationInProgress, StoreUnavailable, UnknownEventType
 from ...consumers import Consumer
 from ...registry import consumer_at
-from .base import Outgoing, Publisher, SendLater, exited, in_order
+from .base import Outgoing, Publisher, SendLater, away, exited, in_order
 
 
 class LocalPublisher(Publisher):
@@ -52,9 +52,9 @@ class LocalPublisher(Publisher):
             for consumer in handling:
                 consumer.handle(event)
         except OperationInProgress as error:
-            return SendLater(str(error), delay=error.remaining or 0, counted=False)
-        except StoreUnavailable as error:
-            return SendLater(str(error), counted=False)
+            return SendLater(str(error), delay=error.remaining or 0)
+        except (StoreUnavailable, ImportError) as error:
+            return away(error)
         except SystemExit as error:
             return exited(error)
         except Exception as error:  # noqa: BLE001  # it is the message's

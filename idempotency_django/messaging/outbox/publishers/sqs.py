@@ -11,7 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from ....policy.canonical import digest
-from .base import Outgoing, Publisher
+from .base import Away, Outgoing, Publisher, Refused
 from .lines import Lines
 
 AT_ONCE: Final = 10
@@ -23,10 +23,14 @@ LARGEST: Final = 256 * 1024
 MOST_HEADERS: Final = 10
 """Attributes of one message: what SQS allows."""
 
-_TOO_LARGE: Final = frozenset(
-    {"AWS.SimpleQueueService.BatchRequestTooLong", "InvalidParameterValue"}
+_UNFIT: Final = frozenset(
+    {
+        "AWS.SimpleQueueService.BatchRequestTooLong",
+        "InvalidMessageContents",
+        "InvalidParameterValue",
+    }
 )
-"""What SQS says to a message that is too large."""
+"""What SQS says to a request with a message that it does not take, such as one too large."""
 
 _NAME: Final = re.compile(r"(?!(AWS|Amazon)\.)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.IGNORECASE)
 
@@ -71,8 +75,8 @@ class SqsPublisher(Publisher):
             try:
                 for request in list(self._requests(lines)):
                     self._send(lines, request)
-            except (BotoCoreError, ClientError) as away:
-                lines.give_up(away)
+            except (BotoCoreError, ClientError) as error:
+                lines.give_up(error)
         return lines.answers
 
     def close(self) -> None:
@@ -125,16 +129,19 @@ class SqsPublisher(Publisher):
                 QueueUrl=self._queue_url, Entries=list(request.values())
             )
         except ClientError as error:
-            if len(request) > 1 or error.response["Error"]["Code"] not in _TOO_LARGE:
+            if error.response["Error"]["Code"] not in _UNFIT:
                 raise
-            lines.fail(next(iter(request)), error)
+            for place, entry in request.items():
+                if len(request) > 1:
+                    self._send(lines, {place: entry})
+                else:
+                    lines.fail(place, error)
             return
         for sent in answer.get("Successful", ()):
             lines.confirm(int(sent["Id"]))
         for failed in answer.get("Failed", ()):
-            lines.fail(
-                int(failed["Id"]), RuntimeError(f"{failed['Code']}: {failed.get('Message')}")
-            )
+            kind = Refused if failed.get("SenderFault", True) else Away
+            lines.fail(int(failed["Id"]), kind(f"{failed['Code']}: {failed.get('Message')}"))
 
 
 def _attributes(headers: Mapping[str, str]) -> dict[str, dict[str, str]]:
