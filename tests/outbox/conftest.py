@@ -39,10 +39,10 @@ def outbox(**topics: Any) -> Any:
 @pytest.fixture
 def broker() -> Iterator[type[Broker]]:
     """The broker of the topic ``"orders"``."""
-    Broker.got = []
-    Broker.refuse = staticmethod(lambda message: None)
-    Broker.before = staticmethod(lambda messages: None)
-    with outbox():
+    with pytest.MonkeyPatch.context() as patched, outbox():
+        patched.setattr(Broker, "got", [])
+        for name in ("refuse", "before"):  # a test may replace them, and no other test sees it
+            patched.setattr(Broker, name, staticmethod(lambda _: None))
         yield Broker
 
 

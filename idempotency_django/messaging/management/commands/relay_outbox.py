@@ -102,7 +102,10 @@ def _outcome(tried: int, relay: Relay) -> str:
         said.append(f"Not sent: {_messages(relay.refused)}. The log says why.")
     if relay.unreachable:
         topics = ", ".join(map(repr, relay.unreachable))
-        said.append(f"Cannot reach the broker of {topics}. No message is lost; run this again.")
+        said.append(
+            f"Nothing of {topics} can be sent now; the log says why. No message is lost; run this "
+            "again."
+        )
     return " ".join(said) or "Nothing was due."
 
 
