@@ -13,7 +13,7 @@ from django.urls import path
 
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox.receivers import WebhookReceiver
-from idempotency_django.messaging.inbox.verifiers import GitHub, StandardWebhooks, Stripe
+from idempotency_django.messaging.inbox.verifiers import GitHub, Hmac, StandardWebhooks, Stripe
 from idempotency_django.policy import Policy
 from tests.models import Effect
 
@@ -57,6 +57,13 @@ class StripeHook(WebhookReceiver):
     verifier = Stripe(lambda: SECRETS[:1])
 
 
+class OrderHook(WebhookReceiver):
+    """One that takes for the id of a message what several messages share."""
+
+    source = "orders"
+    verifier = Hmac(SECRETS[:1], header="X-Signature", id_path="order", type_path="type")
+
+
 class GitHubHook(WebhookReceiver):
     source = "github"
     verifier = GitHub(SECRETS[:1])
@@ -73,7 +80,7 @@ def effect(event: Event, execution: Any) -> Any:
     return {"effect": made.pk, "n": data.get("n")}
 
 
-for hook in (Hook, Passing, StripeHook, GitHubHook):
+for hook in (Hook, Passing, StripeHook, OrderHook, GitHubHook):
     hook.on("order.paid", "invoice.paid", "push", "v1.billing.meter.error_report_triggered")(effect)
 
 
@@ -87,7 +94,7 @@ def stepping(event: Event, execution: Any) -> Any:
 
 urlpatterns = [
     path(f"webhooks/{hook.source}/", hook.as_view())
-    for hook in (Hook, Stepping, Passing, StripeHook, GitHubHook)
+    for hook in (Hook, Stepping, Passing, StripeHook, OrderHook, GitHubHook)
 ]
 
 

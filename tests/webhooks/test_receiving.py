@@ -17,15 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from idempotency_django.checks import inventory
-from idempotency_django.messaging.inbox import inserting
+from idempotency_django.messaging.inbox import inserting, settling
 from idempotency_django.messaging.inbox.checks import check_receivers
 from idempotency_django.messaging.inbox.processing import process_due
 from idempotency_django.messaging.inbox.receivers import _RECEIVERS, WebhookReceiver, receiver_of
 from idempotency_django.messaging.inbox.verifiers import GitHub, StandardWebhooks
 from idempotency_django.policy import Policy
+from idempotency_django.testing import in_threads
 
 from .conftest import Inbox
-from .receivers import SECRETS, GitHubHook, Hook, StripeHook, body_of, deliver
+from .receivers import SECRETS, GitHubHook, Hook, OrderHook, StripeHook, body_of, deliver
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -46,11 +47,59 @@ def test_stored(inbox: Inbox) -> None:
 
 
 def test_duplicates(inbox: Inbox) -> None:
-    """A message is stored once, however often it is delivered, and the first body stays."""
-    for body in (body_of(n=1), body_of(n=1), body_of(n=2)):
-        assert deliver(Hook, "m-1", body).status_code == 200
+    """A message is stored once, however often it is delivered."""
+    for _ in range(3):
+        assert deliver(Hook, "m-1", body_of(n=1)).status_code == 200
     [row] = inbox.rows()
     assert bytes(row.body) == body_of(n=1)
+
+
+class TestOtherBodies:
+    """A known id with another body is no redelivery."""
+
+    def test_held(self, inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+        """It is stored beside the first and held, once, until an operator accepts it."""
+        for number in (1, 2, 1, 2, 3):
+            assert deliver(Hook, "m-1", body_of(n=number)).status_code == 200
+        assert [(json.loads(bytes(row.body))["n"], row.state) for row in inbox.rows()] == [
+            (1, "pending"),
+            (2, "held"),
+            (3, "held"),
+        ]
+        [_, second, third] = inbox.rows()
+        assert [second.purge_at, third.purge_at] == [None, None]
+        assert second.error == "A message with this id has come with another body before."
+        said = [
+            r.message for r in caplog.records if "m-1 of shop has come with another" in r.message
+        ]
+        assert len(said) == 2
+        assert process_due() == {"handled": 1}
+        settling.accept(second.pk, by="ann")
+        assert process_due() == {"handled": 1}
+        assert inbox.effects() == ["shop m-1", "shop m-1"]
+        assert deliver(Hook, "m-1", body_of(n=2)).status_code == 200
+        assert inbox.states() == ["handled", "handled", "held"]
+
+    def test_id_that_is_no_id_of_the_delivery(self, inbox: Inbox) -> None:
+        """So it is with a receiver that takes for the id what several messages share."""
+        for kind in ("order.paid", "order.refunded"):
+            assert deliver(OrderHook, body=body_of(kind, order="17")).status_code == 200
+        assert inbox.states() == ["pending", "held"]
+
+    def test_race(self, inbox: Inbox) -> None:
+        """Of ten bodies at once under one id, one is handled and nine are held."""
+        in_threads([lambda n=n: deliver(Hook, "m-1", body_of(n=n)) for n in range(10)])
+        assert sorted(inbox.states()) == ["held"] * 9 + ["pending"]
+
+    def test_what_stripe_changes(self, inbox: Inbox) -> None:
+        """Stripe says in each delivery how many others are pending, which makes no other event."""
+        for pending in (2, 1, 1):
+            event = body_of("invoice.paid", id="evt_1", pending_webhooks=pending)
+            assert deliver(StripeHook, body=event).status_code == 200
+        assert inbox.states() == ["pending"]
+        other = body_of("invoice.paid", id="evt_1", pending_webhooks=1, data=2)
+        assert deliver(StripeHook, body=other).status_code == 200
+        assert inbox.states() == ["pending", "held"]
 
 
 def test_race(inbox: Inbox) -> None:
@@ -71,10 +120,10 @@ def test_race(inbox: Inbox) -> None:
     assert inbox.states() == ["pending"] * 3
 
 
-def test_one_statement(inbox: Inbox, django_assert_num_queries: Any) -> None:
-    """Receiving takes one statement, for a new message and for a duplicate."""
-    for _ in range(2):
-        with django_assert_num_queries(1, using=inbox.alias):
+def test_statements(inbox: Inbox, django_assert_num_queries: Any) -> None:
+    """Receiving takes one statement, and a second one for a duplicate: is its body the same?"""
+    for statements in (1, 2, 2):
+        with django_assert_num_queries(statements, using=inbox.alias):
             deliver(Hook)
 
 
@@ -365,6 +414,8 @@ class TestUnsignedIds:
         assert deliver(GitHubHook, "m-4", body_of(n=4), **self.push).status_code == 200
         assert inbox.states() == ["pending", "held", "held", "pending"]
         assert [row.purge_at is None for row in inbox.rows()] == [True, False, False, True]
+        assert deliver(GitHubHook, "m-4", body_of(n=5), **self.push).status_code == 200
+        assert inbox.states() == ["pending", "held", "held", "pending", "held"]
         assert process_due() == {"handled": 2}
         assert inbox.effects() == ["github m-1", "github m-4"]
 

@@ -79,8 +79,9 @@ SETTLEMENTS: Final = (
         settling.ACCEPTED,
         (
             _(
-                "The signature does not cover the id, and the same body came under another id "
-                "before: find out from the sender whether both are genuine."
+                "Another body came under the same id before, or the same body under another id, "
+                "which the signature does not cover: find out from the sender whether both are "
+                "genuine."
             ),
             _("The message is handled like any other then."),
         ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
@@ -15,6 +17,8 @@ from ...errors import StoreUnavailable
 from ...stores.atomic_blocks import is_open
 from ..databases import database
 from ..models import InboxMessage
+
+T = TypeVar("T")
 
 logger = logging.getLogger("idempotency_django")
 
@@ -33,16 +37,31 @@ def insert(message: InboxMessage) -> bool:
         StoreUnavailable: it is not known to be committed.
         ImproperlyConfigured: a transaction is open, with which it would be committed later.
     """
+    return _done(_inserted, message)
+
+
+def known_digest(message: InboxMessage) -> str | None:
+    """The digest of the message that is there with this source and id; ``None``: there is none.
+
+    Raises:
+        StoreUnavailable: the database cannot be reached.
+        ImproperlyConfigured: a transaction is open.
+    """
+    return _done(_known, message)
+
+
+def _done(statement: Callable[[InboxMessage, str], T], message: InboxMessage) -> T:
+    """What the statement returns, on a second connection if the first one is lost."""
     using = database()
     try:
         _refuse_transaction(using)
         try:
-            return _inserted(message, using)
+            return statement(message, using)
         except DatabaseFault:
             if not _is_lost(using):
                 raise
             connections[using].close()  # the next one may work, and a second INSERT does no harm
-            return _inserted(message, using)
+            return statement(message, using)
     except DatabaseFault as error:
         logger.exception("A message of %s could not be stored.", message.source)
         raise StoreUnavailable(
@@ -59,6 +78,12 @@ def _inserted(message: InboxMessage, using: str) -> bool:
     with connections[using].cursor() as cursor:
         cursor.execute(statement, parameters)
         return bool(cursor.rowcount)
+
+
+def _known(message: InboxMessage, using: str) -> str | None:
+    rows = InboxMessage.objects.using(using)
+    same = rows.filter(source=message.source, message_id=message.message_id)
+    return same.values_list("digest", flat=True).first()
 
 
 def _is_lost(using: str) -> bool:

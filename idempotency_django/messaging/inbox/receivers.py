@@ -28,7 +28,7 @@ from ..models import InboxMessage
 from ..models.inbox import InboxState
 from ..policies import refuse_types, refuse_unfit
 from .deliveries import kept_headers, read_body
-from .inserting import insert
+from .inserting import insert, known_digest
 from .verifiers import Contents, Verifier
 
 logger = logging.getLogger("idempotency_django")
@@ -182,23 +182,42 @@ class WebhookReceiver(View):
         self.verifier.verify(request.headers, body)
         contents = self.verifier.read(request.headers, body)
         message = self._message(contents, request, body)
-        if self.verifier.signs_id:
-            return insert(message)
-        message.unique_digest = message.digest
+        if not self.verifier.signs_id:
+            message.unique_digest = message.digest
         if insert(message):
             return True
-        # There is one with this id, or with this body: the latter may be somebody's replay.
-        message.unique_digest, message.state = None, InboxState.HELD
-        message.process_after = None
-        message.purge_at = DatabaseNow() + self.ttl if self.ttl else None
-        if insert(message):
+        known = known_digest(message)
+        if known == message.digest:
+            return False  # it is delivered again
+        if known is None and self.verifier.signs_id:
+            return insert(message)  # the one that was there has been purged since
+        message_id = message.message_id
+        if known is not None:
+            message.message_id = keys.fit(f"{message_id}#{message.digest}")
+            message.error = "A message with this id has come with another body before."
+            if self._hold(message):
+                logger.warning(
+                    "The message %s of %s has come with another body than before, which is held. "
+                    "Accept it in the admin if both are genuine.",
+                    message_id,
+                    self.source,
+                )
+        elif self._hold(message):  # it may be somebody's replay
             logger.warning(
                 "The message %s of %s is held: there is one with the same body and another id, "
                 "which the signature does not cover. Accept it in the admin if both are genuine.",
-                message.message_id,
+                message_id,
                 self.source,
             )
         return False
+
+    def _hold(self, message: InboxMessage) -> bool:
+        """Store the message for an operator to accept; ``False``: it is there already."""
+        message.unique_digest, message.state = None, InboxState.HELD
+        message.process_after = None
+        if not self.verifier.signs_id and self.ttl:  # anybody can send any number of them
+            message.purge_at = DatabaseNow() + self.ttl
+        return insert(message)
 
     def _group(self, contents: Contents) -> str:
         try:
@@ -221,7 +240,7 @@ class WebhookReceiver(View):
             group=self._group(contents),
             headers=json.dumps(kept_headers(request)),
             body=body,
-            digest=hashlib.sha256(body).hexdigest(),
+            digest=hashlib.sha256(body if contents.same is None else contents.same).hexdigest(),
             process_after=DatabaseNow(),
             received_at=DatabaseNow(),
         )

@@ -64,7 +64,7 @@ def reprocess(pk: int, *, by: str) -> None:
 
 
 def accept(pk: int, *, by: str) -> None:
-    """Have a message handled that was held, because its body came under another id before.
+    """Have a message handled that was held: another one with its id or its body came before.
 
     Args:
         pk: the message's primary key.

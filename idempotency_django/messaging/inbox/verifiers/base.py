@@ -9,7 +9,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -42,11 +42,13 @@ class Contents:
         message_id: which message of its source it is.
         type: what happened, such as ``"invoice.paid"``.
         data: the whole body: what its JSON says, or the bytes if it is no JSON.
+        same: what each delivery of the message has in common; by default the whole body.
     """
 
     message_id: str
     type: str
     data: Any
+    same: bytes | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _TEXT.fullmatch(self.message_id):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from datetime import timedelta
 
+from ....policy.canonical import canonical
 from .base import (
     TOLERANCE,
     Contents,
@@ -46,7 +47,9 @@ class Stripe(Verifier):
 
     def read(self, headers: Headers, body: bytes) -> Contents:
         data = data_of(body)
-        return Contents(text_at(data, "id"), text_at(data, "type"), data)
+        # How many other deliveries are pending is counted anew in each of them.
+        event = {**data, "pending_webhooks": 0} if isinstance(data, dict) else data
+        return Contents(text_at(data, "id"), text_at(data, "type"), data, canonical(event))
 
     def sign(
         self, body: bytes, *, message_id: str = "", timestamp: float | None = None
