@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ class Enqueue(Protocol):
         *,
         dedup_id: str | None,
         window: timedelta | None,
+        unfinished: Callable[[], bool],
     ) -> str:
         """Write it, and return the id that the task will have.
 
@@ -29,6 +30,8 @@ class Enqueue(Protocol):
             kwargs: keyword arguments, likewise.
             dedup_id: names the call: within the window, only the first one is written.
             window: for how long.
+            unfinished: whether the operation of a task that was sent has ended without success, so
+                that the next call is written nevertheless.
         """
 
 

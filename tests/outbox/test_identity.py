@@ -55,6 +55,22 @@ def test_resumed() -> None:
     assert len({*ids}) == 2
 
 
+def test_resumed_with_other_data(caplog: pytest.LogCaptureFixture) -> None:
+    """What the first attempt has committed stays as it is, and the log says so."""
+
+    def handler(execution: Any) -> None:
+        with execution.atomic():
+            publish("orders", execution.attempt, type="a")
+        if execution.attempt == 1:
+            raise Crash
+
+    with pytest.raises(Crash):
+        call(handler)
+    call(handler)
+    assert published() == [("1", 0)]
+    assert "an earlier attempt has published it, with another type, group or data" in caplog.text
+
+
 def test_steps() -> None:
     """A step that is not run again does not shift the ids of those after it."""
 

@@ -19,7 +19,7 @@ from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import CONTENT, Message, apublish, publish, publish_many
 from idempotency_django.messaging.outbox import relay as relay_module
 from idempotency_django.messaging.outbox.relay import Relay
-from idempotency_django.messaging.outbox.writing import insert
+from idempotency_django.messaging.outbox.writing import existing, insert
 from idempotency_django.testing import eventually, in_threads
 
 from .conftest import Broker
@@ -140,9 +140,9 @@ def test_bytes(using: str, broker: type[Broker]) -> None:
 
 def test_own_id(using: str, broker: type[Broker]) -> None:
     """A message with an id that is there is dropped, and leaves no gap in its group."""
-    for number in (1, 2):
+    for _ in range(2):
         with transaction.atomic(using=using):
-            mine = publish("orders", number, type="n", group="g", message_id="mine", using=using)
+            mine = publish("orders", 1, type="n", group="g", message_id="mine", using=using)
             assert mine == "mine"
     publish_each([3], using, group="g")
     Relay(using=using).drain()
@@ -174,6 +174,13 @@ def test_more_than_one_statement_holds(using: str, broker: type[Broker]) -> None
         )
     Relay(using=using, batch_size=400).drain()
     assert got() == list(range(1200))
+
+
+def test_purged_at_this_moment(using: str) -> None:
+    """A message that was not written because of one that is gone by now is no success."""
+    again = pytest.raises(IntegrityError, match="Repeat the transaction")
+    with again, transaction.atomic(using=using):
+        existing(OutboxMessage(message_id="gone", dedup="gone"), using)
 
 
 def test_other_errors_are_raised(using: str) -> None:

@@ -86,9 +86,9 @@ def test_many(using: str, broker: type[Broker]) -> None:
 
 def test_window(using: str, broker: type[Broker]) -> None:
     """Within the window the same dedup id is accepted once; after it, again."""
-    for number, window in ((1, timedelta(minutes=5)), (2, None)):
+    for window in (timedelta(minutes=5), None):
         with transaction.atomic(using=using):
-            published = paid(number, using, group="a", dedup_id="d", window=window)
+            published = paid(1, using, group="a", dedup_id="d", window=window)
         assert OutboxMessage.objects.using(using).get().message_id == published
     OutboxMessage.objects.using(using).update(dedup_until="2020-01-01T00:00Z")
     with transaction.atomic(using=using):
@@ -123,6 +123,62 @@ def test_id_of_another_topic(using: str, group: str | None, broker: type[Broker]
         publish("other", 18, type="n", group=group, message_id="order-18", using=using)
     rows = OutboxMessage.objects.using(using).order_by("pk").values_list("message_id", "sequence")
     assert list(rows) == [("order-17", 1 if group else 0), ("order-18", 1 if group else 0)]
+
+
+@pytest.mark.parametrize("name", ["dedup_id", "message_id"])
+@pytest.mark.parametrize("group", ["g", None], ids=["grouped", "ungrouped"])
+@pytest.mark.parametrize(
+    "other",
+    [{"data": {"a": 2, "b": [1]}}, {"data": b"1"}, {"type": "order.sent"}],
+    ids=["data", "bytes", "type"],
+)
+def test_other_content(
+    using: str, other: dict[str, Any], group: str | None, name: str, broker: type[Broker]
+) -> None:
+    """A message whose id another content has is refused: it would get lost in silence. The order of
+    keys is no content.
+    """
+    named: Any = {"type": "order.paid", "group": group, name: "17", "using": using}
+    with transaction.atomic(using=using):
+        first = publish("orders", {"a": 1, "b": [1]}, **named)
+        assert publish("orders", {"b": [1], "a": 1}, **named) == first
+        with pytest.raises(ValueError, match=r"^A message cannot have the .*'17': .* other"):
+            publish("orders", **{"data": {"a": 1, "b": [1]}, **named, **other})
+        publish("orders", 2, type="n", group=group, using=using)
+    Relay(using=using).drain()
+    numbers = [1, 2] if group else [0, 0]
+    assert [(m.data, m.sequence) for m in broker.got] == [
+        ({"a": 1, "b": [1]}, numbers[0]),
+        (2, numbers[1]),
+    ]
+
+
+def test_other_group(using: str) -> None:
+    """A message in another group is another one."""
+    with transaction.atomic(using=using):
+        for name in ("dedup_id", "message_id"):
+            paid(1, using, group="a", **{name: "17"})
+            with pytest.raises(ValueError, match="other"):
+                paid(1, using, group="b", **{name: "17"})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{1: 2}, {True: 2}, {None: 2}, {"a": {1.5: 2}}, (1, 2), {"a": [(1,)]}, [float("nan")], {1}],
+    ids=repr,
+)
+def test_data_that_json_would_change(using: str, data: Any) -> None:
+    """What would arrive as something else is refused, and nothing is written."""
+    with transaction.atomic(using=using), pytest.raises(TypeError, match="'n' is not JSON"):
+        publish("orders", data, type="n", using=using)
+    assert not OutboxMessage.objects.using(using).exists()
+
+
+@pytest.mark.parametrize("message_id", ["", "a b", "é", "x" * 256, 17], ids=repr)
+def test_malformed_id(using: str, message_id: Any) -> None:
+    """An id that cannot be one is the program's mistake, and not the key of its client."""
+    with transaction.atomic(using=using), pytest.raises(ValueError, match="the message_id"):
+        publish("orders", 1, type="n", message_id=message_id, using=using)
 
 
 @pytest.mark.parametrize("name", ["dedup_id", "message_id"])

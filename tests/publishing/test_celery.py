@@ -177,6 +177,51 @@ def test_completed_before() -> None:
     assert effects() == ["order-17"]
 
 
+@pytest.fixture
+def _like_a_worker() -> Iterator[None]:
+    """The error of a task is the task's own, and not its sender's."""
+    app.conf.task_eager_propagates = False
+    yield
+    app.conf.task_eager_propagates = True
+
+
+@pytest.mark.usefixtures("_like_a_worker")
+@pytest.mark.parametrize("mode", ["transactional", "leased"])
+def test_failed_before(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key whose task has failed is enqueued again, and its task is executed again: once."""
+    monkeypatch.setattr(settle, "idempotency", Policy(mode=mode, ttl=timedelta(days=1)))
+    create = Effect.objects.create
+    monkeypatch.setattr(Effect.objects, "create", lambda **_: 1 / 0)
+    with transaction.atomic():
+        first = settle.enqueue_once(17)
+        assert settle.enqueue_once(17) == first  # it waits
+    Relay().drain()
+    assert (effects(), IdempotencyKey.objects.get().status) == ([], "failed")
+    monkeypatch.setattr(Effect.objects, "create", create)
+    with transaction.atomic():
+        second = settle.enqueue_once(17)
+        assert settle.enqueue_once(order_id=17) == second != first
+    assert Relay().drain() == 1
+    assert effects() == ["order-17"]
+    with transaction.atomic():
+        assert settle.enqueue_once(17) == second
+    assert Relay().drain() == 0
+
+
+def test_interrupted_before() -> None:
+    """So is a key whose task was interrupted, as its message may be gone; not one that is held."""
+    with transaction.atomic():
+        first = settle.enqueue_once(17)
+    Relay().drain()
+    over = {"status": "in_progress", "lease_expires_at": "2020-01-01T00:00Z"}
+    IdempotencyKey.objects.update(**over, hold=True)
+    with transaction.atomic():
+        assert settle.enqueue_once(17) == first
+    IdempotencyKey.objects.update(**over, hold=False)
+    with transaction.atomic():
+        assert settle.enqueue_once(17) != first
+
+
 def test_windows() -> None:
     """The window is the task's ttl, and 30 days where that has no end."""
     with transaction.atomic():

@@ -10,6 +10,7 @@ from typing import Any, Final
 from kombu.utils.json import dumps
 
 from ...planning import Plan
+from ...records import Status
 from ..enqueueing import enqueue
 
 LONGEST_WINDOW: Final = timedelta(days=30)
@@ -42,12 +43,26 @@ def enqueued(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Pl
         ) from error
     _refuse_marks(task, [args, kwargs])  # nothing in them contains itself: JSON would refuse that
     if plan is None:
-        return write(task, plain_args, plain_kwargs, dedup_id=None, window=None)
+        return write(
+            task, plain_args, plain_kwargs, dedup_id=None, window=None, unfinished=lambda: False
+        )
     operation = plan.operation
+
+    def unfinished() -> bool:
+        record = plan.store.get(operation.key, operation.scope)
+        # One that is held waits for an operator, whatever is sent.
+        return (
+            record is not None
+            and not record.held
+            and (record.status is Status.FAILED or record.interrupted)
+        )
+
     # With what is asked for: other arguments under the key are for the task to refuse.
     dedup_id = f"{operation.key} {operation.content}"
     window = min(operation.ttl or LONGEST_WINDOW, LONGEST_WINDOW)
-    return write(task, plain_args, plain_kwargs, dedup_id=dedup_id, window=window)
+    return write(
+        task, plain_args, plain_kwargs, dedup_id=dedup_id, window=window, unfinished=unfinished
+    )
 
 
 def _refuse_marks(task: str, arguments: Any) -> None:

@@ -120,8 +120,9 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
         The message is written into the outbox beside the change, and a relay gives it to Celery's
         broker. A task with a ``key`` is written once: within the policy's ``ttl`` (30 days at
-        most), a further call with the same key and arguments writes nothing. Whether the operation
-        has a record is not asked: a task whose key is completed returns the first result.
+        most), a further call with the same key and arguments writes nothing, unless the task that
+        was sent has failed or was interrupted. A task whose key is completed returns the first
+        result.
 
         Args:
             args: the task's positional arguments, as for ``delay()``.

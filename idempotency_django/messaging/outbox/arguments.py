@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
+
+from ...policy import keys
 
 LONGEST: Final = timedelta(days=3660)
 """The longest delay and window."""
@@ -16,8 +19,28 @@ _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)  # RFC 9110'
 _VALUE: Final = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
 
 
+def as_json(value: Any) -> str:
+    """The value as JSON.
+
+    Raises:
+        ValueError: it has none, or would read back as something else.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+        same = json.loads(text) == value
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not same:
+        raise ValueError("it would read back as something else")
+    return text
+
+
 def refuse_unfit(
-    kind: Any, group: Any, headers: Any, durations: Mapping[str, timedelta | None]
+    kind: Any,
+    group: Any,
+    headers: Any,
+    message_id: Any,
+    durations: Mapping[str, timedelta | None],
 ) -> None:
     """Refuse what cannot be stored, or what no broker could be given.
 
@@ -25,6 +48,7 @@ def refuse_unfit(
         kind: the type of the message.
         group: its group; ``None`` or empty: it has none.
         headers: its headers.
+        message_id: its id, where the program gives one.
         durations: its delay and its window, by the name of the argument.
 
     Raises:
@@ -45,6 +69,11 @@ def refuse_unfit(
         raise ValueError(
             f"A message cannot have the headers {headers!r}. Pass a dict of texts: names as in "
             "HTTP, and values without control characters."
+        )
+    if message_id is not None and not _is(message_id, keys.VALID):
+        raise ValueError(
+            f"A message cannot have the message_id {message_id!r}. Give it 1 to 255 visible ASCII "
+            "characters, or leave it out."
         )
     for name, duration in durations.items():
         if duration is not None and not _is_duration(duration):

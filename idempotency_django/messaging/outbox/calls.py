@@ -19,6 +19,7 @@ from ...functions import run_plan
 from ...planning import plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
+from .arguments import as_json
 
 SCOPE: Final = "call:after_commit"
 """The scope of the records of calls; the key is the message's id."""
@@ -192,12 +193,9 @@ def _refuse_unfit(
 
 def _refuse_other_than_json(path: str, name: int | str, value: Any) -> None:
     try:
-        if json.loads(json.dumps(value, allow_nan=False)) == value:
-            return
-        why = "it would read back as something else"
-    except (TypeError, ValueError, RecursionError) as error:
-        why = str(error)
-    raise TypeError(
-        f"The argument {name!r} of {path} is not JSON: {why}. Pass texts, numbers, lists and "
-        "dicts, and a primary key instead of an object."
-    )
+        as_json(value)
+    except ValueError as error:
+        raise TypeError(
+            f"The argument {name!r} of {path} is not JSON: {error}. Pass texts, numbers, lists and "
+            "dicts, and a primary key instead of an object."
+        ) from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from ..databases import database
-from .publishing import publish, refuse_autocommit
+from ..models import OutboxMessage
+from ..models.outbox import OutboxState
+from .publishing import ContentId, dedup_of, publish, refuse_autocommit
 
 TOPIC: Final = "celery"
 
@@ -19,8 +21,18 @@ def enqueue(
     *,
     dedup_id: str | None,
     window: timedelta | None,
+    unfinished: Callable[[], bool],
 ) -> str:
     """Write the message of a task; see :class:`~idempotency_django.jobs.enqueueing.Enqueue`."""
-    refuse_autocommit(database(), "enqueue_once")
+    using = database()
+    refuse_autocommit(using, "enqueue_once")
     data = {"args": [*args], "kwargs": {**kwargs}}
-    return publish(TOPIC, data, type=task, dedup_id=dedup_id, window=window)
+    if dedup_id is None:
+        return publish(TOPIC, data, type=task)
+    names = ContentId(dedup_id)
+    sent = OutboxMessage.objects.using(using).filter(
+        dedup=dedup_of(TOPIC, names), state=OutboxState.SENT
+    )
+    if sent.exists() and unfinished():
+        sent.update(dedup=None)
+    return publish(TOPIC, data, type=task, dedup_id=names, window=window)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,18 +18,26 @@ from django.db import connections
 
 from ...engine.context import current_execution
 from ...models import DatabaseNow
-from ...policy import keys
-from ...policy.canonical import digest
+from ...policy.canonical import canonical, digest
 from ..databases import database
 from ..models import OutboxMessage
-from .arguments import refuse_unfit
+from .arguments import as_json, refuse_unfit
 from .identity import next_id, published_by, uuid7
 from .topics import topic
 from .waking import wake_relays
-from .writing import end_window, existing_id, insert, next_sequence, schedule, take_back
+from .writing import end_window, existing, insert, next_sequence, schedule, take_back
+
+logger = logging.getLogger("idempotency_django")
 
 CONTENT: Final = object()
 """The ``dedup_id`` of a message that is recognised by its type, group and data."""
+
+
+class ContentId(str):
+    """A ``dedup_id`` that is made of what is asked for, however the data says it."""
+
+    __slots__ = ()
+
 
 WINDOW: Final = timedelta(minutes=5)
 """The window of a message with a ``dedup_id``, if it names none."""
@@ -75,17 +84,18 @@ def publish(
 
     Args:
         topic: a topic of ``IDEMPOTENCY["OUTBOX"]``.
-        data: what JSON can say, or bytes.
+        data: what JSON can say and gives back as it was, or bytes.
         type: what happened, such as ``"order.paid"``.
         group: messages of one topic and group are sent in the order of their commits, one at a
             time; up to 150 printable ASCII characters. ``None``: sent in no particular order. The
             next transaction that publishes to the group waits until this one has ended.
-        dedup_id: within the window, only the first message with this id is accepted in the topic.
+        dedup_id: within the window, only the first message with this id is accepted in the topic;
+            it is an error to publish another type, group or data under it.
             :data:`CONTENT`: the id is made of type, group and data, as if it were omitted.
         window: how long; by default five minutes if there is a ``dedup_id``.
         headers: texts for the broker, beside the data.
         message_id: an id of your own, up to 255 visible ASCII characters; the message is dropped if
-            the topic still has one with that id, and refused if another topic has.
+            the topic still has it, and refused if another message has the id.
         delay: send it only after this time. A group waits for it.
         using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
@@ -94,8 +104,9 @@ def publish(
 
     Raises:
         ImproperlyConfigured: no transaction is open on the database, or there is no such topic.
-        TypeError: the data is neither bytes nor what JSON can say.
-        ValueError: another argument cannot be used.
+        TypeError: the data is neither bytes nor what JSON gives back as it was: tuples and keys
+            that are no texts are not.
+        ValueError: another argument cannot be used, or an id is that of another message.
     """
     message = Message(
         topic=topic,
@@ -136,7 +147,7 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
     order = sorted(range(len(given)), key=lambda place: _rank(rows[place]))
     if current_execution() or any(m.message_id or rows[at].dedup for at, m in enumerate(given)):
         for place in order:
-            _write_once(rows[place], given[place].message_id, using)
+            _write_once(rows[place], given[place], using)
     else:
         _write([rows[place] for place in order], using)
     if any(topic(message.topic).notify for message in given):
@@ -153,12 +164,12 @@ def _row(message: Message) -> OutboxMessage:
     """What is written of a message, as far as it is known without asking the database."""
     group = message.group or ""
     durations = {"delay": message.delay, "window": message.window}
-    refuse_unfit(message.type, group, message.headers, durations)
+    refuse_unfit(message.type, group, message.headers, message.message_id, durations)
     known, execution = topic(message.topic), current_execution()
     payload, is_base64 = _payload(message)
     dedup, window = _dedup(message, payload)
     return OutboxMessage(
-        message_id=keys.checked(message.message_id) if message.message_id else "",
+        message_id=message.message_id or "",
         topic=known.name,
         stream=f"{known.name}/{group}" if group else "",
         type=message.type,
@@ -178,11 +189,11 @@ def _payload(message: Message) -> tuple[str, bool]:
     if isinstance(message.data, bytes):
         return base64.b64encode(message.data).decode(), True
     try:
-        return json.dumps(message.data, allow_nan=False), False
-    except (TypeError, ValueError, RecursionError) as error:
+        return as_json(message.data), False
+    except ValueError as error:
         raise TypeError(
             f"The data of the message {message.type!r} is not JSON: {error}. Publish texts, "
-            "numbers, lists and dicts, or bytes."
+            "numbers, lists and dicts whose keys are texts, or bytes."
         ) from error
 
 
@@ -198,7 +209,12 @@ def _dedup(message: Message, payload: str) -> tuple[str | None, timedelta | None
         raise TypeError(
             f"The dedup_id {message.dedup_id!r} is not a text. Pass a text, or CONTENT."
         )
-    return digest(message.topic, message.dedup_id), window
+    return dedup_of(message.topic, message.dedup_id), window
+
+
+def dedup_of(topic: str, dedup_id: str) -> str:
+    """What the table has of a ``dedup_id``."""
+    return digest(topic, dedup_id)
 
 
 def refuse_autocommit(using: str, function: str = "publish") -> None:
@@ -226,9 +242,13 @@ def _write(rows: list[OutboxMessage], using: str) -> None:
     insert(rows, using)
 
 
-def _write_once(row: OutboxMessage, message_id: str | None, using: str) -> None:
-    """Write a message, unless it is there already; its id is the one that is there."""
-    execution = current_execution()
+def _write_once(row: OutboxMessage, given: Message, using: str) -> None:
+    """Write a message, unless it is there already; its id is the one that is there.
+
+    Raises:
+        ValueError: what is there is another message, so this one would get lost.
+    """
+    message_id, execution = given.message_id, current_execution()
     if row.dedup:
         end_window(row.dedup, using)
     if row.stream:
@@ -245,4 +265,32 @@ def _write_once(row: OutboxMessage, message_id: str | None, using: str) -> None:
             break
     if row.stream:
         take_back(row.stream, using)
-    row.message_id = existing_id(row, using)
+    first = existing(row, using)
+    if first.topic != row.topic:
+        raise ValueError(
+            f"A message cannot have the id {first.message_id!r}: a message of the topic "
+            f"{first.topic!r} has it. An id names one message of the whole outbox, so put more "
+            "into it, such as the topic."
+        )
+    if _content(first) != _content(row) and not isinstance(given.dedup_id, ContentId):
+        if not message_id and first.message_id == row.message_id:
+            logger.warning(
+                "The message %s of the topic %r is not changed: an earlier attempt has published "
+                "it, with another type, group or data.",
+                first.message_id,
+                first.topic,
+            )
+        else:
+            name, value = ("message_id", message_id) if message_id else ("dedup_id", given.dedup_id)
+            raise ValueError(
+                f"A message cannot have the {name} {value!r}: a message with other content has it, "
+                "so this one would get lost. It stands for one type, one group and one data: put "
+                "more into it."
+            )
+    row.message_id = first.message_id
+
+
+def _content(row: OutboxMessage) -> tuple[Any, ...]:
+    """What a message says; the order of the keys in its data does not matter."""
+    data = row.payload if row.is_base64 else canonical(json.loads(row.payload))
+    return row.type, row.group, row.is_base64, data

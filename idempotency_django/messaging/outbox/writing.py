@@ -103,11 +103,11 @@ def end_window(dedup: str, using: str) -> None:
     over.update(dedup=None)
 
 
-def existing_id(row: OutboxMessage, using: str) -> str:
-    """The id of the message that kept this one from being written.
+def existing(row: OutboxMessage, using: str) -> OutboxMessage:
+    """The message that kept this one from being written: it has its id, or its dedup id.
 
     Raises:
-        ValueError: it is another topic's, so this one would get lost.
+        IntegrityError: it has been purged since.
     """
     same = Q(message_id=row.message_id)
     if row.dedup:
@@ -117,10 +117,10 @@ def existing_id(row: OutboxMessage, using: str) -> str:
         found = (
             found.select_for_update()
         )  # a snapshot that is older than the message has no such row
-    message_id, name = found.values_list("message_id", "topic").first() or (row.message_id, "")
-    if name not in ("", row.topic):
-        raise ValueError(
-            f"A message cannot have the id {message_id!r}: a message of the topic {name!r} has it. "
-            "An id names one message of the whole outbox, so put more into it, such as the topic."
+    message = found.only("message_id", "topic", "type", "group", "payload", "is_base64").first()
+    if message is None:
+        raise IntegrityError(
+            f"The message {row.message_id!r} was not written: one with its id was there, and was "
+            "purged at this moment. Repeat the transaction."
         )
-    return message_id
+    return message
