@@ -21,7 +21,11 @@ class IdempotencyConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        # What needs the models can only be imported now.
+        from .checks.health import check_processes  # noqa: PLC0415
+
         register_checks()
+        register(check_processes, Tags.database, deploy=True)
         if find_spec("rest_framework"):
             # It cannot be imported earlier, and not where it is not installed.
             from .checks import drf  # noqa: F401, PLC0415

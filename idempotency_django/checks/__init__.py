@@ -53,6 +53,7 @@ id                                     what is wrong
 ``idempotency_django.E051``            two consumers in ``CONSUMERS`` have one name
 ``idempotency_django.W053``            tables of messaging are missing (``check --database``)
 ``idempotency_django.W054``            a store's functions are missing (``check --database``)
+``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
 =====================================  =========================================================
 """
 

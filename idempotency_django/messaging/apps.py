@@ -22,7 +22,7 @@ class MessagingConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
-        from . import tables, tracing  # noqa: PLC0415
+        from . import health, tables, tracing  # noqa: PLC0415
         from .inbox import checks as inbox_checks  # noqa: PLC0415
         from .inbox import purging as inbox_purging  # noqa: PLC0415
         from .outbox import checks, enqueueing, purging  # noqa: PLC0415
@@ -33,4 +33,5 @@ class MessagingConfig(AppConfig):
         inbox_purging.register_purge()
         purging.register_purges()
         tracing.register_messages()
+        health.register_health()
         register_way(enqueueing.enqueue)

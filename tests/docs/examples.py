@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.urls import clear_url_caches
 from sybil import Document, Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
@@ -147,7 +147,12 @@ class Page:
             else:
                 assert [program, arguments[0]] == ["python", "manage.py"], command
                 written = io.StringIO()
-                call_command(*arguments[1:], stdout=written)
+                try:
+                    call_command(*arguments[1:], stdout=written)
+                except CommandError as error:  # a terminal shows it after the output
+                    if not output.strip():
+                        raise
+                    written.write(f"CommandError: {error}")
                 if output.strip():
                     failures.append(difference(output, written.getvalue()))
         return "".join(filter(None, failures))

@@ -20,7 +20,7 @@ def register_purge() -> None:
 
 def purgeable_inbox(older_than: timedelta) -> int:
     """How many messages :func:`purge_inbox` would delete."""
-    return _over(older_than).count()
+    return over(older_than).count()
 
 
 def purge_inbox(older_than: timedelta, limit: int) -> int:
@@ -32,11 +32,12 @@ def purge_inbox(older_than: timedelta, limit: int) -> int:
     skip = connections[using].features.has_select_for_update_skip_locked
     rows = InboxMessage.objects.using(using)
     with transaction.atomic(using=using):
-        oldest = _over(older_than).order_by("purge_at", "pk")
+        oldest = over(older_than).order_by("purge_at", "pk")
         keys = oldest.select_for_update(skip_locked=skip).values_list("pk", flat=True)[:limit]
         return rows.filter(pk__in=list(keys)).delete()[0]
 
 
-def _over(older_than: timedelta) -> QuerySet[InboxMessage]:
+def over(older_than: timedelta) -> QuerySet[InboxMessage]:
+    """What a purge deletes that was over that long ago."""
     rows = InboxMessage.objects.using(database())
     return rows.filter(purge_at__lte=DatabaseNow() - older_than)

@@ -22,7 +22,7 @@ def register_purges() -> None:
 
 def purgeable_messages(older_than: timedelta) -> int:
     """How many messages were sent or skipped, and were kept for that much longer than they must."""
-    return _over(older_than).count()
+    return over(older_than).count()
 
 
 def purge_messages(older_than: timedelta, limit: int) -> int:
@@ -32,7 +32,7 @@ def purge_messages(older_than: timedelta, limit: int) -> int:
     """
     using = database()
     with transaction.atomic(using=using):
-        oldest = _over(older_than).order_by("purge_at", "pk")
+        oldest = over(older_than).order_by("purge_at", "pk")
         keys = oldest.select_for_update(skip_locked=_can_skip(using)).values_list("pk", flat=True)
         rows = OutboxMessage.objects.using(using).filter(pk__in=list(keys[:limit]))
         return rows.delete()[0]
@@ -71,7 +71,8 @@ def _empty(using: str) -> QuerySet[OutboxStream]:
     return OutboxStream.objects.using(using).filter(~Exists(messages))
 
 
-def _over(older_than: timedelta) -> QuerySet[OutboxMessage]:
+def over(older_than: timedelta) -> QuerySet[OutboxMessage]:
+    """What a purge deletes that was over that long ago."""
     now = DatabaseNow()
     no_window = Q(dedup_until=None) | Q(dedup_until__lte=now)
     return _of(database()).filter(no_window, purge_at__lte=now - older_than)

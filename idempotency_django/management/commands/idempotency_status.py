@@ -1,0 +1,123 @@
+"""``manage.py idempotency_status``"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+
+from ...errors import StoreUnavailable
+from ...stores.health import MOST, Finding, Limits, findings
+from .purge_idempotency_keys import duration
+
+_MAX_AGE: Final = "15m"
+_PURGE_AGE: Final = "3d"
+_UNKNOWN: Final = 2  # the exit code where nobody can tell
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+class Command(BaseCommand):
+    """Says what waits for too long; for monitoring."""
+
+    help = (
+        "Reports what waits for a process or an operator: keys, and the messages of outbox and "
+        "inbox. Ends with 1 if something waits for too long, and with 2 if that cannot be found "
+        "out. With -v 0 it prints problems only."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--max-age",
+            type=duration,
+            default=_MAX_AGE,
+            metavar="DURATION",
+            help="For how long messages may be due, and keys interrupted: 7d, 12h, 30m, 90s "
+            f"(default: {_MAX_AGE}).",
+        )
+        parser.add_argument(
+            "--purge-age",
+            type=duration,
+            default=_PURGE_AGE,
+            metavar="DURATION",
+            help=f"How late a purge may be (default: {_PURGE_AGE}).",
+        )
+        parser.add_argument(
+            "--format",
+            choices=["text", "json"],
+            default="text",
+            help="For people, or one JSON object for programs (default: text).",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        limits = Limits(options["max_age"], options["purge_age"])
+        try:
+            found = list(findings(limits))
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=_UNKNOWN) from error
+        except (DatabaseError, StoreUnavailable) as error:
+            text = f"The database cannot be asked: {error}. Is it running, and migrated?"
+            raise CommandError(text, returncode=_UNKNOWN) from error
+        problems = [each for each in found if each.problem]
+        shown = found if options["verbosity"] else problems
+        if options["format"] == "json":
+            self.stdout.write(_as_json(found, limits))
+        elif shown:
+            self.stdout.write("\n".join(_table(shown)))
+        if problems:
+            raise CommandError(f"{len(problems)} of {len(found)} lines need attention.")
+
+
+def _table(shown: list[Finding]) -> Iterator[str]:
+    rows = [("", "What", "Where", "Count", "Oldest")]
+    rows += [
+        ("!" if each.problem else "", each.what, each.where, _count(each), _length(each.oldest))
+        for each in shown
+    ]
+    widths = [max(len(row[place]) for row in rows) for place in range(5)]
+    for row, each in zip(rows, [None, *shown], strict=True):
+        mark, what, where, count, oldest = row
+        yield (
+            f"{mark:1} {what:<{widths[1]}}  {where:<{widths[2]}}  {count:>{widths[3]}}  "
+            f"{oldest:>{widths[4]}}"
+        ).rstrip()
+        if each is not None and each.problem:
+            yield f"    {each.problem}"
+
+
+def _count(finding: Finding) -> str:
+    return f"{finding.count:,}{'+' if finding.count == MOST else ''}"
+
+
+def _length(age: timedelta | None) -> str:
+    """A duration in its largest unit."""
+    if age is None:
+        return "–"
+    seconds = max(0, int(age.total_seconds()))
+    size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
+    return f"{seconds // size} {unit}"
+
+
+def _as_json(found: list[Finding], limits: Limits) -> str:
+    document = {
+        "ok": not any(each.problem for each in found),
+        "max_age": limits.max_age.total_seconds(),
+        "purge_age": limits.purge_age.total_seconds(),
+        "findings": [
+            {
+                "what": each.what,
+                "where": each.where,
+                "count": each.count,
+                "at_least": each.count == MOST,
+                "oldest": None if each.oldest is None else each.oldest.total_seconds(),
+                "problem": each.problem,
+            }
+            for each in found
+        ],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)

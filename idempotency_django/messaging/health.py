@@ -1,0 +1,132 @@
+"""What of the messages waits for a process or an operator, and for how long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Q, QuerySet
+
+from ..models import DatabaseNow
+from ..stores.health import MOST, Finding, Limits, found, overdue, register
+from .databases import database
+from .inbox.messages import CONSUMER
+from .inbox.purging import over as inbox_over
+from .inbox.receivers import receiver_of
+from .models import InboxMessage, OutboxMessage
+from .models.inbox import InboxState
+from .models.outbox import OutboxState
+from .outbox.purging import over as outbox_over
+from .outbox.topics import topic
+from .registry import consumers
+
+Pending = tuple[timedelta, timedelta, bool]
+"""For how long a message has been due (less than 0: not yet), how old it is, whether it failed."""
+
+
+def register_health() -> None:
+    """Have the command and the check look at the outbox and the inbox."""
+    register("outbox", database, outbox)
+    register("inbox", database, inbox)
+
+
+def outbox(limits: Limits) -> Iterator[Finding]:
+    """The messages of each topic that no relay sends, and those that are blocked."""
+    rows = OutboxMessage.objects.using(database())
+    for name, pending in _pending(rows, "topic", "created_at"):
+        idle = f"Run relay_outbox, for this topic too. {_LOGGED} Or an earlier one is blocked."
+        yield _waiting("outbox messages waiting", name, pending, limits, _no_relay, idle)
+    for name, waited in _stopped(rows, OutboxState.BLOCKED, "topic", "created_at"):
+        problem = "Their attempts are used up, and their groups wait. Retry or skip them."
+        yield found("outbox messages blocked", name, waited, problem)
+    yield overdue("outbox messages to purge", database(), outbox_over(limits.purge_age))
+
+
+def inbox(limits: Limits) -> Iterator[Finding]:
+    """The messages of each source that no process handles, and those that an operator must see."""
+    rows = InboxMessage.objects.using(database())
+    for name, pending in _pending(rows, "source", "received_at"):
+        idle = f"Run process_inbox, for this source too. {_LOGGED} Or an earlier one is parked."
+        yield _waiting("inbox messages waiting", name, pending, limits, _no_receiver, idle)
+    for state, problem in (
+        (InboxState.PARKED, "Their attempts are used up. Mend what their errors say; retry them."),
+        (InboxState.HELD, "Find out whether they are genuine, and accept those that are."),
+    ):
+        for name, waited in _stopped(rows, state, "source", "received_at"):
+            yield found(f"inbox messages {state}", name, waited, problem)
+    yield overdue("inbox messages to purge", database(), inbox_over(limits.purge_age))
+
+
+_LOGGED = "If it runs, its log says why it waits."
+
+
+def _pending(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[Pending]]]:
+    """The messages that are to be sent or handled, by topic or source; the longest due ones."""
+    waiting = rows.filter(state="pending", process_after__isnull=False).order_by("process_after")
+    dated = waiting.annotate(failed=~Q(error=""), now=DatabaseNow())
+    columns = dated.values_list(by, "process_after", since, "failed", "now")
+    by_name: dict[str, list[Pending]] = defaultdict(list)
+    for name, process_after, created, failed, now in columns[:MOST]:
+        by_name[name].append((now - process_after, now - created, failed))
+    yield from sorted(by_name.items())
+
+
+def _waiting(
+    what: str,
+    where: str,
+    pending: list[Pending],
+    limits: Limits,
+    unknown: Callable[[str], str],
+    idle: str,
+) -> Finding:
+    late = sum(due > limits.max_age for due, _, _ in pending)
+    failing = sum(failed and age > limits.max_age >= due for due, age, failed in pending)
+    problems = [unknown(where)] if unknown(where) else []
+    if late and not problems:
+        problems.append(f"{late} should have been dealt with long ago. {idle}")
+    if failing:
+        problems.append(f"{failing} failed and are tried again. Their errors say why.")
+    waited = [age for _, age, _ in pending]
+    return found(what, where, waited, " ".join(problems), idle=len(problems) > bool(failing))
+
+
+def _no_relay(name: str) -> str:
+    """Why no relay sends the topic; empty: one does, if it runs."""
+    try:
+        known = topic(name)
+    except ImproperlyConfigured:
+        return (
+            "The topic is not in IDEMPOTENCY['OUTBOX'], so no relay sends them. Was it renamed? "
+            "Put the old name back until they are sent."
+        )
+    return "" if known.relay else "The topic has RELAY=False now, so no relay sends them."
+
+
+def _no_receiver(source: str) -> str:
+    """Why no process handles the source; empty: one does, if it runs."""
+    if source.startswith(CONSUMER):
+        try:
+            known = source.removeprefix(CONSUMER) in consumers()
+        except ImproperlyConfigured as error:
+            return str(error)
+        return (
+            "" if known else "No consumer in IDEMPOTENCY['CONSUMERS'] has this name. Put it back."
+        )
+    if getattr(settings, "ROOT_URLCONF", None) and receiver_of(source):
+        return ""
+    return "No WebhookReceiver in the URLconf has this source. Was it renamed? Put it back."
+
+
+def _stopped(
+    rows: QuerySet[Any], state: str, by: str, since: str
+) -> Iterator[tuple[str, list[timedelta]]]:
+    """How long the messages in this state have waited, by topic or source."""
+    by_name: dict[str, list[timedelta]] = defaultdict(list)
+    columns = rows.filter(state=state).values_list(by, since, DatabaseNow())
+    for name, created, now in columns[:MOST]:
+        by_name[name].append(now - created)
+    yield from sorted(by_name.items())

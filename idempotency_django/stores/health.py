@@ -1,0 +1,144 @@
+"""What waits for a process or an operator, and for how long: the command, and the check at deploy.
+
+Nothing here counts a whole table: each finding reads up to ``MOST`` rows that an index leads to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from django.db.models import QuerySet
+
+from ..models import DatabaseNow, IdempotencyKey
+from ..records import Status
+from . import stores
+
+MOST: Final = 10_000
+"""The most rows that a finding counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long something may wait.
+
+    Attributes:
+        max_age: for a process or a retry.
+        purge_age: for a purge, which runs less often.
+    """
+
+    max_age: timedelta
+    purge_age: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What waits, and what is wrong about it.
+
+    Attributes:
+        what: which rows: ``"outbox messages waiting"``. Programs may compare it.
+        where: the database, topic or source that they are of.
+        count: how many there are: ``MOST`` at most, which stands for any number from there.
+        oldest: how long the oldest of them has waited; ``None``: there is none.
+        problem: what is wrong and what to do; empty: nothing.
+        idle: whether a process does not run, or not for these; else an operator must decide.
+    """
+
+    what: str
+    where: str
+    count: int = 0
+    oldest: timedelta | None = None
+    problem: str = ""
+    idle: bool = False
+
+
+Source = Callable[[Limits], Iterable[Finding]]
+
+_registered: Final[dict[str, tuple[Callable[[], str], Source]]] = {}
+
+
+def register(name: str, using: Callable[[], str], source: Source) -> None:
+    """Have the command and the check ask the source, too.
+
+    Args:
+        name: of the source. A second one of its name replaces it.
+        using: says which database it asks: the alias that is written to.
+        source: finds.
+    """
+    _registered[name] = (using, source)
+
+
+def findings(limits: Limits, databases: Collection[str] | None = None) -> Iterator[Finding]:
+    """What waits, in the databases of the stores and of the sources.
+
+    Args:
+        limits: how long something may wait.
+        databases: ask these only; ``None``: all.
+    """
+    for using in dict.fromkeys(store.using for store in stores.all() if store.using):
+        if databases is None or using in databases:
+            yield from _keys(using, limits)
+    for used, source in _registered.values():
+        if databases is None or used() in databases:
+            yield from source(limits)
+
+
+def ages(rows: QuerySet[Any], since: str) -> list[timedelta]:
+    """How long each of the rows has waited, the oldest ones: ``MOST`` at most.
+
+    Args:
+        rows: the rows.
+        since: the column that says since when. It has an index, which leads to them.
+    """
+    dated = rows.order_by(since).values_list(since, DatabaseNow())
+    return [now - then for then, now in dated[:MOST]]
+
+
+def found(
+    what: str, where: str, waited: list[timedelta], problem: str, *, idle: bool = False
+) -> Finding:
+    """The finding of rows that have waited so long; without any, nothing is wrong."""
+    if not waited:
+        return Finding(what=what, where=where)
+    return Finding(
+        what=what,
+        where=where,
+        count=len(waited),
+        oldest=max(waited),
+        problem=problem,
+        idle=idle,
+    )
+
+
+def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
+    """The finding of rows that a purge should have deleted."""
+    waited = ages(rows, "purge_at")
+    return found(what, where, waited, "Run purge_idempotency_keys every hour.", idle=True)
+
+
+def _keys(using: str, limits: Limits) -> Iterator[Finding]:
+    """The keys that nobody finishes, found by the index of the leases.
+
+    A row without a lease is not looked for: none is visible but what was cut off within GRACE.
+    """
+    rows = IdempotencyKey.objects.using(using)
+    unfinished = rows.filter(status=Status.IN_PROGRESS)
+    held = unfinished.filter(hold=True, lease_expires_at__lte=DatabaseNow())
+    yield found(
+        "keys held",
+        using,
+        ages(held, "lease_expires_at"),
+        "Retries are refused until an operator has settled them in the admin.",
+    )
+    late = DatabaseNow() - limits.max_age
+    interrupted = unfinished.filter(hold=False, lease_expires_at__lte=late)
+    yield found(
+        "keys interrupted",
+        using,
+        ages(interrupted, "lease_expires_at"),
+        "Their process died, and no retry came. Find out how far they got, and settle them in "
+        "the admin.",
+    )
+    yield overdue("keys to purge", using, rows.purgeable(limits.purge_age))
