@@ -1,4 +1,4 @@
-"""``@idempotent`` and ``@idempotency_exempt`` for views of any kind."""
+"""``@idempotent``, ``@idempotency_exempt`` and ``@part_of_view`` for views of any kind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, TypeVar, overload
 from django.core.exceptions import ImproperlyConfigured
 
 from .http.declared import EXEMPT, is_exempt, is_marked
-from .http.inspection import name_of
-from .http.opening import PROTECTED
+from .http.opening import PROTECTED, marked_as_part, name_of
 from .http.wrapping import protect
 from .policy import Policy
 
@@ -29,8 +28,8 @@ def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: A
 
     Put it on function views, on ``@api_view`` functions (above or below ``@api_view``), on
     class-based views, on their handler methods or ``dispatch()``, or on what ``as_view()`` returns,
-    sync or async. All other decorators of the view run for every request, before a replay. Below
-    ``@idempotent``, only decorators of Django and REST framework are allowed.
+    sync or async. It is the innermost decorator: all others run for every request, before a replay.
+    Decorators of Django and REST framework may be below it, too.
 
     ::
 
@@ -66,6 +65,15 @@ def idempotency_exempt(view: ViewT) -> ViewT:
         raise _contradicted(view)
     setattr(view, EXEMPT, True)
     return view
+
+
+def part_of_view(function: ViewT) -> ViewT:
+    """Let a wrapper count as a part of its view, so that it can be protected from outside.
+
+    It then runs once, together with the view, and **not before a replay**. So it must not check
+    anything that a replay must check. Put it on what a decorator returns, below ``@idempotent``.
+    """
+    return marked_as_part(function)
 
 
 def _protected(view: Any, policy: Policy) -> Any:

@@ -22,13 +22,11 @@ from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
 from .http.atomic_requests import asks_for_transaction
-from .http.declared import ViewFunction, is_async, is_exempt, is_marked, policy_of
+from .http.declared import ViewFunction, is_async, is_exempt, policy_of
 from .http.frameworks import is_exempt_by_module
-from .http.handlers import ensure_claimed
-from .http.inspection import kept
 from .http.messages import meta_name
-from .http.opening import PROTECTED
-from .http.wrapping import protect
+from .http.opening import kept, protected_part
+from .http.wrapping import ensure_claimed, protect
 from .policy import PROJECT_POLICY, UNSET, resolve
 from .policy.validators import UNSAFE_METHODS
 
@@ -40,7 +38,8 @@ class IdempotencyMiddleware:
 
     ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` chooses between the two. A view's policy is its
     ``idempotency_policy`` attribute (on the function or on the class), else the project's. The
-    middleware leaves alone views that are already protected or are marked ``@idempotency_exempt``.
+    middleware leaves alone views that are protected inside, whatever is around that, and those that
+    are marked ``@idempotency_exempt``.
 
     It must come after every middleware that has a ``process_view``, so that their checks (CSRF, a
     required login) run first. It refuses to start in any other position.
@@ -60,7 +59,10 @@ class IdempotencyMiddleware:
             self.process_view = self._aprocess_view  # type: ignore[method-assign]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        return self.get_response(request)
+        response = self.get_response(request)
+        if inspect.isawaitable(response):
+            return _achecked(request, response)
+        return _checked(request, response)
 
     def process_view(
         self,
@@ -99,9 +101,11 @@ class IdempotencyMiddleware:
         if method not in UNSAFE_METHODS:
             return None
         known: _Known = kept(view, "_idempotency_in_middleware", partial(_Known, view))
-        if known.is_left_alone or (known.is_async and asks_for_transaction(view)):
+        if known.is_exempt or (known.is_async and asks_for_transaction(view)):
             return None  # Django refuses to run the latter, and says why
         declared = known.policies[method] if method in known.policies else known.policy(method)
+        if method in known.hidden:
+            request._idempotency_hidden = view  # type: ignore[attr-defined]
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
@@ -147,13 +151,17 @@ class _Known:
 
     def __init__(self, view: ViewFunction) -> None:
         self.view = view
-        self.is_left_alone = is_marked(view, PROTECTED) or is_exempt(view)
+        self.is_exempt = is_exempt(view)
         self.is_async = is_async(view)
         self.policies: dict[str, Any] = {}  # by method, as far as they were asked for
+        self.hidden: set[str] = set()  # the methods of which a wrapper hides what protects them
 
     def policy(self, method: str) -> Any:
-        """See :func:`~idempotency_django.http.declared.policy_of`."""
-        self.policies[method] = policy_of(self.view, method)
+        """The policy for a method; ``None``: the view takes no part, or is protected inside."""
+        inside = protected_part(self.view, method)
+        if inside is not None and protected_part(self.view, method, search=False) is None:
+            self.hidden.add(method)
+        self.policies[method] = policy_of(self.view, method) if inside is None else None
         return self.policies[method]
 
     @cached_property
@@ -199,6 +207,18 @@ def skipped_middleware() -> list[str]:
     paths = list(settings.MIDDLEWARE)
     behind = paths[paths.index(ours) + 1 :] if ours in paths else []
     return [path for path in behind if hasattr(import_string(path), "process_view")]
+
+
+def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    """Log an error if a wrapper that hides a protected view has answered without it."""
+    hidden_in = getattr(request, "_idempotency_hidden", None)
+    return response if hidden_in is None else _claimed(hidden_in, request, response)
+
+
+async def _achecked(
+    request: HttpRequest, response: Awaitable[HttpResponseBase]
+) -> HttpResponseBase:
+    return _checked(request, await response)
 
 
 def _claimed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import json
 import logging
 import weakref
@@ -24,6 +25,7 @@ from django.urls import path
 from django.utils.decorators import decorator_from_middleware, method_decorator
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext_lazy
 from django.views.decorators import (
     cache,
     clickjacking,
@@ -37,8 +39,8 @@ from django.views.decorators import (
 from django.views.generic import View
 from django.views.static import serve
 
-from idempotency_django.http.inspection import kept, name_of
-from idempotency_django.http.opening import innermost, opened
+from idempotency_django.decorators import part_of_view
+from idempotency_django.http.opening import innermost, kept, name_of, opened
 from tests import ways
 from tests.support import new_key
 
@@ -191,7 +193,7 @@ def test_name_of_a_decorator() -> None:
     """An error names the decorator by its own name, not by the one that it took from the view."""
     with pytest.raises(ImproperlyConfigured) as refused:
         opened(ways.unknown(view), lambda function: function)
-    assert str(refused.value).startswith("tests.ways.unknown.<locals>.inner is or has a decorator")
+    assert str(refused.value).startswith("tests.ways.unknown.<locals>.inner is or holds a")
     assert f"Put @idempotent on {__name__}.view itself" in str(refused.value)
     assert name_of(ways.OwnDispatch.as_view()) == "tests.ways.OwnDispatch"
 
@@ -227,7 +229,7 @@ def around(held: Any) -> Any:
 
 
 class TestHeld:
-    """What a view may hold: nothing that a decorator could be around."""
+    """What a view may hold: data, and nothing else."""
 
     @pytest.mark.parametrize(
         "held",
@@ -235,27 +237,27 @@ class TestHeld:
             pytest.param(held, id=name)
             for name, held in {
                 "class": Charges,
-                "object": Charges(),
-                "function without arguments": lambda: 1,
-                "function that has its arguments": partial(charge, 5),
-                "function of the standard library": json.dumps,
-                "and its partial": partial(json.dumps, indent=1),
-                "method of the standard library": logging.getLogger("x").info,
-                "method of Django": User.objects.create,
-                "object of Django": User.objects,
                 "module": json,
-                "lazy object": SimpleLazyObject(unasked),
                 "list": ["EUR", 1, None],
-                "dict": {"currency": "EUR"},
-                "empty slot": ways.SlottedGuard.__new__(ways.SlottedGuard),
+                "dict": {"currency": ["EUR"]},
+                "text to be translated": gettext_lazy("Amount"),
+                "enum": inspect.Parameter.VAR_KEYWORD,
             }.items()
         ],
     )
     def test_accepted(self, held: Any) -> None:
-        """A class, an object with data, a function of others, or one that takes nothing."""
+        """Data, a class, a module; in a variable around it, in a default, or in its object."""
         inside: list[Any] = []
+
+        def default(request: HttpRequest, held: Any = held) -> HttpResponse:
+            return HttpResponse(str(held))
+
+        site = ways.Site()
+        site.held = held  # type: ignore[attr-defined]
         opened(made := around(held), lambda function: inside.append(function) or function)
-        assert inside == [made]
+        opened(default, lambda function: inside.append(function) or function)
+        opened(site.plain, lambda function: inside.append(function) or function)
+        assert inside == [made, default, ways.Site.plain]
 
     @pytest.mark.parametrize(
         "held",
@@ -263,23 +265,59 @@ class TestHeld:
             pytest.param(held, id=name)
             for name, held in {
                 "function": charge,
+                "function without arguments": lambda: 1,
+                "function of the standard library": json.dumps,
                 "method": Charges().charge,
+                "method of the standard library": logging.getLogger("x").info,
                 "partial": partial(charge),
                 "cached": functools.lru_cache(charge),
-                "static": staticmethod(charge),
                 "list": [charge],
-                "keyword": lambda *, asked: asked,
-                "keywords": lambda **asked: asked,
+                "dict in a dict": {"views": {"POST": charge}},
+                "object": Charges(),
+                "object with slots": ways.SlottedGuard(charge),
+                "lazy object": SimpleLazyObject(unasked),
                 "context manager as a decorator": contextlib.ContextDecorator()(charge),
                 "class-based view": View.as_view(),
+                "class of a view": View,
                 "function of a request in Django": serve,
             }.items()
         ],
     )
     def test_refused(self, held: Any) -> None:
-        """A function of the project that takes an argument may be a view, whatever its names."""
-        with pytest.raises(ImproperlyConfigured, match="a function that calls it by its name"):
-            opened(around(held), lambda function: function)
+        """A function or an object may run a view, so what holds one is refused, wherever it is."""
+
+        def default(request: HttpRequest, held: Any = held) -> HttpResponse:
+            return HttpResponse(str(held))
+
+        def keyword(request: HttpRequest, *, held: Any = held) -> HttpResponse:
+            return HttpResponse(str(held))
+
+        site = ways.Site()
+        site.held = held  # type: ignore[attr-defined]
+        for made in (around(held), default, keyword, site.plain, partial(default, held=held)):
+            with pytest.raises(ImproperlyConfigured, match="Put @idempotent on"):
+                opened(made, lambda function: function)
+
+    def test_of_an_author(self) -> None:
+        """What its author calls a part of the view is protected as a whole; a copy is not."""
+        made = part_of_view(around(charge))
+        inside: list[Any] = []
+        opened(made, lambda function: inside.append(function) or function)
+        assert inside == [made]
+        copied = functools.wraps(made)(around(charge))
+        with pytest.raises(ImproperlyConfigured, match="put @part_of_view on"):
+            opened(copied, lambda function: function)
+
+    def test_super(self) -> None:
+        """The class that ``super()`` needs is no view that a handler holds."""
+
+        class Calling(View):
+            def post(self, request: HttpRequest) -> HttpResponse:
+                return super().http_method_not_allowed(request)
+
+        inside: list[Any] = []
+        opened(Calling.post, lambda function: inside.append(function) or function)
+        assert inside == [Calling.post]
 
     def test_way_out(self) -> None:
         """What calls such a view by its name is a view of its own."""
@@ -338,7 +376,7 @@ class TestKept:
 @pytest.mark.django_db
 def test_opened_once_for_each_function(settings: Any) -> None:
     """A decorated handler is opened once, not for each request."""
-    from idempotency_django.http import handlers
+    from idempotency_django.http import wrapping
 
     calls: list[Any] = []
 
@@ -351,7 +389,7 @@ def test_opened_once_for_each_function(settings: Any) -> None:
         calls.append(function)
         return opened(function, protect)
 
-    original, handlers.opened = handlers.opened, counting
+    original, wrapping.opened = wrapping.opened, counting
     try:
         from idempotency_django.decorators import idempotent
 
@@ -361,5 +399,5 @@ def test_opened_once_for_each_function(settings: Any) -> None:
             request.user = User(pk=1, username="alice")
             protected(request)
     finally:
-        handlers.opened = original
+        wrapping.opened = original
     assert len(calls) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,11 +10,13 @@ from django.contrib.auth.decorators import user_passes_test
 from django.contrib.auth.models import Permission, User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.test import Client
+from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.generic import View
 
+from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotent
+from idempotency_django.models import IdempotencyKey
 from tests import ways
 from tests.support import assert_problem, assert_replays, effects, new_key, post
 from tests.ways import REFUSED, WAYS, Guard, Refusal, Way
@@ -161,3 +164,80 @@ def test_any_decorator_above(
     assert post(alice, "/x/", key).status_code == 403
     assert effects() == 1
     assert "is not protected" not in caplog.text
+
+
+@pytest.mark.django_db
+class TestHiddenInside:
+    """The middleware in front of a wrapper that hides what is protected inside."""
+
+    @pytest.fixture
+    def served(self, settings: Any) -> Any:
+        """Serves a view below the middleware."""
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+
+        def serve(view: Any) -> None:
+            settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", view)]})
+
+        return serve
+
+    def test_looked_up_by_name(self, alice: Client, served: Any) -> None:
+        """What a wrapper looks up while it runs cannot be seen: there is one claim, not two."""
+        views = {"view": idempotent(ways.plain)}
+        names: dict[str, Any] = {"views": views, "__name__": "shop.views"}
+        exec("def by_name(request): return views['view'](request)", names)
+        served(names["by_name"])
+        key = new_key()
+        assert_replays(post(alice, "/x/", key), post(alice, "/x/", key))
+        assert (effects(), IdempotencyKey.objects.count()) == (1, 1)
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_another_view_beside_it(
+        self, alice: Client, served: Any, unprotected: list[Any], asynchronous: bool
+    ) -> None:
+        """A wrapper that answers with another view than the protected one is logged as an error."""
+        views = [ways.plain, idempotent(ways.plain)]
+
+        def either(request: HttpRequest) -> HttpResponse:
+            return views["X-Protected" in request.headers](request)
+
+        served(either)
+        client: Any = alice
+        if asynchronous:
+            client = AsyncClient()
+            client.cookies = alice.cookies
+
+        def send(**headers: str) -> HttpResponse:
+            sent = post(client, "/x/", new_key(), headers=headers)
+            return asyncio.run(sent) if asynchronous else sent  # type: ignore[arg-type]
+
+        assert send(**{"X-Protected": "1"}).status_code == 201
+        assert unprotected == []
+        assert send().status_code == 201
+        [logged] = unprotected
+        assert "either is not protected: it answered POST /x/ with 201" in logged.getMessage()
+        unprotected.clear()
+
+    def test_one_method_of_two(self, alice: Client, served: Any) -> None:
+        """A handler that is protected is left alone, and the other one of its class is refused."""
+        view = ways.a_class(idempotent(ways.handler()), put=ways.handler()).as_view()
+        served(ways.unknown(view))
+        key = new_key()
+        assert_replays(post(alice, "/x/", key), post(alice, "/x/", key))
+        with pytest.raises(ImproperlyConfigured, match=r"tests\.ways\.AView itself"):
+            post(alice, "/x/", key, method="put")
+        assert [bool(endpoint.problem) for endpoint in endpoints()] == [False, True]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("bases", [(View,), ways.mixed(ways.Base)], ids=["middleware", "mixin"])
+def test_handler_that_is_no_method(alice: Client, settings: Any, bases: Any) -> None:
+    """A handler that is not a method is refused, by the check and for a request."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    view = ways.a_class(staticmethod(ways.plain), *bases).as_view()
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", view)]})
+    says = "tests.ways.plain is not a method of tests.ways.AView"
+    assert [says in endpoint.problem for endpoint in endpoints()] == [True]
+    with pytest.raises(ImproperlyConfigured, match=says):
+        post(alice, "/x/", new_key())
+    assert effects() == 0

@@ -17,15 +17,20 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, get_resolver
 
 from ..conf import MIDDLEWARE, WITH_POLICY, conf
-from ..http.declared import is_exempt, policy_of, view_class_of
-from ..http.dispatching import answers_itself
+from ..http.declared import is_exempt, policy_of
 from ..http.frameworks import framework_of, is_exempt_by_module
-from ..http.inspection import closure_of, held_as
-from ..http.opening import POLICIES, POLICY, PROTECTED, opened, protected_part
+from ..http.opening import (
+    POLICIES,
+    POLICY,
+    PROTECTED,
+    handlers_of,
+    opened,
+    protected_part,
+    view_class_of,
+)
 from ..http.routes import readable
-from ..http.wrapping import protect
+from ..http.wrapping import answers_itself, protect, refuse_handler
 from ..policy import UNSET, Policy
-from ..policy.validators import UNSAFE_METHODS
 
 How = Literal["mixin", "decorator", "middleware", "exempt", ""]
 
@@ -70,43 +75,33 @@ def _routes(patterns: Iterable[Any], before: str) -> Iterator[tuple[str, Any]]:
             yield from _routes(pattern.url_patterns, route)
 
 
-def _handlers(view: Any) -> Iterator[tuple[str, Any]]:
+def _handlers(view: Any) -> Iterator[tuple[str, str]]:
     """The unsafe methods of a view, each with the name of its handler if the view is a class."""
     view_class = view_class_of(view)
     if view_class is None or answers_itself(view_class):
-        yield "*", None
-        return
-    actions = getattr(view, "actions", None)
-    for method in sorted(UNSAFE_METHODS):
-        name = method.lower() if actions is None else actions.get(method.lower())
-        if name is not None and hasattr(view_class, name):
-            yield method, name
+        yield "*", ""
+    else:
+        yield from handlers_of(view).items()
 
 
-def _endpoint(route: str, method: str, view: Any, name: str | None) -> Endpoint:
-    handler = getattr(view_class_of(view), name, None) if name else None
+def _endpoint(route: str, method: str, view: Any, name: str) -> Endpoint:
+    part = protected_part(view, method)
     try:
-        policy, how = _policy_and_how(view, method, name, handler)
+        policy, how = _policy_and_how(view, method, name, part)
     except ImproperlyConfigured as error:  # what it declares is no policy
         return Endpoint(route, method, view, None, "middleware", str(error))
-    problem = _problem(view, handler) if how in ("mixin", "decorator", "middleware") else ""
+    problem = _problem(view, name, how)
     framework = framework_of(view) if problem else None
     return Endpoint(route, method, view, policy, how, problem, framework)
 
 
-def _policy_and_how(
-    view: Any, method: str, name: str | None, handler: Any
-) -> tuple[Policy | None, How]:
-    part = protected_part(handler)
+def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Policy | None, How]:
     if part is not None:
-        return getattr(part, POLICY, None), "decorator"
-    marked = getattr(view_class_of(view), PROTECTED, None) or getattr(view, PROTECTED, None)
-    if marked:
-        policy = getattr(view_class_of(view), POLICY, None) or getattr(view, POLICY, None)
-        policies = getattr(view_class_of(view), POLICIES, None)
+        policies = getattr(part, POLICIES, None)
+        policy = getattr(part, POLICY, None)
         if isinstance(policies, dict) and name in policies:
             policy = policies[name]
-        return policy, marked if policy else ""
+        return policy, getattr(part, PROTECTED) if policy else ""
     if is_exempt(view) or is_exempt_by_module(view):
         return None, "exempt"
     if MIDDLEWARE not in settings.MIDDLEWARE:
@@ -117,20 +112,18 @@ def _policy_and_how(
     return (Policy() if declared is UNSET else declared), "middleware"
 
 
-def _problem(view: Any, handler: Any) -> str:
+def _problem(view: Any, name: str, how: How) -> str:
+    """What a request with a key would meet: what protects the view says it."""
+    if how in ("", "exempt"):
+        return ""
+    view_class: Any = view_class_of(view)
     try:
-        protect(view, Policy())
-        if handler is not None:
-            _open(handler)
+        if how == "middleware":
+            protect(view, Policy())
+        if name and (how == "middleware" or hasattr(view_class, PROTECTED)):
+            refuse_handler(view_class, name)
+        elif name:
+            opened(getattr(view_class, name), lambda function: function)
     except ImproperlyConfigured as error:
         return str(error)
     return ""
-
-
-def _open(handler: Any) -> None:
-    """Open a handler, also below ``method_decorator``, which decorates it at each call."""
-    name = held_as(handler)
-    if name is not None and hasattr(handler, PROTECTED):
-        _open(closure_of(handler)[name])
-    else:
-        opened(handler, lambda function: function)

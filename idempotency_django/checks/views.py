@@ -17,8 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..conf import conf
 from ..http.declared import is_exempt, policy_of
 from ..http.frameworks import is_from
-from ..http.inspection import name_of
-from ..http.opening import innermost
+from ..http.opening import innermost, name_of
 from ..policy import UNSET, Policy
 from .inventory import Endpoint, endpoints
 from .policies import NAMED, PROJECT, check_policy, each_once, promise

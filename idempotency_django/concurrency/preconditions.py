@@ -29,9 +29,8 @@ from django.http.response import HttpResponseBase
 
 from ..errors import IdempotencyError
 from ..http.declared import is_marked
-from ..http.inspection import held_as, name_of, vars_of
 from ..http.messages import problem_response
-from ..http.opening import PROTECTED, innermost, part_of_view
+from ..http.opening import PROTECTED, held_as, innermost, marked_as_part, name_of, vars_of
 from .conditions import checked_etag, version_etag
 from .resources import CHANGES, Resource, Run, run_conditionally
 
@@ -84,8 +83,7 @@ def preconditions(
                     raise  # the claim's adapter rolls back and answers
                 return problem_response(error)
 
-        marked: Callable[..., Any] = part_of_view(conditional)
-        return marked
+        return marked_as_part(conditional)
 
     return decorate
 

@@ -37,11 +37,10 @@ from ..http.atomic_requests import (
     RequestTransactions,
     request_transactions,
 )
-from ..http.dispatching import add_framework
-from ..http.handlers import ensure_reached, place
 from ..http.messages import meta_name, principal_of
 from ..http.objects import check_object
 from ..http.status import described, record_of
+from ..http.wrapping import add_framework, ensure_reached, place
 from ..policy import Policy
 from ..policy.validators import UNSAFE_METHODS
 from ..records import Record

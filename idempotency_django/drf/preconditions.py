@@ -26,9 +26,9 @@ from rest_framework.request import Request
 from ..concurrency.conditions import SAFE, checked_etag, representation_etag, version_etag
 from ..concurrency.resources import CHANGES, Resource, Run, run_conditionally
 from ..errors import IdempotencyError
-from ..http.inspection import kept, name_of
 from ..http.objects import has_object, is_named_by_key, lookup_of
-from ..http.opening import PROTECTED, opened, part_of_view
+from ..http.opening import PROTECTED, kept, marked_as_part, name_of, opened
+from ..http.wrapping import method_of
 from . import IdempotentViewMixin
 from .problems import problem
 from .responses import is_page
@@ -159,12 +159,7 @@ def _guard_handler(view: Any, request: Request) -> None:
 
 
 def _guarded(view: Any, handler: Any) -> Any:
-    function = getattr(handler, "__func__", None)
-    if function is None or handler.__self__ is not view:
-        raise ImproperlyConfigured(
-            f"The handler {name_of(handler)} is not a method of {name_of(type(view))}, so its "
-            "preconditions cannot be checked. Make it a method."
-        )
+    function = method_of(view, handler)
     if hasattr(function, PROTECTED):
         raise ImproperlyConfigured(
             f"@idempotent is on {name_of(function)} itself, inside the preconditions: a retry of a "
@@ -185,7 +180,7 @@ def _conditional(function: Callable[..., Any]) -> Callable[..., Any]:
     def conditional(view: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
         return _respond(view, request, functools.partial(function, view, request, *args, **kwargs))
 
-    return part_of_view(conditional)  # type: ignore[no-any-return]
+    return marked_as_part(conditional)
 
 
 def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:

@@ -10,8 +10,7 @@ from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
 from ..policy import UNSET, Policy
-from .inspection import vars_of
-from .opening import POLICIES, POLICY
+from .opening import POLICIES, POLICY, vars_of, view_class_of
 
 EXEMPT: Final = "idempotency_exempt"
 
@@ -26,11 +25,6 @@ def is_marked(view: Any, mark: str) -> bool:
 def is_exempt(view: Any) -> bool:
     """Whether ``@idempotency_exempt`` is on a view or its class; a base's is on that base alone."""
     return EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view))
-
-
-def view_class_of(view: Any) -> type | None:
-    """The class that ``as_view()`` made the view of, if it did."""
-    return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
 
 def is_async(view: Any) -> bool:

@@ -9,8 +9,7 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
-from .inspection import module_of, name_of
-from .opening import innermost
+from .opening import innermost, module_of, name_of
 
 FRAMEWORKS: Final = {
     "adrf": "adrf",

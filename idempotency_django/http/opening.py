@@ -1,37 +1,85 @@
 """Opens known decorators: they run for every request, around a function that runs once.
 
-A decorator may call its view through anything: an attribute, a default argument, a helper. A
-decorator that is not known here is refused: a wrong guess would leave the view unprotected, or
-replay an answer to a caller whom the decorator would have refused. A view that holds a function of
-the project for its work looks the same, so it is refused, too. What a function looks up by name
-while it runs cannot be seen: it counts as a part of the function.
+The rule that a user can remember: ``@idempotent`` is the innermost decorator. A view that is
+protected inside (``protected_part()``) may have anything around it. One that is protected from
+outside may have the decorators of ``_KNOWN`` only. Everything else that holds more than data may
+be a check that must run before a replay, so it is refused, unless its author says that it is a
+part of the view (``@part_of_view``). What a function looks up by name while it runs cannot be
+seen: it counts as a part of the function.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
-from types import FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import partial, update_wrapper
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
-from django.views.generic import View
+from django.db.transaction import Atomic
+from django.utils.functional import Promise
 
+from ..policy.validators import UNSAFE_METHODS
 from .atomic_requests import OwnedTransactions
-from .inspection import closure_of, held_as, is_as_view, module_of, name_of, vars_of, with_variable
 
 PROTECTED: Final = "idempotency_protected"
 POLICY: Final = "idempotency_policy"
 POLICIES: Final = "idempotency_policies"
 _PART: Final = "idempotency_part_of_view"
 
+_KNOWN: Final = {
+    "contextlib": {"ContextDecorator"},  # of transaction.atomic only
+    "django.contrib.admin.options": {"ModelAdmin"},
+    "django.contrib.admin.sites": {"AdminSite"},
+    "django.contrib.auth.decorators": {"user_passes_test"},
+    "django.contrib.sitemaps.views": {"x_robots_tag"},
+    "django.utils.decorators": {"_multi_decorate", "make_middleware_decorator"},
+    "django.views.decorators.cache": {"cache_control", "never_cache"},
+    "django.views.decorators.clickjacking": {
+        "xframe_options_deny",
+        "xframe_options_exempt",
+        "xframe_options_sameorigin",
+    },
+    "django.views.decorators.common": {"no_append_slash"},
+    "django.views.decorators.csp": {"_make_csp_decorator"},
+    "django.views.decorators.csrf": {"csrf_exempt"},
+    "django.views.decorators.debug": {"sensitive_post_parameters", "sensitive_variables"},
+    "django.views.decorators.http": {"condition", "require_http_methods"},
+    "django.views.decorators.vary": {"vary_on_headers"},
+    "drf_spectacular.drainage": {"isolate_view_method"},
+    "rest_framework.decorators": {"api_view"},
+}
+"""The decorators that are opened: a module, and the functions in it that make the wrapper."""
+
+_HELD_AS: Final = ("view_func", "viewfunc", "view", "func", "method")
+"""What they call the function that they decorate."""
+
+_AS_VIEW: Final = ("django.views.generic.base", "rest_framework.viewsets")
+
+_OWNERS: Final = (
+    "django.contrib.admin.options",
+    "django.contrib.admin.sites",
+    "django.views.generic.base",
+)
+"""Where the classes are from whose bound methods are no wrappers: views, and the admin."""
+
+_DATA: Final = (
+    *(bool, bytes, date, Decimal, Enum, float, int, ModuleType, Promise, str, time, timedelta),
+    *(type, type(None), UUID),
+)
+"""What a view may hold: none of it runs a view. Promises are texts to be translated."""
+
 Protect = Callable[[Any], Any]
+AnyT = TypeVar("AnyT")
 
 
-def part_of_view(function: Any) -> Any:
+def marked_as_part(function: AnyT) -> AnyT:
     """The function, marked as a part of the view: it runs once with it, and not before a replay."""
     setattr(function, _PART, function)  # itself, so that a copy of the mark does not count
     return function
@@ -40,67 +88,102 @@ def part_of_view(function: Any) -> Any:
 def opened(view: Any, protect: Protect) -> Any:
     """The same view, with ``protect(function)`` in the place of its innermost function.
 
-    Known are Django's decorators (``method_decorator`` and ``decorator_from_middleware`` included),
-    ``transaction.atomic``, REST framework's ``@api_view``, ``functools.partial`` and bound methods.
-    What is protected already stays as it is.
+    What is protected inside stays as it is.
 
     Raises:
-        ImproperlyConfigured: another decorator is on it; the error names the function inside it.
+        ImproperlyConfigured: it is or holds what is not known; the error says what to do.
     """
-    if PROTECTED in getattr(view, "__dict__", ()):
-        return view
-    if vars_of(view).get(_PART) is view:
+    if _is_part(view):
         return protect(view)
-    if isinstance(view, MethodType):
-        if not isinstance(view.__self__, View):  # which holds what we gave it
-            _refuse(view, [*filter(_may_be_a_view, _parts(view.__self__))])
-        return MethodType(opened(view.__func__, protect), view.__self__)
-    if isinstance(view, partial):
-        _refuse(view, _suspects((*view.args, *view.keywords.values())))
-        inner = opened(view.func, protect)
-        again = partial(inner, *view.args, **view.keywords)
-        again.__dict__.update(vars_of(view))
-        return _marked(again, inner)
-    name = None if is_as_view(view) else held_as(view)
+    name = held_as(view)
+    if name == "method" and PROTECTED in vars_of(view):  # @method_decorator(idempotent)
+        opened(closure_of(view)[name], lambda function: function)
+        return view
+    if not is_as_view(view) and protected_part(view) is not None:
+        return view
     if name is not None:
         return _around(opened(closure_of(view)[name], protect), view, name)
     if is_as_view(view):
         return protect(view)
-    inside = _inside(view)
-    if inside and all(PROTECTED in vars_of(suspect) for suspect in inside):
-        return _around(inside[0], view)
-    _refuse(view, inside)
+    if not _is_plain(view):
+        raise _unknown(view)
+    if isinstance(view, MethodType):
+        return MethodType(opened(view.__func__, protect), view.__self__)
+    if isinstance(view, partial):
+        inner = opened(view.func, protect)
+        again = partial(inner, *view.args, **view.keywords)
+        again.__dict__.update(vars_of(view))
+        return _marked(again, inner)
     return protect(view)
 
 
-def protected_part(view: Any) -> Any:
-    """The outermost part of a view, decorators seen through, that is protected; ``None``: none."""
-    while PROTECTED not in vars_of(view):
-        name = None if is_as_view(view) else held_as(view)
-        if name is None:
-            return None
-        view = closure_of(view)[name]
-    return view
+def protected_part(view: Any, method: str = "", *, search: bool = True) -> Any:
+    """The innermost part of a view that is protected, whatever is around it; ``None``: none.
+
+    Args:
+        view: what a URL leads to, or a handler.
+        method: of the request; ``"*"`` is any unsafe one, and without it handlers do not count.
+        search: whether to look into what a wrapper holds that does not say what it wraps: its
+            closure, its defaults, an object there.
+
+    Returns:
+        A function, or a class that protects all its handlers.
+    """
+    return _protected_part(view, method, set() if search else None)
+
+
+def _protected_part(view: Any, method: str, seen: set[int] | None) -> Any:
+    if inspect.isclass(view):
+        return view if getattr(view, PROTECTED, None) else None
+    found, held = None, []
+    while view is not None and id(view) not in (seen or ()):
+        if seen is not None:
+            seen.add(id(view))
+        if PROTECTED in vars_of(view):
+            found = view
+        if is_as_view(view):
+            return _protected_class_or_handler(view, method, seen) or found
+        inner = _inside(view)
+        if inner is None or isinstance(view, MethodType | partial):
+            held += _held(view)
+        view = inner
+    if found is None and seen is not None:
+        parts = (part for value in held for part in (value, *_parts(value)) if callable(part))
+        results = (_protected_part(part, method, seen) for part in parts)
+        found = next((result for result in results if result is not None), None)
+    return found
+
+
+def _protected_class_or_handler(view: Any, method: str, seen: set[int] | None) -> Any:
+    """The handler of a class-based view that is protected itself, or else the class if it is."""
+    view_class, handlers = view_class_of(view), handlers_of(view)
+    names = handlers.values() if method == "*" else [handlers[m] for m in handlers if m == method]
+    parts = [_protected_part(getattr(view_class, name), method, seen) for name in names]
+    if parts and all(part is not None for part in parts):
+        return parts[0]
+    return view_class if getattr(view_class, PROTECTED, None) else None
 
 
 def innermost(view: Any) -> Any:
     """What all decorators wrap, known or not, as far as they tell."""
-    while True:
-        if isinstance(view, MethodType):
-            view = view.__func__
-        elif isinstance(view, partial):
-            view = view.func
-        elif is_as_view(view):
-            return view
-        elif (name := held_as(view)) is not None:
-            view = closure_of(view)[name]
-        elif (inner := vars_of(view).get("__wrapped__")) is not None:
-            view = inner
-        else:
-            return view
+    while (inner := _inside(view)) is not None:
+        view = inner
+    return view
 
 
-def _around(protected: Any, decorated: FunctionType, name: str = "") -> Any:
+def _inside(view: Any) -> Any:
+    """What a decorator, a bound method or a partial says that it is around."""
+    if isinstance(view, MethodType):
+        return view.__func__
+    if isinstance(view, partial):
+        return view.func
+    if is_as_view(view):
+        return None
+    name = held_as(view)
+    return vars_of(view).get("__wrapped__") if name is None else closure_of(view)[name]
+
+
+def _around(protected: Any, decorated: FunctionType, name: str) -> Any:
     again = with_variable(decorated, name, protected)
     again.__dict__["__wrapped__"] = protected
     return _marked(again, protected)
@@ -118,35 +201,52 @@ def _marked(again: Any, protected: Any) -> Any:
     return again
 
 
-def _inside(view: Any) -> list[Any]:
-    """What a function may be a decorator around.
+def _is_part(view: Any) -> bool:
+    function = getattr(view, "__func__", view)
+    return vars_of(function).get(_PART) is function
 
-    Raises:
-        ImproperlyConfigured: it is a decorator that is not known, or an object.
-    """
-    if "__wrapped__" in vars_of(view):
-        raise _unknown(view, innermost(view))
+
+def _is_plain(view: Any) -> bool:
+    """Whether a function, a bound method or a partial holds nothing but data."""
     if isinstance(view, FunctionType):
-        defaults = (*(view.__defaults__ or ()), *(view.__kwdefaults__ or {}).values())
-        return _suspects((*closure_of(view).values(), *defaults))
-    if module_of(view).startswith("django."):
-        return []
-    held = [*filter(_may_be_a_view, _parts(view))]
-    raise _unknown(view, innermost(held[0]) if held else None)
+        if "__wrapped__" in vars_of(view):
+            return False
+    elif not isinstance(view, MethodType | partial):
+        return False
+    return all(map(_is_data, _held(view)))
 
 
-def _suspects(values: Iterable[Any]) -> list[Any]:
-    return [part for value in values for part in (value, *_parts(value)) if _may_be_a_view(part)]
+def _held(view: Any) -> list[Any]:
+    """What a function, a bound method, a partial or an object holds itself."""
+    if isinstance(view, MethodType):
+        bases = type(view.__self__).__mro__
+        is_known = any(base.__module__ in _OWNERS for base in bases)
+        return [] if is_known else [*_parts(view.__self__)]
+    if isinstance(view, partial):
+        return [*view.args, *view.keywords.values()]
+    if not isinstance(view, FunctionType):
+        return [*_parts(view)]
+    closure = closure_of(view)
+    closure.pop("__class__", None)  # of super()
+    return [
+        *closure.values(),
+        *(view.__defaults__ or ()),
+        *(view.__kwdefaults__ or {}).values(),
+    ]
 
 
-def _refuse(view: Any, suspects: list[Any]) -> None:
-    if suspects:
-        raise _unknown(view, innermost(suspects[0]))
+def _is_data(value: Any) -> bool:
+    kind = type(value)  # isinstance() would make a lazy object do its work
+    if issubclass(kind, dict):
+        return all(map(_is_data, value.values()))
+    if issubclass(kind, list | tuple | set | frozenset):
+        return all(map(_is_data, value))
+    return issubclass(kind, _DATA) and not (issubclass(kind, type) and hasattr(value, "as_view"))
 
 
 def _parts(value: Any) -> Iterator[Any]:
     """What a container or an object holds itself."""
-    kind = type(value)  # isinstance() would make a lazy object do its work
+    kind = type(value)
     if issubclass(kind, dict):
         yield from value.values()
     elif issubclass(kind, list | tuple | set | frozenset):
@@ -159,46 +259,108 @@ def _parts(value: Any) -> Iterator[Any]:
                 yield slot.__get__(value)
 
 
-def _may_be_a_view(value: Any) -> bool:
-    """Whether a decorator may be around it: a function of the project's that takes an argument.
-
-    Of functions of Django, REST framework and the standard library, only what takes a ``request``.
-    """
-    given = 0  # arguments that it has already
-    while (kind := type(value)) is not FunctionType:
-        called = kind.__call__ if callable(value) else None
-        if kind is MethodType:
-            value, given = value.__func__, given + 1
-        elif issubclass(kind, partial):
-            value, given = value.func, given + len(value.args)
-        elif isinstance(called, FunctionType) and not issubclass(kind, type):
-            value, given = called, given + 1
-        else:
-            return False
-    if is_as_view(value):
-        return True
-    if (name := held_as(value)) is not None:
-        return _may_be_a_view(closure_of(value)[name])
-    code = value.__code__
-    if not _is_known(module_of(value)):
-        anything = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-        return bool(anything) or code.co_argcount + code.co_kwonlyargcount > given
-    if "__wrapped__" in vars_of(value):
-        return _may_be_a_view(value.__wrapped__)
-    return "request" in code.co_varnames[: min(2, code.co_argcount)]
-
-
-def _is_known(module: str) -> bool:
-    # A project may have an app "profile" or "calendar", but its views are in a module below that.
-    return module in sys.stdlib_module_names or module.startswith(("django.", "rest_framework."))
-
-
-def _unknown(decorator: Any, inner: Any) -> ImproperlyConfigured:
-    place = f"on {name_of(inner)} itself" if inner else "on a function that calls it"
+def _unknown(view: Any) -> ImproperlyConfigured:
+    inner = innermost(view)
+    place = "the function that does the work" if inner is view else f"{name_of(inner)} itself"
     return ImproperlyConfigured(
-        f"{name_of(decorator)} is or has a decorator that idempotency_django does not know, so it "
-        f"cannot tell whether that would run before a replay. Put @idempotent {place}, below all "
-        "decorators. Or put the decorator of a method on with method_decorator(). Or leave the "
-        "view unprotected: with @idempotency_exempt, or without the mixin. If it is no decorator, "
-        "protect a function that calls it by its name in the module: all of that runs once."
+        f"{name_of(view)} is or holds a decorator, a function or an object that idempotency_django "
+        "does not know, so it cannot tell whether that must run before a replay. Put @idempotent "
+        f"on {place}, below all decorators. Or leave the view unprotected: with "
+        "@idempotency_exempt, or without the mixin. If nothing in it must be checked before a "
+        f"replay, put @part_of_view on {name_of(view)}: all of it then runs once."
     )
+
+
+# What can be seen of a view's function from outside.
+
+
+def is_as_view(view: Any) -> bool:
+    """Whether the function is the one that ``as_view()`` makes."""
+    return module_of(view) in _AS_VIEW and "cls" in closure_of(view)
+
+
+def view_class_of(view: Any) -> type | None:
+    """The class that ``as_view()`` made the view of, if it did."""
+    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+
+
+def handlers_of(view: Any) -> dict[str, str]:
+    """The unsafe methods that a class-based view answers, and the names of its handlers."""
+    view_class, actions = view_class_of(view), getattr(view, "actions", None)
+    names = {
+        method: method.lower() if actions is None else actions.get(method.lower())
+        for method in sorted(UNSAFE_METHODS)
+    }
+    return {method: name for method, name in names.items() if name and hasattr(view_class, name)}
+
+
+def held_as(view: Any) -> str | None:
+    """The variable in which a known decorator holds what it decorates; ``None``: it is not one."""
+    names = _KNOWN.get(module_of(view), ())
+    if not isinstance(view, FunctionType) or view.__code__.co_qualname.split(".")[0] not in names:
+        return None
+    closure = closure_of(view)
+    if "ContextDecorator" in names and not isinstance(closure.get("self"), Atomic):
+        return None
+    return next((name for name in _HELD_AS if callable(closure.get(name))), None)
+
+
+def with_variable(function: FunctionType, name: str, content: Any) -> FunctionType:
+    """The same function, with other content in a variable of its closure."""
+    names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    cells = tuple(CellType(content) if free == name else cell for free, cell in names)
+    code, module = function.__code__, function.__globals__
+    again = FunctionType(code, module, function.__name__, function.__defaults__, cells)
+    again.__kwdefaults__ = function.__kwdefaults__
+    wrapped = function.__dict__.get("__wrapped__")
+    update_wrapper(again, function)
+    again.__dict__["__wrapped__"] = wrapped
+    return again
+
+
+def closure_of(view: Any) -> dict[str, Any]:
+    """The variables of a function's closure, by name."""
+    if not isinstance(view, FunctionType):
+        return {}
+    contents = {}
+    for name, cell in zip(view.__code__.co_freevars, view.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            contents[name] = cell.cell_contents
+    return contents
+
+
+def vars_of(view: Any) -> dict[str, Any]:
+    """The attributes that an object has of its own."""
+    return getattr(view, "__dict__", {})
+
+
+def module_of(view: Any) -> str:
+    """Where a function's code is from; ``functools.wraps`` cannot change that."""
+    names = getattr(view, "__globals__", None)
+    return str(names.get("__name__", "") if names is not None else type(view).__module__)
+
+
+def name_of(view: Any) -> str:
+    """The name of a view in an error."""
+    if inspect.isclass(view):
+        return f"{view.__module__}.{view.__qualname__}"
+    made_of = closure_of(view).get("cls") if is_as_view(view) else None
+    if made_of is not None:
+        return name_of(made_of)
+    code = getattr(view, "__code__", None)  # whose name functools.wraps cannot change, either
+    return f"{module_of(view)}.{code.co_qualname if code else type(view).__qualname__}"
+
+
+def kept(view: Any, where: str, make: Callable[[], Any]) -> Any:
+    """What ``make()`` returns, made once and kept with the view, so that both end together.
+
+    Args:
+        view: a function, or a method, which its function keeps it for.
+        where: the attribute. A copy of it, as ``functools.wraps`` makes, does not count.
+        make: makes it.
+    """
+    attributes = getattr(view, "__dict__", {})
+    known = attributes.get(where)
+    if known is None or known[0] is not view:
+        known = attributes[where] = (view, make())
+    return known[1]

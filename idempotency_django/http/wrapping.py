@@ -2,38 +2,74 @@
 
 ``@idempotent`` and the middleware protect a view in the same way, from the inside: the innermost
 function runs once. The decorators around it (``login_required``, a rate limit) run for every
-request, before a replay.
+request, before a replay. Of a class-based view that function is the handler: in its place on the
+view stands what runs it once, where ``dispatch()`` finds it, after everything that it checks
+itself, in mixins and subclasses too.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import MethodType
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.views.generic import View
 
 from ..policy import Policy
+from ..policy.validators import UNSAFE_METHODS
 from ..stores.atomic_blocks import is_atomic
 from .atomic_requests import (
     NONE,
     OwnedTransactions,
+    RequestTransactions,
     asks_for_transaction,
     own,
     request_transactions,
 )
-from .declared import ViewFunction, is_async, is_marked, view_class_of
-from .dispatching import NON_ATOMIC, answers_itself, dispatched, mixins, serve_once
+from .declared import ViewFunction, is_async, is_marked
 from .frameworks import refuse_framework
-from .inspection import is_as_view, name_of, with_variable
-from .opening import POLICIES, POLICY, PROTECTED, opened
+from .messages import key_header
+from .opening import (
+    POLICIES,
+    POLICY,
+    PROTECTED,
+    innermost,
+    is_as_view,
+    kept,
+    module_of,
+    name_of,
+    opened,
+    view_class_of,
+    with_variable,
+)
+from .serving import unclaimed
 from .views import aanswer, answer
 
 BY_DECORATOR: Final = "decorator"
+NON_ATOMIC: Final = "_non_atomic_requests"
+
+Serve = Callable[[Any, Callable[[], Any]], Any]
+ServeWithin = Callable[[Any, Policy, Callable[[], Any]], HttpResponseBase]
+
+logger = logging.getLogger("idempotency_django")
+
+_ONCE: Final = "_idempotency_once"
+"""Where the function that stands in for a handler is kept with the handler's."""
+
+_mixins: Final[list[tuple[type, type]]] = []
+"""The bases of views, and what comes before each to protect it."""
+
+_servers: Final[list[tuple[type, ServeWithin]]] = []
+"""The classes of requests that are not Django's, and what serves each."""
 
 
 def protect(view: Any, policy: Policy | None) -> Any:
@@ -55,6 +91,12 @@ def protect(view: Any, policy: Policy | None) -> Any:
     return view if is_marked(view, PROTECTED) else _protected_class(view, policy)
 
 
+def refuse_handler(view_class: Any, name: str) -> None:
+    """Raise what :func:`place` would raise when a request comes: for the system checks."""
+    view = object.__new__(view_class)
+    opened(method_of(view, getattr(view, name)), lambda function: function)
+
+
 def _protected(function: Any, policy: Policy | None) -> Any:
     if is_marked(function, PROTECTED):
         return function
@@ -62,7 +104,7 @@ def _protected(function: Any, policy: Policy | None) -> Any:
         protected = _protected_as_view(function, policy)
     elif policy is None:
         return function
-    elif function.__name__ == "dispatch":
+    elif getattr(function, "__name__", "") == "dispatch":
         protected = _protected_dispatch(function, policy)
     else:
         make = _async if iscoroutinefunction(function) else _sync
@@ -70,6 +112,96 @@ def _protected(function: Any, policy: Policy | None) -> Any:
     setattr(protected, PROTECTED, BY_DECORATOR)
     setattr(protected, POLICY, policy)
     return protected
+
+
+def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
+    @functools.wraps(view)
+    def protected(*args: Any, **kwargs: Any) -> Any:
+        request, run, instance = args[0], functools.partial(view, *args, **kwargs), None
+        if not isinstance(request, HttpRequest):
+            request, instance = _request_among(args), _instance_of(args)
+            if not isinstance(request, HttpRequest):
+                return _serve_once(policy, None, None, request, run)
+        if not any(map(is_atomic, connections.settings.values())):
+            return answer(policy, NONE, instance, request, run)
+        with request_transactions(owned) as transactions:
+            return answer(policy, transactions, instance, request, run)
+
+    owned = own(protected)
+    return protected
+
+
+def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
+    # No transaction can span it, ATOMIC_REQUESTS's neither: what Django says of that holds here.
+    @functools.wraps(view)
+    async def protected(*args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(view, *args, **kwargs)
+        return await aanswer(policy, _instance_of(args), _request_among(args), run)
+
+    return protected
+
+
+def _request_among(args: tuple[Any, ...]) -> Any:
+    """The request among a view's arguments, of which the first may be a method's ``self``."""
+    is_request = isinstance(getattr(args[0], "_request", args[0]), HttpRequest)
+    return args[0] if is_request else args[1]
+
+
+def _instance_of(args: tuple[Any, ...]) -> View | None:
+    """The class-based view whose method is called; ``None``: it is a function."""
+    return args[0] if isinstance(args[0], View) else None
+
+
+# Class-based views.
+
+
+class ProtectedView:
+    """Comes before a class-based view: its handler runs once, after what ``dispatch()`` checks."""
+
+    idempotency_policy: Policy
+    # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
+    idempotency_left_out: OwnedTransactions | None = None
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        if is_async(cls):  # which no transaction can span: Django says so
+            return super().as_view(**initkwargs)  # type: ignore[misc]
+        owned = OwnedTransactions()
+        view = super().as_view(**initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
+        owned.update(iter(getattr(view, NON_ATOMIC, ())))
+        setattr(view, NON_ATOMIC, owned)
+        return view
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(super().dispatch, request, *args, **kwargs)  # type: ignore[misc]
+        return _dispatched(self, request, self.idempotency_policy, self.idempotency_left_out, run)
+
+
+_mixins.append((View, ProtectedView))
+
+
+def add_framework(base: type, mixin: type, request: type, serve_within: ServeWithin) -> None:
+    """Protect the views of another framework; called by its adapter.
+
+    Args:
+        base: the base class of its views.
+        mixin: comes before a view class and protects it.
+        request: the class of the requests that its handlers get.
+        serve_within: serves such a request, whose view already runs, with a policy: it answers, or
+            calls what runs the handler.
+    """
+    _mixins.insert(0, (base, mixin))  # before Django's, which it may be derived from
+    _servers.append((request, serve_within))
+
+
+def answers_itself(view_class: Any) -> bool:
+    """Whether a class does the work of all unsafe methods in a ``dispatch()`` of its own."""
+    if any(hasattr(view_class, method.lower()) for method in UNSAFE_METHODS):
+        return False
+    dispatch = innermost(view_class.dispatch)
+    known = module_of(dispatch).startswith(("django.", "rest_framework.", "idempotency_django."))
+    # One that checks something and passes on to super().dispatch() ends in a 405.
+    return not known and "dispatch" not in getattr(dispatch, "__code__", dispatch).co_names
 
 
 def _protected_as_view(view: Any, policy: Policy | None) -> Any:
@@ -86,7 +218,7 @@ def _protected_as_view(view: Any, policy: Policy | None) -> Any:
 def _protected_class(
     view_class: Any, policy: Policy | None, left_out: OwnedTransactions | None = None
 ) -> Any:
-    mixin = next((mixin for base, mixin in mixins if issubclass(view_class, base)), None)
+    mixin = next((mixin for base, mixin in _mixins if issubclass(view_class, base)), None)
     if mixin is None:
         raise ImproperlyConfigured(
             f"@idempotent is on {name_of(view_class)}, which is not a view. Put it on a function, "
@@ -124,7 +256,7 @@ def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
             # method_decorator has decorated a stand-in that is not async, so Django does not know.
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
         run = functools.partial(dispatch, view, *args, **kwargs)
-        return dispatched(view, args[0], policy, left_out, run)
+        return _dispatched(view, args[0], policy, left_out, run)
 
     own(protected)
     if iscoroutinefunction(dispatch):
@@ -132,39 +264,128 @@ def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
     return protected
 
 
-def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
-    @functools.wraps(view)
-    def protected(*args: Any, **kwargs: Any) -> Any:
-        request, run, instance = args[0], functools.partial(view, *args, **kwargs), None
-        if not isinstance(request, HttpRequest):
-            request, instance = _request_among(args), _instance_of(args)
-            if not isinstance(request, HttpRequest):
-                return serve_once(policy, None, None, request, run)
-        if not any(map(is_atomic, connections.settings.values())):
-            return answer(policy, NONE, instance, request, run)
-        with request_transactions(owned) as transactions:
-            return answer(policy, transactions, instance, request, run)
-
-    owned = own(protected)
-    return protected
-
-
-def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
-    # No transaction can span it, ATOMIC_REQUESTS's neither: what Django says of that holds here.
-    @functools.wraps(view)
-    async def protected(*args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(view, *args, **kwargs)
-        return await aanswer(policy, _instance_of(args), _request_among(args), run)
-
-    return protected
+def _dispatched(
+    view: Any,
+    request: HttpRequest,
+    policy: Policy,
+    left_out: OwnedTransactions | None,
+    run: Callable[[], Any],
+) -> Any:
+    """What ``dispatch()`` returns, of a view whose handler runs once."""
+    unclaimed(request)
+    if is_async(type(view)):
+        place(view, request, functools.partial(aanswer, policy, view))
+        return _achecked(view, request, run)
+    transactions = None if left_out is None else request_transactions(left_out)
+    view._idempotency_transactions = transactions
+    place(view, request, functools.partial(_serve_once, policy, transactions, view))
+    with transactions if transactions and transactions.aliases else nullcontext():
+        response = run()
+    ensure_reached(view, request, response)
+    return response
 
 
-def _request_among(args: tuple[Any, ...]) -> Any:
-    """The request among a view's arguments, of which the first may be a method's ``self``."""
-    is_request = isinstance(getattr(args[0], "_request", args[0]), HttpRequest)
-    return args[0] if is_request else args[1]
+async def _achecked(view: Any, request: HttpRequest, run: Callable[[], Any]) -> Any:
+    response = run()
+    if inspect.isawaitable(response):  # what a mixin refuses is not
+        response = await response
+    ensure_reached(view, request, response)
+    return response
 
 
-def _instance_of(args: tuple[Any, ...]) -> View | None:
-    """The class-based view whose method is called; ``None``: it is a function."""
-    return args[0] if isinstance(args[0], View) else None
+def _serve_once(
+    policy: Policy,
+    transactions: RequestTransactions | None,
+    instance: View | None,
+    request: Any,
+    run: Callable[[], Any],
+) -> HttpResponseBase:
+    for request_class, serve in _servers:
+        if isinstance(request, request_class):
+            return serve(request, policy, run)
+    return answer(policy, transactions, instance, request, run)
+
+
+# The handler of a class-based view.
+
+
+def place(view: Any, request: HttpRequest, serve: Serve) -> None:
+    """Replace the request's handler with one that lets ``serve`` run it.
+
+    Decorators on the handler run for every request. A handler that is protected already stays.
+
+    Args:
+        view: the instance of a class-based view that answers this request.
+        request: the request.
+        serve: called with the request, as the handler gets it, and what runs the handler.
+
+    Raises:
+        ImproperlyConfigured: the handler has a decorator that is not known, or is not a method.
+    """
+    view._idempotency_serve = serve
+    if request.method not in UNSAFE_METHODS:
+        return
+    name = request.method.lower()
+    handler = getattr(view, name, None)
+    before = getattr(view, "_idempotency_placed", None)
+    if before is not None and handler is before[0]:
+        handler = before[1]  # its own again: a loop around dispatch() runs the view anew
+    if handler is None:
+        return
+    function = method_of(view, handler)
+    once = kept(function, _ONCE, functools.partial(opened, function, _once))
+    stand_in = MethodType(once, view)
+    setattr(view, name, stand_in)
+    view._idempotency_placed = (stand_in, handler)
+    view._idempotency_reached = once is function  # then it is protected inside, and claims itself
+
+
+def method_of(view: Any, handler: Any) -> Any:
+    """The function of a handler.
+
+    Raises:
+        ImproperlyConfigured: the handler is not a method of the view.
+    """
+    if getattr(handler, "__self__", None) is view and isinstance(handler, MethodType):
+        return handler.__func__
+    raise ImproperlyConfigured(
+        f"The handler {name_of(handler)} is not a method of {name_of(type(view))}, so it cannot be "
+        "protected. Make it a method."
+    )
+
+
+def _once(function: Any) -> Any:
+    """What stands in for a handler's innermost function."""
+
+    @functools.wraps(function)
+    def once(*args: Any, **kwargs: Any) -> Any:
+        instance, request = args[0], args[0]
+        if hasattr(instance, "_idempotency_serve"):
+            request = args[1]
+        else:  # the function of an @api_view
+            instance = request.parser_context["view"]
+        instance._idempotency_reached = True
+        run = functools.partial(function, *args, **kwargs)
+        return instance._idempotency_serve(request, run)
+
+    return markcoroutinefunction(once) if iscoroutinefunction(function) else once
+
+
+def ensure_reached(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
+    """Log an error if a request with a key succeeded and its handler was never called."""
+    if not getattr(view, "_idempotency_reached", False):
+        ensure_claimed(type(view), request, response)
+
+
+def ensure_claimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
+    """Log an error if a protected view answered without a claim, and successfully."""
+    keyed = request.method in UNSAFE_METHODS and key_header(request) is not None
+    if keyed and 200 <= response.status_code < 300:
+        logger.error(
+            "%s is not protected: it answered %s %s with %s without calling the handler that "
+            "runs once. Put @idempotent on the function that does the work.",
+            name_of(view),
+            request.method,
+            request.path,
+            response.status_code,
+        )
