@@ -104,8 +104,8 @@ class IdempotencyMiddleware:
         if known.is_exempt or (known.is_async and asks_for_transaction(view)):
             return None  # Django refuses to run the latter, and says why
         declared = known.policies[method] if method in known.policies else known.policy(method)
-        if method in known.hidden:
-            request._idempotency_hidden = view  # type: ignore[attr-defined]
+        if method in known.inside:
+            request._idempotency_inside = view  # type: ignore[attr-defined]
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
@@ -154,14 +154,13 @@ class _Known:
         self.is_exempt = is_exempt(view)
         self.is_async = is_async(view)
         self.policies: dict[str, Any] = {}  # by method, as far as they were asked for
-        self.hidden: set[str] = set()  # the methods of which a wrapper hides what protects them
+        self.inside: set[str] = set()  # the methods that are protected inside
 
     def policy(self, method: str) -> Any:
         """The policy for a method; ``None``: the view takes no part, or is protected inside."""
-        inside = protected_part(self.view, method)
-        if inside is not None and protected_part(self.view, method, search=False) is None:
-            self.hidden.add(method)
-        self.policies[method] = policy_of(self.view, method) if inside is None else None
+        if protected_part(self.view, method) is not None:
+            self.inside.add(method)
+        self.policies[method] = None if method in self.inside else policy_of(self.view, method)
         return self.policies[method]
 
     @cached_property
@@ -210,9 +209,9 @@ def skipped_middleware() -> list[str]:
 
 
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Log an error if a wrapper that hides a protected view has answered without it."""
-    hidden_in = getattr(request, "_idempotency_hidden", None)
-    return response if hidden_in is None else _claimed(hidden_in, request, response)
+    """Log an error if what is around a protected view has answered without it."""
+    view = getattr(request, "_idempotency_inside", None)
+    return response if view is None else _claimed(view, request, response)
 
 
 async def _achecked(

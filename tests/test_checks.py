@@ -112,6 +112,28 @@ def test_unknown_setting(name: Any, hint: str) -> None:
     assert hint in str(message.hint)
 
 
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        ({"IDEMPOTENT": {"POLICY": {"required": True}}}, "Rename it to IDEMPOTENCY."),
+        ({"IDEMPOTENCY_SETTINGS": {"HEADER": "X-Key"}}, "Rename it to IDEMPOTENCY."),
+        ({"INDEMPOTENCY": {"HEADER": "X-Key"}}, "Rename it to IDEMPOTENCY."),
+        ({"IDEMPOTENCY_POLICY": {"required": True}}, "Write IDEMPOTENCY = {'POLICY': …}."),
+        ({"IDEMPOTENCY_KEY_LENGTH": 5, "IDEMPOTENT": True}, None),
+        ({"IDEMPOTENT": {"POLICY": {}}, "IDEMPOTENCY": {}}, None),
+    ],
+)
+def test_setting_under_another_name(names: dict[str, Any], hint: str | None) -> None:
+    """E038: a setting with our names in it that nothing reads; others of the project may be."""
+    with override_settings():
+        del settings.IDEMPOTENCY
+        for name, value in names.items():
+            setattr(settings, name, value)
+        messages = [message for message in found() if message.id == "idempotency_django.E038"]
+    assert [message.hint for message in messages] == ([] if hint is None else [hint])
+    assert all(f"The setting {name} is not read" in messages[0].msg for name in names if hint)
+
+
 @pytest.mark.parametrize("value", [None, [], "default"])
 def test_setting_that_is_no_dict(value: object) -> None:
     """E002, once: IDEMPOTENCY itself is of a wrong kind."""

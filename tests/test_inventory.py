@@ -24,7 +24,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django.checks.inventory import Endpoint, endpoints
-from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.decorators import idempotency_exempt, idempotent, part_of_view
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.http import routes
 from idempotency_django.models import IdempotencyKey
@@ -248,6 +248,57 @@ class TestChecks:
         found(path("x/", view(idempotency_policy={"required": True})))
         [message] = said("E022")
         assert "is a dict; it must be a Policy" in message.msg
+
+    @pytest.mark.parametrize(
+        ("made", "name", "hint"),
+        [
+            (lambda: view(idempotency_polcy=POLICY), "idempotency_polcy", "idempotency_policy"),
+            (
+                lambda: ways.guard(view(idempotency_polcy=POLICY)),
+                "idempotency_polcy",
+                "idempotency_policy",
+            ),
+            (
+                lambda: a_class(idempotent_policy=POLICY).as_view(),
+                "idempotent_policy",
+                "idempotency_policy",
+            ),
+            (
+                lambda: type("Sub", (a_class(idemptency_policies={}),), {}).as_view(),
+                "idemptency_policies",
+                "idempotency_policies",
+            ),
+            (
+                lambda: type("D", (Orders,), {"idempotency_scope": "x"}).as_view(),
+                "idempotency_scope",
+                "get_idempotency_scope",
+            ),
+            (
+                lambda: type(
+                    "D", (Charges,), {"check_idempotency_replay": lambda *_: None}
+                ).as_view({"post": "create"}),
+                "check_idempotency_replay",
+                "check_idempotent_replay",
+            ),
+        ],
+    )
+    def test_misspelled_attribute(self, found: Any, made: Any, name: str, hint: str) -> None:
+        """W037: an attribute that nothing reads, with the one that was probably meant."""
+        found(path("x/", made()), middleware=False)
+        [message] = said("W037")
+        assert f"has an attribute {name!r}, which is not read." in message.msg
+        assert message.hint == f"Did you mean {hint!r}?"
+
+    def test_attributes_that_are_read(self, found: Any) -> None:
+        """What is read, what the package sets, and names of the project's own are not reported."""
+        found(
+            path("a/", include(router.urls)),
+            path("b/", idempotency_exempt(view())),
+            path("c/", part_of_view(view(idempotency_policy=POLICY, _idempotency_x=1))),
+            path("d/", idempotent(a_class(is_idempotent=True)).as_view()),
+            path("e/", view(idempotent_retries=3)),
+        )
+        assert said("W037") == []
 
     def test_protected_and_exempt(self, found: Any) -> None:
         """E024: protected by a handler's decorator, and exempt by its class."""

@@ -39,6 +39,8 @@ id                                     what is wrong
 ``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not carry the version
 ``idempotency_django.W035``            Celery's broker delivers again before a task's lease is over
 ``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
+``idempotency_django.W037``            an ``idempotency_…`` attribute of a view that nothing reads
+``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name
 ``idempotency_django.E040``            two receivers of webhooks have the same source
 ``idempotency_django.E041``            a receiver of webhooks has no verifier, or no usable secret
 ``idempotency_django.E042``            the policy of a receiver of webhooks cannot be used

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -37,7 +38,29 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
         for name in names
         if name not in NAMES
     ]
-    return [*unknown, *_wrong_values()]
+    return [*unknown, *_wrong_values(), *_misnamed()]
+
+
+def _misnamed() -> Iterator[CheckMessage]:
+    """A setting of the project that looks like ours, where ours is missing: none of it is read."""
+    if hasattr(settings, "IDEMPOTENCY"):
+        return
+    for name in filter(str.isupper, dir(settings)):
+        if "IDEMP" not in name and not difflib.get_close_matches(name, ["IDEMPOTENCY"], cutoff=0.8):
+            continue
+        value = getattr(settings, name)
+        holds_ours = isinstance(value, Mapping) and not NAMES.isdisjoint(value)
+        if holds_ours or name.removeprefix("IDEMPOTENCY_") in NAMES:
+            yield Error(
+                f"The setting {name} is not read: the settings of idempotency_django are a dict "
+                "named IDEMPOTENCY.",
+                hint=(
+                    "Rename it to IDEMPOTENCY."
+                    if holds_ours
+                    else f"Write IDEMPOTENCY = {{{name.removeprefix('IDEMPOTENCY_')!r}: …}}."
+                ),
+                id="idempotency_django.E038",
+            )
 
 
 def _wrong_values() -> Iterator[CheckMessage]:

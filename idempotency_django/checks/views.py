@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -14,16 +15,39 @@ from django.core.checks import (
 )
 from django.core.exceptions import ImproperlyConfigured
 
-from ..conf import conf
-from ..http.declared import is_exempt, policy_of
+from ..conf import conf, did_you_mean
+from ..http.declared import EXEMPT, is_exempt, policy_of
 from ..http.frameworks import is_from
-from ..http.opening import innermost, name_of
+from ..http.opening import (
+    PART,
+    POLICIES,
+    POLICY,
+    PROTECTED,
+    innermost,
+    name_of,
+    vars_of,
+    view_class_of,
+)
 from ..policy import UNSET, Policy
 from .inventory import Endpoint, endpoints
 from .policies import NAMED, PROJECT, check_policy, each_once, promise
 
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose views answer forms of their own, which send no key."""
+
+_READ: Final = {
+    POLICY,
+    POLICIES,
+    "check_idempotent_replay",
+    "get_idempotency_key",
+    "get_idempotency_policy",
+    "get_idempotency_scope",
+    "rebuild_idempotent_response",
+}
+"""What a project may write on a view, or override."""
+
+_SET: Final = {PROTECTED, EXEMPT, PART, "idempotency_left_out"}
+"""What this package sets."""
 
 of_frameworks: Final[list[Callable[[], Iterator[CheckMessage]]]] = []
 """What the adapters of other frameworks check in their own views."""
@@ -103,6 +127,7 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
 
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
+    yield from _misspelled(endpoint.view)
     if endpoint.problem and endpoint.framework is None:
         hint = (
             f"It serves {endpoint.route}. Change the view as the message says, or leave it "
@@ -118,3 +143,22 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
             hint="Remove @idempotency_exempt, or remove what protects the view.",
             id="idempotency_django.E024",
         )
+
+
+def _misspelled(view: Any) -> Iterator[CheckMessage]:
+    """An attribute of a view that nothing reads, and that looks like one that is read."""
+    owners: list[Any] = [view, *getattr(view_class_of(view), "__mro__", ())]
+    for owner in owners:
+        if getattr(owner, "__module__", "").partition(".")[0] == "idempotency_django":
+            continue
+        for name in vars_of(owner):
+            if "idemp" not in name or name.startswith("_") or name in _READ | _SET:
+                continue
+            if name.startswith("idempotency_") or difflib.get_close_matches(
+                name, _READ, cutoff=0.85
+            ):
+                yield Warning(
+                    f"{name_of(innermost(view))} has an attribute {name!r}, which is not read.",
+                    hint=did_you_mean(name, _READ, "A view can have"),
+                    id="idempotency_django.W037",
+                )

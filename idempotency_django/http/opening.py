@@ -31,7 +31,7 @@ from .atomic_requests import OwnedTransactions
 PROTECTED: Final = "idempotency_protected"
 POLICY: Final = "idempotency_policy"
 POLICIES: Final = "idempotency_policies"
-_PART: Final = "idempotency_part_of_view"
+PART: Final = "idempotency_part_of_view"
 
 _KNOWN: Final = {
     "contextlib": {"ContextDecorator"},  # of transaction.atomic only
@@ -81,7 +81,7 @@ AnyT = TypeVar("AnyT")
 
 def marked_as_part(function: AnyT) -> AnyT:
     """The function, marked as a part of the view: it runs once with it, and not before a replay."""
-    setattr(function, _PART, function)  # itself, so that a copy of the mark does not count
+    setattr(function, PART, function)  # itself, so that a copy of the mark does not count
     return function
 
 
@@ -117,28 +117,27 @@ def opened(view: Any, protect: Protect) -> Any:
     return protect(view)
 
 
-def protected_part(view: Any, method: str = "", *, search: bool = True) -> Any:
+def protected_part(view: Any, method: str = "") -> Any:
     """The innermost part of a view that is protected, whatever is around it; ``None``: none.
+
+    A wrapper that does not say what it wraps is searched: its closure, its defaults, an object.
 
     Args:
         view: what a URL leads to, or a handler.
         method: of the request; ``"*"`` is any unsafe one, and without it handlers do not count.
-        search: whether to look into what a wrapper holds that does not say what it wraps: its
-            closure, its defaults, an object there.
 
     Returns:
         A function, or a class that protects all its handlers.
     """
-    return _protected_part(view, method, set() if search else None)
+    return _protected_part(view, method, set())
 
 
-def _protected_part(view: Any, method: str, seen: set[int] | None) -> Any:
+def _protected_part(view: Any, method: str, seen: set[int]) -> Any:
     if inspect.isclass(view):
         return view if getattr(view, PROTECTED, None) else None
     found, held = None, []
-    while view is not None and id(view) not in (seen or ()):
-        if seen is not None:
-            seen.add(id(view))
+    while view is not None and id(view) not in seen:
+        seen.add(id(view))
         if PROTECTED in vars_of(view):
             found = view
         if is_as_view(view):
@@ -147,14 +146,14 @@ def _protected_part(view: Any, method: str, seen: set[int] | None) -> Any:
         if inner is None or isinstance(view, MethodType | partial):
             held += _held(view)
         view = inner
-    if found is None and seen is not None:
+    if found is None:
         parts = (part for value in held for part in (value, *_parts(value)) if callable(part))
         results = (_protected_part(part, method, seen) for part in parts)
         found = next((result for result in results if result is not None), None)
     return found
 
 
-def _protected_class_or_handler(view: Any, method: str, seen: set[int] | None) -> Any:
+def _protected_class_or_handler(view: Any, method: str, seen: set[int]) -> Any:
     """The handler of a class-based view that is protected itself, or else the class if it is."""
     view_class, handlers = view_class_of(view), handlers_of(view)
     names = handlers.values() if method == "*" else [handlers[m] for m in handlers if m == method]
@@ -203,7 +202,7 @@ def _marked(again: Any, protected: Any) -> Any:
 
 def _is_part(view: Any) -> bool:
     function = getattr(view, "__func__", view)
-    return vars_of(function).get(_PART) is function
+    return vars_of(function).get(PART) is function
 
 
 def _is_plain(view: Any) -> bool:

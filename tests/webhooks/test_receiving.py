@@ -21,7 +21,7 @@ from idempotency_django.messaging.inbox import inserting, settling
 from idempotency_django.messaging.inbox.checks import check_receivers
 from idempotency_django.messaging.inbox.processing import process_due
 from idempotency_django.messaging.inbox.receivers import _RECEIVERS, WebhookReceiver, receiver_of
-from idempotency_django.messaging.inbox.verifiers import GitHub, StandardWebhooks
+from idempotency_django.messaging.inbox.verifiers import GitHub, StandardWebhooks, Stripe
 from idempotency_django.policy import Policy
 from idempotency_django.testing import in_threads
 
@@ -494,6 +494,7 @@ class TestDeclaring:
                 ({"source": "shop", "verifier": Hook.verifier}, ["E040"]),
                 ({"source": "other"}, ["E041"]),
                 ({"source": "other", "verifier": GitHub([])}, ["E041"]),
+                ({"source": "other", "verifier": Stripe(["sk_live_51H"])}, ["E041"]),
                 ({"source": "other", "verifier": StandardWebhooks(["", SECRETS[0]])}, ["E041"]),
                 (
                     {

@@ -373,6 +373,15 @@ def test_empty_secret(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             make(secrets).verify(forged, body)
 
 
+@pytest.mark.parametrize("key", ["sk_live_51H", "rk_test_51H", "pk_live_51H"])
+def test_api_key_of_stripe(key: str) -> None:
+    """An API key in the place of the signing secret is told of, without the key itself."""
+    [problem] = Stripe([key, "whsec_good"]).problems()
+    assert f"has an API key ({key[:3]}…)" in problem
+    assert key not in problem
+    assert [*Stripe(["whsec_good"]).problems()] == []
+
+
 def test_secrets_of_standard_webhooks() -> None:
     """A secret that is not base64 is told of, and the others are used."""
     verifier = StandardWebhooks(["whsec_!", "whsec_", NEW])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterator
 from datetime import timedelta
 
 from ....policy.canonical import canonical
@@ -19,6 +20,7 @@ from .base import (
 )
 
 _HEADER = "Stripe-Signature"
+_API_KEYS = ("sk_", "rk_", "pk_")
 
 
 class Stripe(Verifier):
@@ -35,6 +37,15 @@ class Stripe(Verifier):
     def __init__(self, secrets: Secrets, *, tolerance: timedelta | None = TOLERANCE) -> None:
         super().__init__(secrets)
         self._tolerance = tolerance
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        for secret in self._usable():
+            if secret.startswith(_API_KEYS):
+                yield (
+                    f"has an API key ({secret[:3]}…) in the place of a signing secret, so it "
+                    "refuses each delivery; the secret of an endpoint begins with whsec_"
+                )
 
     def verify(self, headers: Headers, body: bytes) -> None:
         pairs = [each.partition("=") for each in headers.get(_HEADER, "").split(",")]
