@@ -47,6 +47,7 @@ class Operation:
         count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
         principal: who is calling, for the audit (``"user:42"``).
+        since: when the principal began, if its name may have been another's before; else empty.
         method: the HTTP method, or what stands for it elsewhere; for the audit.
         path: the HTTP path, or what stands for it elsewhere; for the audit.
         caused_by: the :func:`reference` of the record whose handler asked for this operation; for
@@ -69,6 +70,7 @@ class Operation:
     count_replays: bool = False
     extend_on_replay: bool = False
     principal: str = ""
+    since: str = ""
     method: str = ""
     path: str = ""
     caused_by: str = ""

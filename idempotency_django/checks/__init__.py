@@ -41,6 +41,7 @@ id                                     what is wrong
 ``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
 ``idempotency_django.W037``            an ``idempotency_…`` attribute of a view that nothing reads
 ``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name
+``idempotency_django.W039``            a user's primary key may become another person's
 ``idempotency_django.E040``            two receivers of webhooks have the same source
 ``idempotency_django.E041``            a receiver of webhooks has no verifier, or no usable secret
 ``idempotency_django.E042``            the policy of a receiver of webhooks cannot be used
@@ -63,7 +64,13 @@ from __future__ import annotations
 
 from django.core.checks import Tags, register
 
-from .configuration import check_live_stores, check_middleware, check_settings, check_stores
+from .configuration import (
+    check_callers,
+    check_live_stores,
+    check_middleware,
+    check_settings,
+    check_stores,
+)
 from .cors import check_cors
 from .views import check_views
 
@@ -73,6 +80,7 @@ def register_checks() -> None:
     register(check_settings, Tags.security)
     register(check_stores, Tags.security)
     register(check_middleware, Tags.security)
+    register(check_callers, Tags.security)
     register(check_views, Tags.security)
     register(check_cors, Tags.compatibility)
     register(check_live_stores, Tags.database)

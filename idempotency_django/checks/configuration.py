@@ -8,13 +8,16 @@ from functools import partial
 from typing import Any, Final
 
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core.checks import (
     CheckMessage,
-    Error,  # Django's name
+    Error,
+    Warning,  # noqa: A004  # Django's name
 )
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import MIDDLEWARE, NAMES, conf, did_you_mean
+from ..http.messages import known_since
 from ..middleware import skipped_middleware
 from ..policy import Policy
 from ..stores import stores
@@ -87,6 +90,26 @@ def check_stores(**_: Any) -> Sequence[CheckMessage]:
     except ImproperlyConfigured:
         return messages  # check_settings reports it
     return [*messages, *unknown_store(policy.store, PROJECT)]
+
+
+def check_callers(**_: Any) -> Sequence[CheckMessage]:
+    """Whether a second person with a deleted user's primary key is told from the first one."""
+    try:
+        model, policy = get_user_model(), Policy().resolved()
+    except ImproperlyConfigured:
+        return []  # Django, or check_settings, reports it
+    if policy.principal is not None or known_since(model) is not None:
+        return []
+    return [
+        Warning(
+            f"{model._meta.label} has the primary key {model._meta.pk.name!r}, which may be given "
+            "to a second person after the first one is deleted. Nothing tells the two apart, so "
+            "the second one would get replays of the first one's answers.",
+            hint="Give the model a DateTimeField(auto_now_add=True), or the policy a principal=.",
+            obj=model,
+            id="idempotency_django.W039",
+        )
+    ]
 
 
 def check_live_stores(

@@ -37,7 +37,7 @@ from ..http.atomic_requests import (
     RequestTransactions,
     request_transactions,
 )
-from ..http.messages import meta_name, principal_of
+from ..http.messages import caller_of, meta_name
 from ..http.objects import check_object
 from ..http.status import described, record_of
 from ..http.wrapping import add_framework, ensure_reached, place
@@ -186,7 +186,7 @@ class IdempotencyStatusView(APIView):
 
     def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
         """The status of an operation, and its answer if there is one."""
-        record = record_of(token, principal_of(request.user, request.auth))
+        record = record_of(token, caller_of(request.user, request.auth))
         if record is None:
             raise Http404
         return Response(described(record), headers={"Cache-Control": "no-store"})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC
 from functools import lru_cache, partial
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
+from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
+from django.utils import timezone
 
 from ..conf import conf
 from ..errors import IdempotencyError
@@ -52,6 +55,7 @@ def invocation_of(
     return LazyInvocation(
         name=operation_name(request),
         principal=principal,
+        since=since_of(getattr(own, "user", None)) if principal else "",
         credentials="" if principal else credentials_of(request),
         host=host_of(request),
         method=request.method or "",
@@ -132,6 +136,43 @@ def principal_of(user: Any, auth: Any = None) -> str:
     if key is None:
         return ""
     return f"auth:{_kind(auth.__class__, settings.AUTH_USER_MODEL)}:{digest(str(key))}"
+
+
+def caller_of(user: Any, auth: Any = None) -> str:
+    """Who is calling, told from those who had the same name before."""
+    return principal_of(user, auth) + since_of(user)
+
+
+def since_of(user: Any) -> str:
+    """When the user's account began; empty if its primary key is no other's at any time.
+
+    A user name that is a primary key may be given to a second person after the first one is
+    deleted.
+    """
+    model = getattr(user.__class__, "_meta", None)
+    name = known_since(model.concrete_model) if model is not None else None
+    began = getattr(user, name) if name else None
+    if began is None:
+        return ""
+    return f" since {(began if timezone.is_naive(began) else began.astimezone(UTC)).isoformat()}"
+
+
+@lru_cache(maxsize=64)
+def known_since(model: Any) -> str | None:
+    """The field that tells two users who had one primary key apart; ``None``: there is none.
+
+    It is empty where primary keys are not given again: the database or a UUID makes them.
+    """
+    key = model._meta.pk
+    while key.is_relation:
+        key = key.target_field
+    if isinstance(key, models.AutoField | models.UUIDField):
+        return ""
+    times = [
+        field for field in model._meta.concrete_fields if isinstance(field, models.DateTimeField)
+    ]
+    named = (f.attname for f in times if f.auto_now_add or f.attname == "date_joined")
+    return next(named, None)
 
 
 @lru_cache(maxsize=64)

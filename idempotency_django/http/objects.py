@@ -40,7 +40,9 @@ def check_object(view: Any, record: Record) -> None:
     """Let a class-based view look up the object in its URL, as its handler does.
 
     The view refuses callers who may not have the object, and callers for whom an existing object is
-    not visible. An object that is gone, for example after a DELETE, is not a reason to refuse.
+    not visible. An object that is gone is not a reason to refuse. Where the URL does not name the
+    primary key, nobody can tell an object that is gone from one that was renamed: then only what
+    the request itself has deleted is gone, and what it has renamed is looked up by its new name.
 
     Args:
         view: the view, which has its request.
@@ -57,7 +59,7 @@ def check_object(view: Any, record: Record) -> None:
         missing = isinstance(error, ObjectDoesNotExist)
         if not (missing or _is_not_found(error)):
             raise
-        if _is_gone(view, record):
+        if _is_gone(view, record) or _has_renamed(view):
             return
         if missing:
             raise Http404 from error
@@ -180,13 +182,17 @@ def _module_of(view_class: type, name: str) -> str:
 
 def _lookup(view: Any) -> dict[str, Any]:
     """The fields by which the view's URL names its object, and their values; or none."""
+    return {field: view.kwargs[name] for name, field in _names(view).items()}
+
+
+def _names(view: Any) -> dict[str, str]:
+    """The arguments of the URL that name the view's object, and the fields that they are."""
+    names = {}
     if hasattr(view, "lookup_field"):
         names = {view.lookup_url_kwarg or view.lookup_field: view.lookup_field}
     elif hasattr(view, "pk_url_kwarg"):
         names = {view.slug_url_kwarg: view.get_slug_field(), view.pk_url_kwarg: "pk"}
-    else:
-        names = {}
-    return {field: view.kwargs[name] for name, field in names.items() if name in view.kwargs}
+    return {name: field for name, field in names.items() if name in view.kwargs}
 
 
 def _is_not_found(error: Exception) -> bool:
@@ -196,12 +202,45 @@ def _is_not_found(error: Exception) -> bool:
 
 def _is_gone(view: Any, record: Record) -> bool:
     """Whether the object in the URL does not exist for anybody; ``False``: nobody can tell."""
-    exists = _exists(view, _lookup(view))
-    if exists is not None:
+    lookup = _lookup(view)
+    keys = {name: value for name, value in lookup.items() if _is_key(view, name)}
+    exists = _exists(view, keys or lookup)
+    if exists is not None and (keys or exists):
         return not exists
-    # A lookup of the view's own has not found it, by whatever the URL has. That a field is named
-    # alike shows that an object exists, never that none does: it may be looked up in another way.
+    # No object has that name now, or a lookup of the view's own has not found it, by whatever the
+    # URL has. That a field is named alike shows that an object exists, never that none does: it may
+    # be looked up in another way.
     return _has_deleted(view, record) and not _exists(view, _fields_in_url(view))
+
+
+def _is_key(view: Any, name: str) -> bool:
+    """Whether a field is the primary key, which no object changes."""
+    try:
+        return name in ("pk", _model(view)._meta.pk.name)
+    except _NO_TELLING:
+        return False
+
+
+def _has_renamed(view: Any) -> bool:
+    """Whether the caller has the object by the name that this request itself has given it."""
+    data = getattr(view.request, "data", None) or view.request.POST
+    if not isinstance(data, dict) or _exists(view, _lookup(view)):
+        return False
+    names = {name: field for name, field in _names(view).items() if not _is_key(view, field)}
+    given = {name: data[field] for name, field in names.items() if field in data}
+    url = view.kwargs
+    if given.items() <= url.items():
+        return False
+    view.kwargs = {**url, **given}
+    try:
+        _get_object(view)
+    except Exception as error:
+        if isinstance(error, ObjectDoesNotExist) or _is_not_found(error):
+            return False
+        raise
+    finally:
+        view.kwargs = url
+    return True
 
 
 def _has_deleted(view: Any, record: Record) -> bool:

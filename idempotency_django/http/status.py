@@ -39,7 +39,8 @@ def location(store: Store, operation: Operation) -> str:
     """
     # With the fingerprint, because the key may later name another operation.
     fingerprints = [operation.fingerprint, *operation.aliases]
-    named = [store.alias, operation.key, operation.scope, operation.principal, fingerprints]
+    caller = operation.principal + operation.since
+    named = [store.alias, operation.key, operation.scope, caller, fingerprints]
     return status_url(concealed(json.dumps(named).encode(), salt=SALT))
 
 
@@ -59,18 +60,18 @@ def status_url(token: str) -> str:
         ) from error
 
 
-def record_of(token: str, principal: str) -> Record | None:
+def record_of(token: str, caller: str) -> Record | None:
     """The record that a token names; ``None``: there is no record, or it is another caller's.
 
     Args:
         token: from the address that :func:`location` made.
-        principal: who is calling.
+        caller: who is calling; see :func:`idempotency_django.http.messages.caller_of`.
     """
     named = revealed(token, salt=SALT)
     if named is None:
         return None
     alias, key, scope, owner, fingerprints = json.loads(named)
-    if owner != principal or alias not in conf.stores:
+    if owner != caller or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
     if record is None or record.expired or record.fingerprint not in ("", *fingerprints):

@@ -95,7 +95,7 @@ def identified(policy: Policy, invocation: Invocation) -> Invocation:
         return invocation
     if not isinstance(principal, str):
         raise _no_text("principal", principal)
-    return invocation.changed(principal=principal)
+    return invocation.changed(principal=principal, since="")
 
 
 def operation(
@@ -127,7 +127,9 @@ def operation(
     if not isinstance(asked_for, str | bytes):
         raise _no_text("fingerprint", asked_for)
     content = content_digest(asked_for)
-    caller = (invocation.principal or invocation.credentials) if policy.bind_principal else ""
+    caller = invocation.principal + invocation.since or invocation.credentials
+    if not policy.bind_principal:
+        caller = ""
     host = invocation.host if policy.hosts == "refuse" else ""
     fingerprint, *aliases = sealed(content, framed(content, scope, key, caller, host))
     if caller and caller == invocation.credentials:
@@ -144,6 +146,7 @@ def operation(
         aliases=tuple(aliases),
         lease=lease,
         principal=invocation.principal,
+        since=invocation.since,
         method=invocation.method,
         path=invocation.path,
     )

@@ -61,6 +61,7 @@ class Invocation:
         name: the operation (``"POST /api/charges/"``): the method and the route, which stay the
             same when code moves.
         principal: who is calling (``"user:42"``); empty for callers who are not told apart.
+        since: when the principal began, if its name may have been another's before; else empty.
         credentials: digest of the credentials of the request, if the principal is not known; empty
             if there were none.
         host: the request's host, in lower case and without its port; empty outside HTTP.
@@ -76,6 +77,7 @@ class Invocation:
     principal: str
     method: str
     path: str
+    since: str = ""
     credentials: str = ""
     host: str = ""
     query: str = ""
