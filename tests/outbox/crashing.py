@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 from idempotency_django.functions import idempotent_call
 from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.models import OutboxLease, OutboxMessage, OutboxStream
+from idempotency_django.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.messaging.outbox import publish
 from idempotency_django.messaging.outbox.publishers.base import Outgoing
 from idempotency_django.messaging.outbox.publishers.local import LocalPublisher
@@ -117,14 +117,13 @@ def recover(mode: str, group: str) -> dict[str, int]:
     """Time passes, the client retries, a relay runs; then count, and leave nothing."""
     past = DatabaseNow() - timedelta(seconds=1)
     IdempotencyKey.objects.exclude(lease_expires_at=None).update(lease_expires_at=past)
-    OutboxLease.objects.exclude(expires_at=None).update(expires_at=past)
     OutboxMessage.objects.filter(state="pending").update(process_after=past)
     chain(mode, group)
     counts = {
         name: Effect.objects.filter(reference=name).count() for name in ("published", "consumed")
     }
     counts["messages"] = OutboxMessage.objects.filter(state="sent").count()
-    tables = (Effect, OutboxMessage, OutboxStream, OutboxLease, IdempotencyStep, IdempotencyKey)
+    tables = (Effect, OutboxMessage, OutboxStream, IdempotencyStep, IdempotencyKey)
     for model in tables:
         model.objects.all().delete()
     return counts

@@ -208,7 +208,7 @@ def test_database_away(
 ) -> None:
     """A relay that cannot reach the database says so, and goes on when it can."""
     publish_each([1], using)
-    claim, away = relay_module.Ordered.claim, [True, True]
+    claim, away = relay_module.Batch.claim, [True, True]
 
     def claim_later(*arguments: Any) -> Any:
         if away:
@@ -216,7 +216,7 @@ def test_database_away(
             raise OperationalError("away")
         return claim(*arguments)
 
-    monkeypatch.setattr(relay_module.Ordered, "claim", claim_later)
+    monkeypatch.setattr(relay_module.Batch, "claim", claim_later)
     stop = threading.Event()
 
     def run() -> None:

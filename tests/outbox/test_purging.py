@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test import override_settings
 
-from idempotency_django.messaging.models import OutboxLease, OutboxMessage, OutboxStream
+from idempotency_django.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.messaging.outbox import publish, purging
 from idempotency_django.messaging.outbox.publishers.base import Outgoing
 from idempotency_django.messaging.outbox.relay import Relay
@@ -79,18 +79,7 @@ def test_window_keeps(using: str) -> None:
     assert purge_expired_keys() == 1
 
 
-def test_leases_of_the_dead(using: str) -> None:
-    """The lease of a relay that died goes when it is over; that of an operator's stays."""
-    leases = OutboxLease.objects.using(using)
-    leases.create(stream="orders/dead", token="x", expires_at=DatabaseNow())
-    publish_each([1], using, group="blocked")
-    OutboxMessage.objects.using(using).update(state="blocked")
-    leases.create(stream="orders/blocked", expires_at=None)
-    purge_expired_keys()
-    assert list(leases.values_list("stream", flat=True)) == ["orders/blocked"]
-
-
-def test_leases_of_what_is_gone(using: str) -> None:
+def test_group_whose_blocked_message_is_gone(using: str) -> None:
     """A group whose blocked message was deleted by hand goes on after a purge; others wait."""
     for group in ("a", "b"):
         publish_each([1, 2], using, group=group)

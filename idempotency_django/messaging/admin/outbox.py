@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...tracing.admin import TimelineMixin
 from ..databases import database
-from ..models import OutboxLease, OutboxMessage, OutboxStream
+from ..models import OutboxMessage, OutboxStream
 from ..models.outbox import OutboxState
 from ..outbox import settling
 
@@ -161,9 +161,9 @@ class OutboxStreamAdmin(_ReadOnly):
     sortable_by = ()
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        leases = OutboxLease.objects.filter(stream=OuterRef("stream"), expires_at=None)
+        blocked = OutboxMessage.objects.filter(stream=OuterRef("stream"), state=OutboxState.BLOCKED)
         rows: QuerySet[Any] = super().get_queryset(request)
-        annotated: QuerySet[Any] = rows.annotate(blocked=Exists(leases))
+        annotated: QuerySet[Any] = rows.annotate(blocked=Exists(blocked))
         return annotated
 
     @admin.display(description=gettext_lazy("not sent yet"))

@@ -11,6 +11,7 @@ from ...models import DatabaseNow
 from ...stores import purging
 from ..databases import database
 from ..models import InboxMessage
+from .claiming import INBOX
 
 
 def register_purge() -> None:
@@ -26,7 +27,8 @@ def purgeable_inbox(older_than: timedelta) -> int:
 def purge_inbox(older_than: timedelta, limit: int) -> int:
     """Delete up to that many messages whose time was over that long ago; how many there were.
 
-    The oldest are deleted first, in one short transaction. What is parked or pending is kept.
+    The oldest are deleted first, in one short transaction. What is parked or pending is kept. A
+    group goes on whose parked message was deleted by hand, or holds it up no longer.
     """
     using = database()
     skip = connections[using].features.has_select_for_update_skip_locked
@@ -34,7 +36,10 @@ def purge_inbox(older_than: timedelta, limit: int) -> int:
     with transaction.atomic(using=using):
         oldest = over(older_than).order_by("purge_at", "pk")
         keys = oldest.select_for_update(skip_locked=skip).values_list("pk", flat=True)[:limit]
-        return rows.filter(pk__in=list(keys)).delete()[0]
+        deleted: int = rows.filter(pk__in=list(keys)).delete()[0]
+    if deleted < limit:
+        INBOX.revive(using)
+    return deleted
 
 
 def over(older_than: timedelta) -> QuerySet[InboxMessage]:

@@ -12,7 +12,7 @@ if not apps.is_installed("idempotency_django.messaging"):
     )
 
 from .inbox import InboxMessage  # where the app is missing, the error says so
-from .outbox import OutboxLease, OutboxMessage, OutboxStream
+from .outbox import OutboxMessage, OutboxStream
 from .streams import StreamPosition
 
-__all__ = ["InboxMessage", "OutboxLease", "OutboxMessage", "OutboxStream", "StreamPosition"]
+__all__ = ["InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]

@@ -38,7 +38,8 @@ class InboxMessage(models.Model):
         _("state"), max_length=16, choices=InboxState, default=InboxState.PENDING
     )
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
-    # Null where nothing is to be done: the index then holds what is due only.
+    # Null where nothing is to be done, or after an earlier message of its group only: the index
+    # then leads to what is due.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     error = models.TextField(_("error"), default="", blank=True)
     received_at = models.DateTimeField(_("received"))
@@ -58,9 +59,11 @@ class InboxMessage(models.Model):
         ]
         indexes = [
             models.Index(fields=["process_after"], name="idempotency_inbox_due_idx"),
-            # For what waits for an earlier message of its group. Made in another collation on
-            # PostgreSQL, so that nothing else can use it; see the migration.
-            models.Index(fields=["source", "group", "state"], name="idempotency_inbox_group_idx"),
+            # For the messages before and after one of a group. PostgreSQL has an expression in
+            # place of the id; see the migration.
+            models.Index(
+                fields=["group", "source", "state", "id"], name="idempotency_inbox_order_idx"
+            ),
             models.Index(fields=["purge_at"], name="idempotency_inbox_purge_idx"),
             # For the admin, which lists the newest first.
             models.Index(fields=["received_at"], name="idempotency_inbox_received_idx"),

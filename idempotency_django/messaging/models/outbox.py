@@ -33,27 +33,6 @@ class OutboxStream(models.Model):
         return str(self.stream)
 
 
-class OutboxLease(models.Model):
-    """Why no other relay may publish a stream now. A stream that is free has no such row.
-
-    A relay owns it (``token``), or a message has failed and the stream waits for the next attempt,
-    or, without an end, for an operator.
-    """
-
-    stream = ExactCharField(_("stream"), max_length=255, primary_key=True)
-    # A relay that was paused past its lease does not find its token here any more: it is fenced.
-    token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
-    # Null: until an operator retries or skips the message that blocks the stream.
-    expires_at = models.DateTimeField(_("lease ends"), null=True, blank=True)
-
-    class Meta:
-        verbose_name = _("outbox lease")
-        verbose_name_plural = _("outbox leases")
-
-    def __str__(self) -> str:
-        return str(self.stream)
-
-
 class OutboxMessage(models.Model):
     """A message that is published if, and only if, the transaction that wrote it was committed."""
 
@@ -73,7 +52,8 @@ class OutboxMessage(models.Model):
         _("state"), max_length=16, choices=OutboxState, default=OutboxState.PENDING
     )
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
-    # Null where nothing is to be done: the index then holds what is due only.
+    # Null where nothing is to be done, or after an earlier message of its stream only: the index
+    # then leads to what is due.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
     error = models.TextField(_("error"), default="", blank=True)

@@ -8,34 +8,34 @@ import random
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import F, Q, QuerySet
-from django.db.models.expressions import Combinable
 
 from ...models import DatabaseNow
 from ..databases import unindexed
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
+from ..queue import Queue
 from ..reasons import reason
 from .publishers.base import Outgoing, Refused, SendLater
 from .topics import BLOCK, Topic
 
 FIRST_BACKOFF: Final = timedelta(seconds=1)
 LONGEST_BACKOFF: Final = timedelta(minutes=5)
+OF_A_GROUP: Final = 10
+"""The most messages of one group in a batch: the groups take turns, so a slow one keeps another
+waiting for so many of its messages, whatever its backlog."""
+
+OUTBOX: Final = Queue(OutboxMessage, ("stream",), "sequence", OutboxState.BLOCKED)
 
 
 def backoff(failures: int) -> timedelta:
     """How long to wait after so many failures in a row; random, so that not all try at once."""
     longest: timedelta = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
     return longest * random.uniform(0.5, 1.0)  # noqa: S311  # nobody has to guess it
-
-
-def due(using: str, topics: Q) -> QuerySet[OutboxMessage]:
-    """The messages that are to be sent now."""
-    return OutboxMessage.objects.using(using).filter(topics, process_after__lte=DatabaseNow())
 
 
 def outgoing(message: OutboxMessage) -> Outgoing:
@@ -60,8 +60,9 @@ class Batch:
 
     Attributes:
         using: the alias of the database.
-        token: the relay's, for this batch.
-        messages: each stream's in their order.
+        token: the relay's, for this batch. A relay that was paused past its lease does not find it
+            in the rows any more: it is fenced.
+        messages: each stream's in their order; nobody else sends any message of these streams.
         failed: the streams of which a message has failed; the later ones are not sent.
     """
 
@@ -69,26 +70,32 @@ class Batch:
     token: str
     messages: Sequence[OutboxMessage]
     failed: set[str] = field(default_factory=set)
+    _settled: set[int] = field(default_factory=set)
 
-    def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
-        rows = OutboxMessage.objects.using(self.using)
-        pks = [message.pk for message in messages]
-        owned = rows.alias(now=unindexed(F("state"))).filter(self._mine(), pk__in=pks)
-        return owned.filter(now=OutboxState.PENDING)
-
-    def _mine(self) -> Q:
-        raise NotImplementedError
+    @classmethod
+    def claim(cls, using: str, topics: Q, size: int, lease: timedelta) -> Batch:
+        """Claim messages that are due: some of each group, in its order, and what has no group."""
+        token = uuid.uuid4().hex
+        claimed = {"token": token, "process_after": DatabaseNow() + lease}
+        heads = OUTBOX.claim(OutboxMessage.objects.using(using).filter(topics), size, claimed)
+        groups = sum(head.is_grouped for head in heads) or 1
+        of_each = min(OF_A_GROUP, 1 + (size - len(heads)) // groups)
+        return cls(using, token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
 
     def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> int:
         """Note that the broker has confirmed these; how many were still this relay's to note."""
-        return self._owned(messages).update(
-            state=OutboxState.SENT,
-            sent_at=DatabaseNow(),
-            purge_at=DatabaseNow() + retention,
-            process_after=None,
-            token="",
-            error="",
-        )
+        with transaction.atomic(using=self.using):
+            noted = self._owned(messages).update(
+                state=OutboxState.SENT,
+                sent_at=DatabaseNow(),
+                purge_at=DatabaseNow() + retention,
+                process_after=None,
+                token="",
+                error="",
+            )
+            OUTBOX.promote(self.using, {(each.stream,) for each in messages if each.stream})
+        self._settled.update(message.pk for message in messages)
+        return noted
 
     def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> OutboxState:
         """Note that a message was refused, or has to wait; what the message is now."""
@@ -116,44 +123,23 @@ class Batch:
                 error=reason(error),
                 **forgotten,
             )
-            if not skipped:
-                self.hold(message.stream, None if is_poison else again)
+            if skipped and message.stream:
+                OUTBOX.promote(self.using, [(message.stream,)])
+        self._settled.add(message.pk)
         return state
 
     def note_away(self, message: OutboxMessage, error: Exception) -> None:
         """Note why a message waits, which is not its fault."""
         self._owned([message]).update(error=reason(error))
 
-    def hold(self, stream: str, until: Combinable | datetime | None) -> None:
-        """Let nobody have the message's stream until then; without a stream, nothing waits."""
-
     def release(self) -> None:
         """Let the next relay have what was not sent."""
-        raise NotImplementedError
+        left = [message for message in self.messages if message.pk not in self._settled]
+        if left:
+            self._owned(left).update(token="", process_after=DatabaseNow())
 
-
-class Unordered(Batch):
-    """Messages without a group, each claimed by itself."""
-
-    __slots__ = ()
-
-    @classmethod
-    def claim(cls, using: str, topics: Q, size: int, lease: timedelta) -> Batch:
-        """Claim messages that are due."""
-        token = uuid.uuid4().hex
-        skip = connections[using].features.has_select_for_update_skip_locked
-        with transaction.atomic(using=using):
-            rows = due(using, topics).filter(group="").order_by("process_after")[:size]
-            messages = list(rows.select_for_update(skip_locked=skip))
-            if messages:
-                claimed = OutboxMessage.objects.using(using).filter(
-                    pk__in=[message.pk for message in messages]
-                )
-                claimed.update(token=token, process_after=DatabaseNow() + lease)
-        return cls(using, token, messages)
-
-    def _mine(self) -> Q:
-        return Q(token=self.token)
-
-    def release(self) -> None:
-        self._owned(self.messages).update(token="", process_after=DatabaseNow())
+    def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
+        rows = OutboxMessage.objects.using(self.using)
+        pks = [message.pk for message in messages]
+        owned = rows.alias(now=unindexed(F("state"))).filter(token=self.token, pk__in=pks)
+        return owned.filter(now=OutboxState.PENDING)

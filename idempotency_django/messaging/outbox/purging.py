@@ -10,8 +10,8 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from ...models import DatabaseNow
 from ...stores import purging
 from ..databases import database
-from ..models import OutboxLease, OutboxMessage, OutboxStream
-from ..models.outbox import OutboxState
+from ..models import OutboxMessage, OutboxStream
+from .batches import OUTBOX
 
 
 def register_purges() -> None:
@@ -47,23 +47,20 @@ def purge_streams(_: timedelta, limit: int) -> int:
     """Delete up to that many numbers of groups without any message; how many there were.
 
     Nobody knows since when a group has none. The next message of such a group has the number 1
-    again. A group's last message keeps its number for as long as it is kept itself.
+    again. A group's last message keeps its number for as long as it is kept itself. Groups go on
+    whose blocked message was deleted by hand.
     """
     using = database()
-    leases = OutboxLease.objects.using(using)
-    leases.filter(expires_at__lte=DatabaseNow()).delete()  # of the dead
-    # Of blocked messages that somebody has deleted. A relay claims no such stream until then, so
-    # none can be blocked anew between the two statements.
-    blocked = _of(using).filter(stream=OuterRef("stream"), state=OutboxState.BLOCKED)
-    gone = leases.filter(~Exists(blocked), expires_at=None).values_list("stream", flat=True)
-    leases.filter(stream__in=list(gone), expires_at=None).delete()
     streams = OutboxStream.objects.using(using)
     with transaction.atomic(using=using):
         locked = _empty(using).order_by("pk").select_for_update(skip_locked=_can_skip(using))
         found = set(locked.values_list("pk", flat=True)[:limit])
         # Only now, with the locks, can nobody publish to them: look again.
         used = set(_of(using).filter(stream__in=found).values_list("stream", flat=True))
-        return streams.filter(pk__in=found - used).delete()[0]
+        deleted: int = streams.filter(pk__in=found - used).delete()[0]
+    if deleted < limit:
+        OUTBOX.revive(using)
+    return deleted
 
 
 def _empty(using: str) -> QuerySet[OutboxStream]:

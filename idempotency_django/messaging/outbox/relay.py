@@ -18,8 +18,7 @@ from django.db.models import Q
 from ...conf import conf
 from ..databases import database
 from ..models import OutboxMessage
-from .batches import Batch, Unordered
-from .ordered import Ordered
+from .batches import Batch
 from .publishers.base import Away, NotBegun
 from .sending import Line, note_failures, whose
 from .topics import ALL_OTHERS, Topic, topic, topics
@@ -30,6 +29,8 @@ logger = logging.getLogger("idempotency_django")
 BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
 POLL: Final = timedelta(seconds=1)
+TURN: Final = timedelta(seconds=5)
+"""After so long, a batch begins nothing: what was committed meanwhile has its turn."""
 
 
 class Relay:
@@ -110,7 +111,17 @@ class Relay:
 
     def send_batch(self) -> int:
         """Claim what is due once, and send it; how many messages were tried."""
-        return sum(self._send(kind) for kind in (Ordered, Unordered))
+        until = time.monotonic() + min(TURN, self.lease / 2).total_seconds()
+        batch = Batch.claim(self.using, self._wanted(), self.batch_size, self.lease)
+        by_topic = attrgetter("topic")
+        groups = groupby(sorted(batch.messages, key=by_topic), key=by_topic)
+        messages = {name: list(group) for name, group in groups}
+        # In turns: a slow topic may use up the time, and the others come first then.
+        turns = sorted(messages, key=lambda name: self._begun.get(name, 0))
+        try:
+            return sum(self._publish(batch, name, messages[name], until) for name in turns)
+        finally:
+            batch.release()
 
     @property
     def unreachable(self) -> list[str]:
@@ -122,21 +133,6 @@ class Relay:
         for line in self._lines.values():
             line.close()
         self._lines.clear()
-
-    def _send(self, kind: type[Ordered] | type[Unordered]) -> int:
-        until = time.monotonic() + self.lease.total_seconds() / 2
-        batch = kind.claim(self.using, self._wanted(), self.batch_size, self.lease)
-        if not batch.messages:
-            return 0
-        by_topic = attrgetter("topic")
-        groups = groupby(sorted(batch.messages, key=by_topic), key=by_topic)
-        messages = {name: list(group) for name, group in groups}
-        # In turns: a slow topic may use up the time, and the others come first then.
-        turns = sorted(messages, key=lambda name: self._begun.get(name, 0))
-        try:
-            return sum(self._publish(batch, name, messages[name], until) for name in turns)
-        finally:
-            batch.release()
 
     def _publish(self, batch: Batch, name: str, messages: list[OutboxMessage], until: float) -> int:
         if time.monotonic() >= until:

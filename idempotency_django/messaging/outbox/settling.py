@@ -6,8 +6,9 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from ...models import DatabaseNow
-from ..models import OutboxLease, OutboxMessage
+from ..models import OutboxMessage
 from ..models.outbox import OutboxState
+from .batches import OUTBOX
 from .identity import uuid7
 from .topics import topic
 from .writing import insert, next_sequence
@@ -20,7 +21,6 @@ def retry(rows: QuerySet[OutboxMessage]) -> int:
         _of(rows, blocked).update(
             state=OutboxState.PENDING, attempts=0, process_after=DatabaseNow(), error=""
         )
-        _free(rows.db, blocked)
     return len(blocked)
 
 
@@ -36,7 +36,7 @@ def skip(rows: QuerySet[OutboxMessage]) -> int:
                 dedup=None,  # it was never sent, so nothing would be a duplicate of it
                 dedup_until=None,
             )
-        _free(rows.db, blocked)
+        OUTBOX.promote(rows.db, {(message.stream,) for message in blocked if message.stream})
     return len(blocked)
 
 
@@ -75,12 +75,3 @@ def _locked(rows: QuerySet[OutboxMessage], *states: OutboxState) -> list[OutboxM
 
 def _of(rows: QuerySet[OutboxMessage], messages: list[OutboxMessage]) -> QuerySet[OutboxMessage]:
     return OutboxMessage.objects.using(rows.db).filter(pk__in=[each.pk for each in messages])
-
-
-def _free(using: str, messages: list[OutboxMessage]) -> None:
-    """Let a relay have the streams of these, unless another message of them is blocked."""
-    streams = {message.stream for message in messages} - {""}
-    others = OutboxMessage.objects.using(using).filter(state=OutboxState.BLOCKED)
-    blocked = others.filter(stream__in=streams).values_list("stream", flat=True)
-    free = streams - set(blocked)
-    OutboxLease.objects.using(using).filter(stream__in=free, expires_at=None).delete()

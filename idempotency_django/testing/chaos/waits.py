@@ -16,8 +16,8 @@ from ...records import Status
 from ...stores import stores
 
 _PAST: Final = timedelta(seconds=1)
-_UNTIL: Final = frozenset({"process_after", "expires_at"})
-"""Columns of the tables of messaging that say until when something waits."""
+_UNTIL: Final = "process_after"
+"""The column of the tables of messaging that says until when something waits."""
 _DONE: Final = ("handled", "ignored", "sent")
 
 
@@ -34,9 +34,9 @@ def end_waits() -> int:
         for records in _records()
     ]
     for rows in _messaging():
-        for column in _columns(rows) & _UNTIL:
-            waiting = rows.filter(**{f"{column}__gt": DatabaseNow()})
-            changed.append(waiting.update(**{column: past}))
+        if _UNTIL in _columns(rows):
+            waiting = rows.filter(process_after__gt=DatabaseNow())
+            changed.append(waiting.update(process_after=past))
     return sum(changed)
 
 
