@@ -20,7 +20,7 @@ from idempotency_django.messaging.inbox.purging import purge_inbox
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import publish
 from idempotency_django.messaging.outbox.batches import OF_A_GROUP
-from idempotency_django.messaging.outbox.publishers.base import Outgoing, Undeliverable
+from idempotency_django.messaging.outbox.publishers.base import Outgoing, Refused
 from idempotency_django.messaging.outbox.purging import purge_streams
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.messaging.outbox.settling import retry, skip
@@ -235,7 +235,7 @@ def test_settled(using: str, settle: Any) -> None:
     """A group whose first message was blocked goes on when that is settled, or is deleted."""
     write(using, 3, "g")
     Broker.refuse = staticmethod(
-        lambda message: Undeliverable("no") if message.data == 0 and not retried else None
+        lambda message: Refused("no", final=True) if message.data == 0 and not retried else None
     )
     retried: list[int] = []
     relay, rows = Relay(using=using), OutboxMessage.objects.using(using)

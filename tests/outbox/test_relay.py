@@ -291,6 +291,17 @@ def test_slow_broker(using: str, group: str | None, monkeypatch: pytest.MonkeyPa
     assert relay.refused == 0
 
 
+def test_turn(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch begins nothing after its turn, however long its lease; the rest is due at once."""
+    clock = Clock()
+    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(relay_module, "time", clock)
+    Broker.refuse = staticmethod(lambda message: clock.advance(seconds=1))
+    publish_each(range(12), using)
+    relay = Relay(using=using)
+    assert [relay.send_batch() for _ in range(4)] == [5, 5, 2, 0]
+
+
 def test_slow_topic(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that uses up the time comes last in the next batch."""
     clock = Clock()

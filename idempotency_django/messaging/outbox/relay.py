@@ -39,8 +39,8 @@ class Relay:
     Args:
         topics: the topics to send; by default all of ``IDEMPOTENCY["OUTBOX"]``.
         batch_size: the most messages to claim at once.
-        lease: for how long. It begins nothing in the second half, so that what was sent is noted
-            within it; else another relay sends it as well.
+        lease: for how long. It begins nothing in the second half, nor after :data:`TURN`, so that
+            what was sent is noted within it; else another relay sends it as well.
         using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
     Attributes:

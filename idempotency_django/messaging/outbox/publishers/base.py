@@ -147,7 +147,7 @@ class Publisher:
         raise NotImplementedError
 
     def late(self) -> NotBegun | None:
-        """What to answer for a message that is not begun yet, if half of the relay's lease is over.
+        """What to answer for a message that is not begun yet, if the time of the batch is over.
 
         The relay notes what was sent after :meth:`publish`. After the end of its lease it could
         not, and all of the batch would be sent again.
