@@ -18,7 +18,7 @@ def replace(apps: Any, schema_editor: Any) -> None:
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('idempotency_messaging', '0003_outbox'),
+        ('idempotency_messaging', '0004_stopped'),
     ]
 
     operations = [
