@@ -227,7 +227,9 @@ def refuse_autocommit(using: str, function: str = "publish") -> None:
         raise ImproperlyConfigured(
             f"{function}() was called outside of a transaction on the database {using!r}. What it "
             "asks for happens if a change is committed, so both must be written in the same "
-            "transaction. Call it within transaction.atomic(), beside the change."
+            "transaction. Call it within transaction.atomic(), beside the change. A protected view "
+            "has no transaction for a client that sends no key: give its policy required=True, or "
+            "open one."
         )
 
 
