@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -32,9 +32,11 @@ class Operation:
         name: which operation this is, for people (``"POST /api/charges/"``).
         fingerprint: of what the request asks for and who asks, 64 characters; see
             :mod:`idempotency_django.policy.seals`.
-        content: digest of what the request asks for, without a secret; never stored as it is.
-        aliases: other fingerprints of the same request: under ``SECRET_KEY_FALLBACKS``, and
-            without the credentials that a caller did not have yet when it sent the first request.
+        content: keyed digest of what the request asks for, and of nothing else; keys are derived
+            from it. It is never stored as it is.
+        aliases: all fingerprints of the same request, each with its ``content``: also those under
+            ``SECRET_KEY_FALLBACKS``, and without the credentials that a caller did not have yet
+            when it sent the first request.
         ttl: how long a completed record is replayed; ``None``: forever.
         retention: how long the expired record is kept for the audit before it may be purged.
         lease: how long a claim on it lives without renewal; ``None``: the claim lives as long as
@@ -60,7 +62,7 @@ class Operation:
     fingerprint: str
     ttl: timedelta | None
     content: str = ""
-    aliases: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     retention: timedelta = timedelta(0)
     lease: timedelta | None = None
     hold: bool = False
@@ -158,7 +160,7 @@ def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
     Args:
         scope: the operation's scope.
         key: the operation's key.
-        content: the digest of what the operation asks for.
+        content: the keyed digest of what the operation asks for.
         name: what the key is for, such as ``"charge"``.
     """
     parts = (scope, key, content, name)

@@ -443,9 +443,9 @@ def test_operation() -> None:
     assert operation.key == "k"
     assert operation.scope == "user:42|POST /orders/"
     assert operation.name == "POST /orders/"
-    assert operation.content == content_digest(whole_request(call))
-    tagged = framed(operation.content, "user:42|POST /orders/", "k", "user:42", "")
-    assert [operation.fingerprint] == sealed(operation.content, tagged)
+    content = content_digest(whole_request(call))
+    tagged = framed(content, "user:42|POST /orders/", "k", "user:42", "")
+    assert {operation.fingerprint: operation.content} == sealed(content, tagged)
     assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))
     assert operation.extend_on_replay is False
     assert (operation.principal, operation.method, operation.path) == (

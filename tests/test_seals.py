@@ -57,7 +57,7 @@ def client() -> Client:
     return client
 
 
-def sealed(content: str, *bound: str) -> list[str]:
+def sealed(content: str, *bound: str) -> dict[str, str]:
     """Its fingerprints, bound to these."""
     return seals.sealed(content, framed(content, *bound))
 
@@ -98,6 +98,18 @@ class TestSecret:
         assert len({*others, *sealed(content, "user:1")}) == 5
         assert {len(fingerprint) for fingerprint in others} == {64}
 
+    @both
+    def test_derived_keys(self, client: Client, path: str, settings: Any) -> None:
+        """Whoever has derived keys, such as the provider, cannot test a guess against them either:
+        the same request under the same key has others under another secret.
+        """
+        key = new_key()
+        derived = post(client, path, key).json()["charge"]
+        record(key).delete()
+        settings.SECRET_KEY = "somebody else's"
+        client.force_login(User.objects.get())
+        assert post(client, path, key).json()["charge"] != derived
+
     def test_two_operations(self, client: Client) -> None:
         """Nobody sees in the table that two operations asked for the same."""
         keys = [new_key(), new_key()]
@@ -108,9 +120,13 @@ class TestSecret:
         assert first[32:] != second[32:]
 
     def test_content(self, settings: Any) -> None:
-        """With the secret, now or as a fallback, the content's digest is recovered."""
-        content = content_digest("order 17")
-        [fingerprint] = sealed(content, "user:1", "api.example")
+        """With the secret, now or as a fallback, what keys are derived from is recovered. It is of
+        the content alone.
+        """
+        digest_of_17 = content_digest("order 17")
+        [(fingerprint, content)] = sealed(digest_of_17, "user:1", "api.example").items()
+        assert [*sealed(digest_of_17, "user:2").values()] == [content]
+        assert content != digest_of_17
         assert seals.content_of(fingerprint) == content
         rotate(settings, "an older one", "tests")
         assert seals.content_of(fingerprint) == content

@@ -64,7 +64,7 @@ def test_rotation_meanwhile() -> None:
     store = stores["default"]
     operation = Operation(**NAMED, name="POST /", ttl=timedelta(hours=1))
     assert isinstance(store.acquire(operation), Claim)
-    duplicate = replace(operation, fingerprint="e" * 64, aliases=(operation.fingerprint,))
+    duplicate = replace(operation, fingerprint="e" * 64, aliases={operation.fingerprint: ""})
     location = status.location(store, duplicate)
     found = status.record_of(location.rstrip("/").rsplit("/", 1)[1], NAMED["principal"])
     assert found is not None

@@ -148,5 +148,7 @@ async def arun(
 def _under_alias(outcome: Outcome, operation: Operation) -> Operation | None:
     """The operation with its record's fingerprint, if that is another one of the request."""
     if isinstance(outcome, Mismatched) and outcome.record.fingerprint in operation.aliases:
-        return replace(operation, fingerprint=outcome.record.fingerprint, aliases=())
+        fingerprint = outcome.record.fingerprint
+        content = operation.aliases[fingerprint]
+        return replace(operation, fingerprint=fingerprint, content=content, aliases={})
     return None

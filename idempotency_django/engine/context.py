@@ -89,9 +89,10 @@ class ExecutionContext:
     def derive_key(self, name: str) -> str:
         """A key for another service: a UUID (RFC 9562, version 5).
 
-        It is the same on every attempt and on every machine, even after ``SECRET_KEY`` changes. It
-        differs for each name, for each operation, and for each request that asks for something
-        else. Send it to a payment provider as *its* idempotency key.
+        It is the same on every attempt and on every machine; while the operation has a record, also
+        after a rotation of ``SECRET_KEY``. It differs for each name, for each operation, and for
+        each request that asks for something else. Without the secret, nobody can test a guess at
+        the request against it. Send it to a payment provider as *its* idempotency key.
 
         Args:
             name: what the key is for, such as ``"charge"``.

@@ -126,24 +126,25 @@ def operation(
     asked_for = policy.fingerprint(invocation)
     if not isinstance(asked_for, str | bytes):
         raise _no_text("fingerprint", asked_for)
-    content = content_digest(asked_for)
+    digest = content_digest(asked_for)
     caller = invocation.principal + invocation.since or invocation.credentials
     if not policy.bind_principal:
         caller = ""
     host = invocation.host if policy.hosts == "refuse" else ""
-    fingerprint, *aliases = sealed(content, framed(content, scope, key, caller, host))
+    aliases = sealed(digest, framed(digest, scope, key, caller, host))
+    fingerprint, content = next(iter(aliases.items()))
     if caller and caller == invocation.credentials:
         # The same request, sent without the credentials that it has now. What was answered without
         # credentials was for anybody who knows the key. The answer itself may have brought the
         # session cookie that is presented now.
-        aliases += sealed(content, framed(content, scope, key, "", host))
+        aliases |= sealed(digest, framed(digest, scope, key, "", host))
     return _operations(policy)(
         key=key,
         scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
         name=invocation.name,
         fingerprint=fingerprint,
         content=content,
-        aliases=tuple(aliases),
+        aliases=aliases,
         lease=lease,
         principal=invocation.principal,
         since=invocation.since,
@@ -173,14 +174,15 @@ def named_operation(
         method: what stands for the HTTP method in the audit.
         lease: how long a claim on it lives; ``None``: as long as its transaction.
     """
-    fingerprint, *aliases = sealed(content, framed(content, scope, key))
+    aliases = sealed(content, framed(content, scope, key))
+    fingerprint, derivable = next(iter(aliases.items()))
     return _operations(policy)(
         key=key,
         scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
         name=name,
         fingerprint=fingerprint,
-        content=content,
-        aliases=tuple(aliases),
+        content=derivable,
+        aliases=aliases,
         lease=lease,
         method=method,
     )

@@ -5,8 +5,8 @@ and its CVC are found within days. So a fingerprint is built as a synthetic-IV c
 a tag, HMAC-SHA-256 of what the request asks for and of who asks, and then the digest of what the
 request asks for, encrypted under a key stream that depends on the tag. Equal requests have equal
 fingerprints. Without the secret, nobody can make a fingerprint or test a guess. With it, the digest
-can be recovered, from which
-:meth:`~idempotency_django.engine.context.ExecutionContext.derive_key` derives its keys.
+can be recovered. Its HMAC under the same secret is what
+:meth:`~idempotency_django.engine.context.ExecutionContext.derive_key` derives its keys from.
 
 ``SECRET_KEY_FALLBACKS`` are honoured: a retry that crosses a rotation is still recognised.
 """
@@ -29,8 +29,11 @@ _TAG: Final = 16
 _CHECK: Final = bytes(4)  # says after decryption whether the secret was the right one
 
 
-def sealed(content: str, tagged: bytes) -> list[str]:
+def sealed(content: str, tagged: bytes) -> dict[str, str]:
     """The fingerprints of a content digest, bound to whom it is for: 64 hexadecimal characters.
+
+    Each is there with the HMAC of the content under the same secret, for derived keys. Like the
+    content, it is the same for all whom the request is for.
 
     Args:
         content: from :func:`~idempotency_django.policy.canonical.content_digest`.
@@ -41,15 +44,16 @@ def sealed(content: str, tagged: bytes) -> list[str]:
         The fingerprint, and after it the same under each of ``SECRET_KEY_FALLBACKS``.
     """
     opened = bytes.fromhex(content) + _CHECK
-    fingerprints = []
+    fingerprints = {}
     for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
         tag = hmac.digest(_keys(secret)[0], tagged, "sha256")[:_TAG]
-        fingerprints.append((tag + _masked(opened, secret, tag)).hex())
+        fingerprint = (tag + _masked(opened, secret, tag)).hex()
+        fingerprints[fingerprint] = _keyed(opened, secret)
     return fingerprints
 
 
 def content_of(fingerprint: str) -> str | None:
-    """The content digest in a fingerprint; ``None``: no known secret has sealed it."""
+    """The HMAC of the content in a fingerprint; ``None``: no known secret has sealed it."""
     try:
         stored = bytes.fromhex(fingerprint)
     except ValueError:
@@ -58,7 +62,7 @@ def content_of(fingerprint: str) -> str | None:
     for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
         opened = _masked(encrypted, secret, tag)
         if len(opened) == LENGTH + len(_CHECK) and opened.endswith(_CHECK):
-            return opened[:LENGTH].hex()
+            return _keyed(opened, secret)
     return None
 
 
@@ -84,6 +88,11 @@ def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]
     return {name: derived_key(scope=scope, key=key, content=content, name=name) for name in names}
 
 
+def _keyed(opened: bytes, secret: str | bytes) -> str:
+    """What the keys are derived from of a request that a secret has sealed."""
+    return hmac.digest(_keys(secret)[2], opened, "sha256")[:LENGTH].hex()
+
+
 def _masked(data: bytes, secret: str | bytes, tag: bytes) -> bytes:
     """The data under the key stream of a tag, or freed from it."""
     stream = hmac.digest(_keys(secret)[1], tag, "sha256")
@@ -92,10 +101,10 @@ def _masked(data: bytes, secret: str | bytes, tag: bytes) -> bytes:
 
 
 @lru_cache(maxsize=16)
-def _keys(secret: str | bytes) -> tuple[bytes, bytes]:
-    """The keys of tags and of key streams."""
-    tag, stream = (
+def _keys(secret: str | bytes) -> tuple[bytes, bytes, bytes]:
+    """The keys of tags, of key streams, and of what derived keys are made of."""
+    tag, stream, derived = (
         salted_hmac(_SALT, purpose, secret=secret, algorithm="sha256").digest()
-        for purpose in ("tag", "stream")
+        for purpose in ("tag", "stream", "derived")
     )
-    return tag, stream
+    return tag, stream, derived
