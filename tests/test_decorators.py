@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin
 from django.contrib.auth.models import Permission, User
@@ -358,3 +360,55 @@ def test_exempt() -> None:
     assert is_marked(view, EXEMPT)
     assert is_marked(Exempt.as_view(), EXEMPT)
     assert not is_marked(Simple.as_view(), EXEMPT)
+
+
+async def acreate(request: HttpRequest) -> HttpResponse:
+    await Effect.objects.acreate(reference="a")
+    return HttpResponse(status=201)
+
+
+@idempotent
+class CallsByName(View):
+    """Calls its own handler with its request by name."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return self.post(request=request)
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+class TestRequestByName:
+    """A view that is called with ``request=``, by another view for example."""
+
+    CALLS: tuple[Callable[[HttpRequest], Any], ...] = (
+        lambda request: plain(request=request),
+        lambda request: OnHandlerDirectly().post(request=request),
+        lambda request: OnHandler().post(request=request),
+        lambda request: CallsByName.as_view()(request),
+        lambda request: async_to_sync(idempotent(acreate))(request=request),
+    )
+
+    @pytest.mark.parametrize(
+        "call", CALLS, ids=["function", "method", "decorated", "class", "async"]
+    )
+    @pytest.mark.parametrize("key", [True, False])
+    def test_called(self, call: Callable[[HttpRequest], Any], *, key: bool) -> None:
+        """It runs, with a key once."""
+        headers = {"Idempotency-Key": new_key()}
+        for _ in "ab":
+            request = RequestFactory().post(
+                "/", {"reference": "a"}, "application/json", headers=headers
+            )
+            if not key:
+                del request.META["HTTP_IDEMPOTENCY_KEY"]
+                if call is self.CALLS[1]:  # which requires one
+                    assert call(request).status_code == 400
+                    return
+            assert call(request).status_code == 201
+        assert effects() == (1 if key else 2)
+
+    def test_without_a_request(self) -> None:
+        """Without any request, the error says what is missing."""
+        with pytest.raises(TypeError, match="was called without a request"):
+            plain()

@@ -98,6 +98,11 @@ def tenant(call: Any) -> str:
     return "tenant:1"
 
 
+def api_key(call: Any) -> str:
+    """Who is calling a view that knows its callers by a key."""
+    return f"api:{call.request.headers['Authorization']}"
+
+
 status_urls = [
     path("plain/<str:token>/", views.IdempotencyStatusView.as_view(), name="plain"),
     path("drf/<str:token>/", DRFStatus.as_view(), name="drf"),
@@ -110,6 +115,7 @@ urlpatterns = [
     path("held/", idempotent(policy=ACCEPTED, on_interrupted="hold")(create)),
     path("short/", idempotent(policy=ACCEPTED, ttl=timedelta(days=1))(create)),
     path("tenant/", idempotent(policy=ACCEPTED, scope=tenant, bind_principal=False)(create)),
+    path("identified/", idempotent(policy=ACCEPTED, principal=api_key)(create)),
     path("transactional/", idempotent(on_conflict="accepted")(create)),
     path("operations/", include((status_urls, "operations"))),
 ]
@@ -415,6 +421,16 @@ class TestPrivacy:
         location = accepted(Client(), "/accepting/", new_key())
         assert told(Client(), location)["status"] == "completed"
         assert logged_in("alice").get(location).status_code == 404
+
+    def test_principal_of_the_policy(self, view: str) -> None:
+        """Where the policy says who is calling, the address answers the credentials of then."""
+        mine, other = ({"Authorization": f"Api-Key {name}"} for name in ("mine", "other"))
+        client, key = Client(headers=mine), new_key()
+        location = accepted(client, "/identified/", key)
+        assert told(client, location)["status"] == "completed"
+        assert record(key).principal == "api:Api-Key mine"
+        assert Client(headers=other).get(location).status_code == 404
+        assert Client().get(location).status_code == 404
 
     def test_logged_out(self, view: str) -> None:
         """Who has logged out is told nothing more."""

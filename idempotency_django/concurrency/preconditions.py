@@ -79,7 +79,7 @@ def preconditions(
             try:
                 return run_conditionally(resource, run)
             except IdempotencyError as error:
-                if error.foreign or getattr(request, "idempotency", None) is not None:
+                if error.foreign or getattr(request, "idempotency", None):
                     raise  # the claim's adapter rolls back and answers
                 return problem_response(error)
 

@@ -37,7 +37,7 @@ from ..http.atomic_requests import (
     RequestTransactions,
     request_transactions,
 )
-from ..http.messages import caller_of, meta_name
+from ..http.messages import caller_of, credentials_of, meta_name
 from ..http.objects import check_object
 from ..http.status import described, record_of
 from ..http.wrapping import add_framework, ensure_reached, place
@@ -62,7 +62,8 @@ class OptionallyIdempotentRequest(Request):
     """:class:`idempotency_django.http.requests.OptionallyIdempotentRequest` for REST framework.
 
     Attributes:
-        idempotency: the attempt that runs; ``None``: the request has no key, or takes no part.
+        idempotency: the attempt that runs; it is false where the request has no key, or takes no
+            part.
     """
 
     idempotency: ExecutionContext | None
@@ -186,7 +187,9 @@ class IdempotencyStatusView(APIView):
 
     def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
         """The status of an operation, and its answer if there is one."""
-        record = record_of(token, caller_of(request.user, request.auth))
+        record = record_of(
+            token, caller_of(request.user, request.auth), credentials_of(request._request)
+        )
         if record is None:
             raise Http404
         return Response(described(record), headers={"Cache-Control": "no-store"})

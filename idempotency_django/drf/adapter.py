@@ -62,7 +62,7 @@ class DRFAdapter(Adapter):
 
     def respond(self) -> HttpResponseBase:
         view = self.view
-        if getattr(self.http_request, "idempotency", None) is not None:
+        if getattr(self.http_request, "idempotency", None):
             check = view.check_object_permissions
             view.check_object_permissions = partial(check_checked, self.checks_replays, check, view)
         response = self._finalized(self._handler())

@@ -195,7 +195,7 @@ def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -
             return _read_action(view, resource, run)
         return run_conditionally(resource, functools.partial(_changed, view, resource, run))
     except IdempotencyError as error:
-        if error.foreign or getattr(request._request, "idempotency", None) is not None:
+        if error.foreign or getattr(request._request, "idempotency", None):
             raise  # the claim's adapter rolls back and answers
         return problem(view, error)
     finally:

@@ -1,4 +1,4 @@
-"""What a handler can use of an operation that runs although its store cannot be reached."""
+"""What a handler can use where nothing is claimed: its store is away, or there is no key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
 
 from ..records import Claim, Operation
 from ..stores import Store
@@ -42,3 +44,30 @@ class Unprotected(ExecutionContext):
         if iscoroutinefunction(function):
             return json.loads(as_json(name, await function(*args, **kwargs)))
         return await sync_to_async(self.step)(name, function, *args, **kwargs)
+
+
+class WithoutKey:
+    """What a leased handler gets with a request without a key, where its key is optional.
+
+    It is false. Whatever needs a key says so; ``atomic()`` is an ordinary transaction.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __bool__(self) -> bool:
+        return False
+
+    def atomic(self) -> AbstractContextManager[None]:
+        """A transaction on the store's database, which nothing fences."""
+        using = self._store.using
+        return nullcontext() if using is None else transaction.atomic(using=using)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in dir(ExecutionContext):
+            raise AttributeError(name)
+        raise ImproperlyConfigured(
+            f"request.idempotency.{name} needs an idempotency key, and this request has none: the "
+            "view's policy leaves it optional. Give the policy required=True, or ask first: "
+            "request.idempotency is false without a key."
+        )

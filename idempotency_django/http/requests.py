@@ -16,7 +16,8 @@ class OptionallyIdempotentRequest(HttpRequest):
     """A request to a protected view whose key is optional.
 
     Attributes:
-        idempotency: the attempt that runs; ``None``: the request has no key, or takes no part.
+        idempotency: the attempt that runs. It is false where the request has no key, or takes no
+            part: ``None``, or in a leased view an object that says what is missing.
     """
 
     idempotency: ExecutionContext | None

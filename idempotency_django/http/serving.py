@@ -28,6 +28,7 @@ from ..engine import (
     refusal,
 )
 from ..engine.context import ExecutionContext
+from ..engine.unprotected import WithoutKey
 from ..errors import (
     IdempotencyError,
     OperationInProgress,
@@ -37,9 +38,11 @@ from ..planning import Plan
 from ..planning import plan as planned
 from ..policy import Policy, keys
 from ..records import Operation, Record
+from ..stores import stores
 from ..stores.atomic_blocks import opened_by_django, refuse_others
 from .adapter import Adapter, has_body
 from .atomic_requests import RequestTransactions
+from .messages import credentials_of
 from .negotiation import GIVEN_OUT, GivenTokens
 from .results import result_of, result_of_error
 from .sessions import Before, save_session
@@ -52,7 +55,7 @@ _NOTHING: Final = nullcontext()
 
 def unclaimed(request: HttpRequest) -> bool:
     """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
-    execution = getattr(request, "idempotency", None)
+    execution = getattr(request, "idempotency", None) or None
     request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
     return execution is None
 
@@ -73,11 +76,11 @@ def serve(
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
     request = adapter.http_request
-    running = getattr(request, "idempotency", None)
-    request.idempotency = running  # type: ignore[attr-defined]  # ours, for the view
-    takes_part = running is None and adapter.method in policy.methods
+    takes_part = unclaimed(request) and adapter.method in policy.methods
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
+        if takes_part and policy.mode != "transactional":
+            _give_none(request, policy, asynchronous=False)
         return adapter.respond()
 
     store, before = plan.store, Before(request)
@@ -100,6 +103,13 @@ def serve(
     except IdempotencyError as error:
         _explain(error, plan.operation, policy)
         raise
+
+
+def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> None:
+    """Give a leased view without a key what says so."""
+    store = stores.made.get(policy.store) or stores[policy.store]
+    if asynchronous or policy.mode == "leased" or not store.supports_transactions:
+        request.idempotency = WithoutKey(store)  # type: ignore[attr-defined]
 
 
 def _execute(
@@ -134,6 +144,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
     if plan is None:
+        _give_none(adapter.http_request, policy, asynchronous=True)
         return await adapter.arespond()
     request = adapter.http_request
 
@@ -209,7 +220,10 @@ def _unexecuted(
         case InProgress():
             if policy.on_conflict == "accepted":
                 retry_after = _retry_after(policy)
-                return adapter.native(accepted(plan.store, plan.operation, retry_after))
+                owner = plan.operation.principal + plan.operation.since
+                if policy.principal is not None:  # which the status view does not know
+                    owner = credentials_of(adapter.http_request)
+                return adapter.native(accepted(plan.store, plan.operation, owner, retry_after))
             raise refusal(outcome)
         case Held() | Mismatched():
             raise refusal(outcome)

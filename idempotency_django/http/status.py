@@ -22,25 +22,29 @@ from .opaque import concealed, revealed
 SALT: Final = "idempotency_django.http.status"
 
 
-def accepted(store: Store, operation: Operation, retry_after: int) -> HttpResponse:
+def accepted(store: Store, operation: Operation, owner: str, retry_after: int) -> HttpResponse:
     """The answer to a duplicate of an operation in progress: 202, and the address of its status."""
     response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
-    response["Location"] = location(store, operation)
+    response["Location"] = location(store, operation, owner)
     response["Retry-After"] = str(retry_after)
     response["Cache-Control"] = "no-store"
     return response
 
 
-def location(store: Store, operation: Operation) -> str:
+def location(store: Store, operation: Operation, owner: str) -> str:
     """The path of the operation's status.
+
+    Args:
+        store: where its record lives.
+        operation: the operation.
+        owner: who may ask: a principal, or the digest of the credentials that were presented.
 
     Raises:
         ImproperlyConfigured: the project's URLs have no status view.
     """
     # With the fingerprint, because the key may later name another operation.
     fingerprints = [operation.fingerprint, *operation.aliases]
-    caller = operation.principal + operation.since
-    named = [store.alias, operation.key, operation.scope, caller, fingerprints]
+    named = [store.alias, operation.key, operation.scope, owner, fingerprints]
     return status_url(concealed(json.dumps(named).encode(), salt=SALT))
 
 
@@ -60,18 +64,19 @@ def status_url(token: str) -> str:
         ) from error
 
 
-def record_of(token: str, caller: str) -> Record | None:
+def record_of(token: str, caller: str, credentials: str) -> Record | None:
     """The record that a token names; ``None``: there is no record, or it is another caller's.
 
     Args:
         token: from the address that :func:`location` made.
         caller: who is calling; see :func:`idempotency_django.http.messages.caller_of`.
+        credentials: a digest of the credentials of the request.
     """
     named = revealed(token, salt=SALT)
     if named is None:
         return None
     alias, key, scope, owner, fingerprints = json.loads(named)
-    if owner != caller or alias not in conf.stores:
+    if owner not in (caller, credentials) or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
     if record is None or record.expired or record.fingerprint not in ("", *fingerprints):

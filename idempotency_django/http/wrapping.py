@@ -117,9 +117,10 @@ def _protected(function: Any, policy: Policy | None) -> Any:
 def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
     @functools.wraps(view)
     def protected(*args: Any, **kwargs: Any) -> Any:
-        request, run, instance = args[0], functools.partial(view, *args, **kwargs), None
+        request, instance = args[0] if args else None, None
+        run = functools.partial(view, *args, **kwargs)
         if not isinstance(request, HttpRequest):
-            request, instance = _request_among(args), _instance_of(args)
+            request, instance = _request_among(args, kwargs), _instance_of(args)
             if not isinstance(request, HttpRequest):
                 return _serve_once(policy, None, None, request, run)
         if not any(map(is_atomic, connections.settings.values())):
@@ -136,20 +137,25 @@ def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
     @functools.wraps(view)
     async def protected(*args: Any, **kwargs: Any) -> Any:
         run = functools.partial(view, *args, **kwargs)
-        return await aanswer(policy, _instance_of(args), _request_among(args), run)
+        return await aanswer(policy, _instance_of(args), _request_among(args, kwargs), run)
 
     return protected
 
 
-def _request_among(args: tuple[Any, ...]) -> Any:
+def _request_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The request among a view's arguments, of which the first may be a method's ``self``."""
-    is_request = isinstance(getattr(args[0], "_request", args[0]), HttpRequest)
-    return args[0] if is_request else args[1]
+    for given in (*args[:2], kwargs.get("request")):
+        if isinstance(getattr(given, "_request", given), HttpRequest):
+            return given
+    raise TypeError(
+        "A view that is protected by @idempotent was called without a request. Pass the request "
+        "first, or as request=."
+    )
 
 
 def _instance_of(args: tuple[Any, ...]) -> View | None:
     """The class-based view whose method is called; ``None``: it is a function."""
-    return args[0] if isinstance(args[0], View) else None
+    return args[0] if args and isinstance(args[0], View) else None
 
 
 # Class-based views.
@@ -256,7 +262,7 @@ def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
             # method_decorator has decorated a stand-in that is not async, so Django does not know.
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
         run = functools.partial(dispatch, view, *args, **kwargs)
-        return _dispatched(view, args[0], policy, left_out, run)
+        return _dispatched(view, _request_among(args, kwargs), policy, left_out, run)
 
     own(protected)
     if iscoroutinefunction(dispatch):
@@ -359,10 +365,9 @@ def _once(function: Any) -> Any:
 
     @functools.wraps(function)
     def once(*args: Any, **kwargs: Any) -> Any:
-        instance, request = args[0], args[0]
-        if hasattr(instance, "_idempotency_serve"):
-            request = args[1]
-        else:  # the function of an @api_view
+        request: Any = _request_among(args, kwargs)
+        instance: Any = args[0] if args else None
+        if not hasattr(instance, "_idempotency_serve"):  # the function of an @api_view
             instance = request.parser_context["view"]
         instance._idempotency_reached = True
         run = functools.partial(function, *args, **kwargs)

@@ -142,7 +142,7 @@ async def async_order(request: HttpRequest) -> HttpResponseBase:
     except (ValueError, ValidationError) as error:
         return _refusal(error)
     await Faults(request).asleep()
-    if request.idempotency is None:  # the client sent no key
+    if not request.idempotency:  # the client sent no key
         receipt = await sync_to_async(make)(request, Kind.ASYNC, asked)
     else:
         receipt = await request.idempotency.astep("order", make, request, Kind.ASYNC, asked)
