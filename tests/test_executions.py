@@ -25,7 +25,15 @@ from django.utils import timezone
 
 from idempotency_django import engine
 from idempotency_django.decorators import idempotent
-from idempotency_django.engine import Executed, InProgress, Mismatched, Outcome, Replayed, Result
+from idempotency_django.engine import (
+    Executed,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    Result,
+    steps,
+)
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
@@ -690,6 +698,32 @@ class TestChangedSteps:
             with pytest.raises(ValueError, match="two steps with the name 'a'"):
                 attempt(store, operation, handler)
         assert calls == [1]
+
+    def test_too_many(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """More steps than can be stored are refused before the first of them runs."""
+        monkeypatch.setattr(steps, "MOST", 2)
+        operation, calls = leased(), []
+
+        def handler(execution: ExecutionContext) -> None:
+            for name in "abc":
+                execution.step(name, calls.append, name)
+
+        for _ in range(2):
+            with pytest.raises(ValueError, match="at most 2 steps, and 'c' would be one more"):
+                attempt(store, operation, handler)
+        assert calls == ["a", "b"]
+
+    def test_as_many_as_can_be_stored(self, store: Store) -> None:
+        """The last position that is allowed can be stored, on every database."""
+        operation = leased()
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        last = Step(position=steps.MOST - 1, name="last", attempt=1, result="1")
+        with store.durable("The last step"):
+            assert store.save_step(claim, last)
+        assert [step.position for step in store.steps(claim)] == [steps.MOST - 1]
+        field = IdempotencyStep._meta.get_field("position")
+        assert field.get_internal_type() == "PositiveSmallIntegerField"
 
     def test_impossible_names(self, store: Store) -> None:
         """A name is a text of 1-100 characters."""

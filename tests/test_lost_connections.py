@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.views import APIView
 
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import MessageParked, StoreUnavailable
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.outcomes import Duplicate, Failed, Handled
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.stores import stores
+from idempotency_django.testing import eventually, in_threads
 from tests.models import Effect
-from tests.support import cut_connection, effects
+from tests.support import assert_problem, cut_connection, effects, new_key, post, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -141,3 +150,72 @@ def test_unreachable(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
 
 def _nothing() -> None:
     pass
+
+
+def idle(request: HttpRequest) -> HttpResponse:
+    """Waits in its transaction for longer than the server allows, and may then go on."""
+    Effect.objects.create(reference="idle")
+    with connection.cursor() as cursor:
+        cursor.execute("SET idle_in_transaction_session_timeout = '10ms'")
+        cursor.execute("SELECT pg_backend_pid()")
+        [number] = cursor.fetchone()
+
+    def is_gone() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [number])
+            return bool(cursor.fetchone() == (0,))
+
+    in_threads([lambda: eventually(is_gone)])
+    if b"goes on" in request.body:
+        Effect.objects.create(reference="idle")
+    return HttpResponse(status=201)
+
+
+class Idle(IdempotentViewMixin, APIView):
+    """The same, of REST framework."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> HttpResponse:
+        return idle(request._request)
+
+
+urlpatterns = [
+    path("idle/", idempotent(idle)),
+    path("idle-drf/", Idle.as_view()),
+]
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the timeout is PostgreSQL's")
+@pytest.mark.urls(__name__)
+@pytest.mark.parametrize("url", ["/idle/", "/idle-drf/"])
+@pytest.mark.parametrize("reference", ["ends", "goes on"])
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("combine", [True, False])
+def test_idle_in_transaction(
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    url: str,
+    reference: str,
+    atomic: bool,
+    combine: bool,
+) -> None:
+    """A transaction that the server ends because it was idle is 503, and nothing of it is there."""
+    if reference == "goes on" and not hasattr(connection.Database, "ClientCursor"):
+        pytest.skip("TO A VIEW'S OWN STATEMENT PSYCOPG2 SAYS ONLY THAT THE CONNECTION IS LOST")
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
+    monkeypatch.setattr(stores["default"], "combine_statements", combine)
+    stores["default"].__dict__.pop("_dialect", None)
+    try:
+        key = new_key()
+        for attempt in (1, 2):
+            response = post(client, url, key, reference)
+            problem = assert_problem(response, 503, "store-unavailable")
+            assert int(response["Retry-After"]) > 0
+            assert "nothing of it is committed" in problem["detail"]
+            assert effects("idle") == 0
+            connection.close()
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+    finally:
+        stores["default"].__dict__.pop("_dialect", None)

@@ -57,6 +57,11 @@ async def asynchronous(request: Any) -> HttpResponse:
     return HttpResponse(str(bool(request.idempotency)), status=201)
 
 
+def nested(request: HttpRequest) -> HttpResponse:
+    """Calls another protected view."""
+    return idempotent(leased)(request)  # type: ignore[no-any-return]
+
+
 class DRF(IdempotentViewMixin, APIView):
     authentication_classes: ClassVar[list[Any]] = []
     idempotency_policy = Policy(mode="leased")
@@ -75,7 +80,7 @@ urlpatterns = [
     path("drf/", DRF.as_view()),
     path("async/", idempotent(asynchronous)),
     path("transactional/", transactional),
-    path("twice/", idempotent(mode="leased")(lambda request: idempotent(leased)(request))),
+    path("twice/", idempotent(mode="leased")(nested)),
 ]
 
 VIEWS = ["/leased/", "/drf/", "/async/"]

@@ -18,6 +18,7 @@ from ..stores import Store
 from .failures import raised_as, stored_as
 
 LONGEST_NAME: Final = 100  # characters of a step's name
+MOST: Final = 32_768  # steps of one operation, whose positions are stored in two bytes
 
 _DONE: Final = (
     "What the earlier attempt and this one have done so far stays done. An operator must settle "
@@ -64,7 +65,8 @@ class Steps:
 
         Raises:
             StepsChanged: another step is stored there, or this one elsewhere.
-            ValueError: this attempt has completed a step with this name already, or is at it.
+            ValueError: this attempt has completed a step with this name already, or is at it; or
+                there are too many steps.
         """
         again = self._reached.get(name)  # after a failure that the handler dealt with itself
         done = self._stored.get(again) if again is not None else None
@@ -75,6 +77,11 @@ class Steps:
                 f"This operation has two steps with the name {name!r}. Give each its own name."
             )
         position = len(self._reached) if again is None else again
+        if position >= MOST:
+            raise ValueError(
+                f"An operation has at most {MOST} steps, and {name!r} would be one more. Do "
+                "more in each step, or divide the work into several operations."
+            )
         stored = self._stored.get(position)
         if stored is not None and stored.name != name:
             raise StepsChanged(

@@ -191,6 +191,9 @@ class Run:
         return result.response
 
     def _explained(self, error: Exception) -> Result:
+        if self.store.has_ended(error):
+            ended = StoreUnavailable()
+            ended.__cause__, error = error, ended
         self._error = explained(error, self.operation.name, self.store.using)
         return failure(self._error)
 

@@ -94,6 +94,10 @@ class WithoutTransactions:
         """Whether an error at COMMIT says that others were in the way, so that it rolled back."""
         return False
 
+    def has_ended(self, error: BaseException) -> bool:
+        """Whether an error says that the server ended the transaction, because it took too long."""
+        return False
+
     def on_commit(self, function: Callable[[], object]) -> None:
         """Call the function once what was written is committed; never if it rolls back."""
         function()

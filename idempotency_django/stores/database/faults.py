@@ -23,7 +23,8 @@ def translated(dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = Fa
     """
     if dialect.is_missing(error):
         return ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using))
-    lost = isinstance(error, OperationalError | InterfaceError)
+    rolled_back = rolled_back or dialect.has_ended(error)
+    lost = isinstance(error, OperationalError | InterfaceError) or dialect.has_ended(error)
     if lost and dialect.is_busy(error):
         return OperationInProgress()
     refused = isinstance(error, InternalError) and dialect.is_read_only(error)

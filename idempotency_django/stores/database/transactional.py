@@ -122,7 +122,8 @@ class OwnTransaction:
             return fault
         if self.whole and self.dialect.is_busy(fault):
             return OperationInProgress(REFUSED_MESSAGE)
-        if self._messages is not None and self._messages.stopped_before_commit:
+        stopped = self._messages is not None and self._messages.stopped_before_commit
+        if stopped or self.dialect.has_ended(fault):
             return translated(self.dialect, fault, rolled_back=True)
         unsure = isinstance(fault, OperationalError | InterfaceError)
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
@@ -182,6 +183,9 @@ class TransactionalStore(Store):
 
     def is_busy(self, error: BaseException) -> bool:
         return self._dialect.is_busy(error)
+
+    def has_ended(self, error: BaseException) -> bool:
+        return self._dialect.has_ended(error)
 
     def on_commit(self, function: Callable[[], object]) -> None:
         transaction.on_commit(function, using=self.using, robust=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
 
+from django.db import Error as DatabaseFault
 from django.db import connections
 from django.db.models import QuerySet
 
@@ -48,6 +49,8 @@ class Dialect(ABC):
     """Those that say that a table or a column does not exist."""
     gone: ClassVar[frozenset[object]] = frozenset()
     """Those that say that a function of ours is no longer there."""
+    ended: ClassVar[frozenset[object]] = frozenset()
+    """Those that say that the server has ended the transaction, because it took too long."""
     ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
     """Matches the beginning of a statement that ends the transaction that it is executed in."""
     aside: ClassVar[str] = ""
@@ -220,6 +223,10 @@ class Dialect(ABC):
     def is_gone(self, error: BaseException) -> bool:
         """Whether a database error says that a function of ours is no longer there."""
         return self.code(error.__cause__) in self.gone
+
+    def has_ended(self, error: BaseException) -> bool:
+        """Whether a database error says that the server ended the transaction as too long."""
+        return isinstance(error, DatabaseFault) and self.code(error.__cause__) in self.ended
 
     @abstractmethod
     def code(self, error: BaseException | None) -> object:

@@ -44,6 +44,8 @@ class PostgreSQL(Batching):
     busy = frozenset({"55P03", "40001", "40P01"})
     read_only = frozenset({"25006"})  # read_only_sql_transaction
     missing = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
+    # idle_in_transaction_session_timeout, transaction_timeout
+    ended = frozenset({"25P03", "25P04"})
     gone = frozenset({"42883"})  # undefined_function
     ends = Dialect.ends + r"|ABORT|PREPARE\s+TRANSACTION"
     aside = (
