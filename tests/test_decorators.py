@@ -385,7 +385,7 @@ class TestRequestByName:
         lambda request: plain(request=request),
         lambda request: OnHandlerDirectly().post(request=request),
         lambda request: OnHandler().post(request=request),
-        lambda request: CallsByName.as_view()(request),
+        CallsByName.as_view(),
         lambda request: async_to_sync(idempotent(acreate))(request=request),
     )
 
