@@ -20,6 +20,9 @@ VERSION: Final = "1.0"
 STRUCTURED: Final = "application/cloudevents+json"
 """The media type of an event whose attributes and data are one JSON object."""
 
+MAX_NESTING: Final = 100
+"""How many lists and objects within one another the data of an event may have, in and out."""
+
 _ENVELOPE: Final = "application/cloudevents"
 _PREFIX: Final = "ce-"
 _SENT_AS_THEY_ARE: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
@@ -159,9 +162,34 @@ def _known(members: dict[str, Any]) -> dict[str, Any]:
 def _loaded(text: str | bytes, what: str) -> Any:
     try:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        return _loads(decoded)
+        loaded = _loads(decoded)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON in UTF-8: {error}.") from None
+    refuse_deep(what, decoded, loaded, MAX_NESTING + 1)  # the envelope may be one of them
+    return loaded
+
+
+def refuse_deep(what: str, text: str, value: Any, at_most: int = MAX_NESTING) -> None:
+    """Raise ``ValueError`` if there are too many lists and objects within one another.
+
+    Args:
+        what: what it is, for the error.
+        text: the value as JSON.
+        value: the value.
+        at_most: how many there may be.
+    """
+    if text.count("[") + text.count("{") <= at_most:
+        return
+    within = [value]
+    for _ in range(at_most):
+        parts = (each.values() if isinstance(each, dict) else each for each in within)
+        within = [each for part in parts for each in part if isinstance(each, dict | list | tuple)]
+        if not within:
+            return
+    raise ValueError(
+        f"{what} has more than {at_most} lists and objects within one another, which is the "
+        "most that a message may have."
+    )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

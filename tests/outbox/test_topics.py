@@ -10,9 +10,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
+from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox.batches import outgoing
 from idempotency_django.messaging.outbox.checks import check_outbox
 from idempotency_django.messaging.outbox.topics import topic
+from idempotency_django.messaging.transports.incoming import Incoming, event_of
+from idempotency_django.messaging.transports.options import Chosen
 
 LOCAL = "idempotency_django.messaging.outbox.publishers.local.LocalPublisher"
 BROKER = "tests.outbox.conftest.Broker"
@@ -85,6 +89,43 @@ def test_timeout_beyond_the_lease(timeout: int, found: list[str]) -> None:
     assert ids(OUTBOX={"orders": topic}) == found
 
 
+def nested(levels: int) -> Any:
+    """As many lists and dicts within one another."""
+    value: Any = {"a": []}
+    for _ in range(levels - 2):
+        value = [value]
+    return value
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"data": nested(100)},
+        {"data": [[number, {}] for number in range(100)]},
+        {"data": "x" * (4 * 2**20 - 2)},
+        {"data": b"x" * 3 * 2**20},
+        {"data": 1, "headers": {"h": "x" * (2**15 - 1)}},
+    ],
+    ids=["nesting", "side by side", "text", "bytes", "headers"],
+)
+def test_the_largest(arguments: dict[str, Any]) -> None:
+    """What is as large as may be is published, and an event of it can be read."""
+    configured = override_settings(IDEMPOTENCY={"OUTBOX": {"orders": BROKER}})
+    with configured, transaction.atomic():
+        publish("orders", **{"type": "n", **arguments})
+    message = outgoing(OutboxMessage.objects.get())
+    event = message.event("/orders")
+    headers, content_type, body = event.to_binary("ce_")
+    sent = [*message.headers.items(), *headers.items(), ("content-type", content_type)]
+    for carried in (
+        Incoming("place", body, sent, redelivered=False, native=None),
+        Incoming("place", event.to_json().encode(), [], redelivered=False, native=None),
+    ):
+        carried.refuse_large(Chosen().max_body_bytes)
+        assert event_of(carried).data == event.data
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
@@ -92,6 +133,10 @@ def test_timeout_beyond_the_lease(timeout: int, found: list[str]) -> None:
         ({"topic": "order"}, ImproperlyConfigured, "Did you mean 'orders'"),
         ({"data": object()}, TypeError, "is not JSON"),
         ({"data": float("nan")}, TypeError, "is not JSON"),
+        ({"data": nested(101)}, ValueError, "more than 100 lists and objects"),
+        ({"data": "x" * (4 * 2**20 - 1)}, ValueError, "Store it elsewhere"),
+        ({"data": b"x" * (3 * 2**20 + 1)}, ValueError, "Store it elsewhere"),
+        ({"headers": {"h": "x" * 2**15}}, ValueError, "Put them into the data"),
         ({"group": "é"}, ValueError, "printable ASCII"),
         ({"group": "g" * 151}, ValueError, "up to 150"),
         ({"dedup_id": 17}, TypeError, "is not a text"),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import amqp
 import boto3
 import confluent_kafka
 import kombu
@@ -177,26 +178,20 @@ class Kafka(Broker):
 
 
 class RabbitMQ(Broker):
-    """A quorum queue, and the queue to which it gives what it is told to reject."""
+    """A quorum queue, which drops what it is told to reject, and a queue of dead letters."""
 
     transport = "rabbitmq"
 
     def __init__(self, server: Server, url: str = "") -> None:
         self.place = uuid.uuid4().hex
+        self.dead_letter = f"{self.place}-dead"
         self.url = url or server.url
         self.quick = {"pause": 0.2, "heartbeat": 4}
         self._connection = kombu.Connection(server.url)
         channel = self._connection.channel()
-        self._dead = kombu.Queue(f"{self.place}-dead")(channel)
+        self._dead = kombu.Queue(self.dead_letter)(channel)
         self._dead.declare()
-        self._queue = kombu.Queue(
-            self.place,
-            queue_arguments={
-                "x-queue-type": "quorum",
-                "x-dead-letter-exchange": "",
-                "x-dead-letter-routing-key": self._dead.name,
-            },
-        )(channel)
+        self._queue = kombu.Queue(self.place, queue_arguments={"x-queue-type": "quorum"})(channel)
         self._queue.declare()
         self._producer = kombu.Producer(channel, routing_key=self.place)
 
@@ -219,12 +214,36 @@ class RabbitMQ(Broker):
         )
         self._there()
 
+    def publish_raw(
+        self, body: bytes, headers: Mapping[str, Any], content_type: str, **properties: Any
+    ) -> None:
+        """Publish a message with these headers and properties."""
+        self._producer.publish(
+            body,
+            headers={**headers},
+            content_type=content_type,
+            content_encoding="binary",
+            **properties,
+        )
+        self._there()
+
+    def publish_frames(self, properties: bytes, body: bytes) -> None:
+        """Publish a message with properties of these bytes, which no client would send."""
+        channel: Any = self._producer.channel
+        message = amqp.Message(body)
+        message._serialize_properties = lambda: properties  # type: ignore[attr-defined]
+        channel.basic_publish(message, exchange="", routing_key=self.place)
+        self._there()
+
     def left(self) -> int:
         return len([*iter(lambda: self._queue.get(no_ack=True), None)])
 
     def dead(self) -> list[bytes]:
-        messages = iter(lambda: self._dead.get(no_ack=True), None)
-        return [bytes(message.body) for message in messages]
+        return [bytes(message.body) for message in self.dead_messages()]
+
+    def dead_messages(self) -> list[Any]:
+        """The messages in the queue of dead letters, with their headers."""
+        return [*iter(lambda: self._dead.get(no_ack=True), None)]
 
     def run(self, consumer: Consumer, **options: Any) -> None:
         rabbitmq.run(consumer, self.place, url=self.url, **options)
@@ -237,9 +256,10 @@ class RabbitMQ(Broker):
     def _there(self) -> None:
         self.ready()  # answered after what was published
 
-    def ready(self) -> int:
+    def ready(self, queue: str = "") -> int:
         """How many messages nobody has been given yet."""
-        return int(self._queue.queue_declare(passive=True).message_count)
+        asked = self._dead if queue == self.dead_letter else self._queue
+        return int(asked.queue_declare(passive=True).message_count)
 
 
 class SQS(Broker):
@@ -247,16 +267,16 @@ class SQS(Broker):
 
     transport = "sqs"
 
-    def __init__(self, server: Server, **attributes: str) -> None:
+    def __init__(self, server: Server, *, redrive: bool = True, **attributes: str) -> None:
         name = uuid.uuid4().hex
         self.client_options = client_options(server)
         self.client = boto3.client("sqs", **self.client_options)
         self._dead = make_queue(server, f"{name}-dead")
-        redrive = {
-            "deadLetterTargetArn": self._attributes(self._dead)["QueueArn"],
-            "maxReceiveCount": "2",
-        }
-        self.place = make_queue(server, name, RedrivePolicy=json.dumps(redrive), **attributes)
+        if redrive:
+            target = self._attributes(self._dead)["QueueArn"]
+            policy = {"deadLetterTargetArn": target, "maxReceiveCount": "2"}
+            attributes["RedrivePolicy"] = json.dumps(policy)
+        self.place = make_queue(server, name, **attributes)
         self.quick = {"pause": 0.2, "wait": 1, "visibility": 3}
 
     def publish(self, *events: Event | bytes) -> None:

@@ -51,6 +51,9 @@ class Memory(Transport):
     def open(self) -> None:
         self.note("open")
 
+    def refuse_loss(self) -> None:
+        """It keeps everything."""
+
     def fetch(self, limit: int) -> list[Incoming]:
         if not self.waiting:
             self.stop.set()

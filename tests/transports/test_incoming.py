@@ -74,6 +74,13 @@ def test_no_event(headers: list[tuple[str, Any]], body: bytes, text: str) -> Non
         event_of(incoming(headers, body))
 
 
+@pytest.mark.parametrize("headers", [[("a", "x" * 2**16)], [("a" * 2**15, b"x" * 2**15)] * 2])
+def test_large_headers(headers: list[tuple[str, Any]]) -> None:
+    """A message whose headers are too large is refused."""
+    with pytest.raises(ValueError, match="more than 65536"):
+        incoming(headers).refuse_large(1)
+
+
 @given(st.lists(st.tuples(st.text(), st.one_of(st.binary(), st.text(), st.none()))), st.binary())
 def test_anything(headers: list[tuple[str, Any]], body: bytes) -> None:
     """Whatever comes, it is an event or a ValueError; and its headers can be kept as texts."""

@@ -13,6 +13,14 @@ from ...policy import keys
 LONGEST: Final = timedelta(days=3660)
 """The longest delay and window."""
 
+MAX_PAYLOAD: Final = 4 * 1024 * 1024
+"""How many characters the data of a message may have, as JSON or Base64: a transport takes 5 MiB,
+and the envelope needs some."""
+
+MAX_HEADERS: Final = 32 * 1024
+"""How many characters the names and values of its headers may have: a transport takes 64 KiB, and
+the envelope needs some."""
+
 _TYPE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
 _GROUP: Final = re.compile(r"[!-~]([ -~]{0,148}[!-~])?", re.ASCII)
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)  # RFC 9110's token
@@ -81,6 +89,29 @@ def refuse_unfit(
                 f"A message cannot have {name}={duration!r}. Pass a timedelta from 0 to "
                 f"{LONGEST.days} days."
             )
+
+
+def refuse_large(payload: str, headers: Mapping[str, str]) -> None:
+    """Refuse what the transports of the other side would set aside.
+
+    Args:
+        payload: the data, as it is stored.
+        headers: the headers.
+
+    Raises:
+        ValueError: it is too large.
+    """
+    if len(payload) > MAX_PAYLOAD:
+        raise ValueError(
+            f"The data of the message has {len(payload):,} characters; {MAX_PAYLOAD:,} is the most "
+            "that can be published. Store it elsewhere, and publish where it is."
+        )
+    size = sum(len(name) + len(value) for name, value in headers.items())
+    if size > MAX_HEADERS:
+        raise ValueError(
+            f"The headers of the message have {size:,} characters; {MAX_HEADERS:,} is the most "
+            "that can be published. Put them into the data."
+        )
 
 
 def _is(value: Any, pattern: re.Pattern[str]) -> bool:

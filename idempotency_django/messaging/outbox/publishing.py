@@ -20,8 +20,9 @@ from ...engine.context import current_execution
 from ...models import DatabaseNow
 from ...policy.canonical import canonical, digest
 from ..databases import database
+from ..envelopes import refuse_deep
 from ..models import OutboxMessage
-from .arguments import as_json, refuse_unfit
+from .arguments import as_json, refuse_large, refuse_unfit
 from .identity import next_id, published_by, uuid7
 from .topics import topic
 from .waking import wake_relays
@@ -84,7 +85,8 @@ def publish(
 
     Args:
         topic: a topic of ``IDEMPOTENCY["OUTBOX"]``.
-        data: what JSON can say and gives back as it was, or bytes.
+        data: what JSON can say and gives back as it was, or bytes: up to 4 MiB, as JSON or Base64,
+            and up to 100 lists and dicts within one another.
         type: what happened, such as ``"order.paid"``.
         group: messages of one topic and group are sent in the order of their commits, one at a
             time; up to 150 printable ASCII characters. ``None``: sent in no particular order. The
@@ -93,7 +95,7 @@ def publish(
             it is an error to publish another type, group or data under it.
             :data:`CONTENT`: the id is made of type, group and data, as if it were omitted.
         window: how long; by default five minutes if there is a ``dedup_id``.
-        headers: texts for the broker, beside the data.
+        headers: texts for the broker, beside the data; up to 32 KiB.
         message_id: an id of your own, up to 255 visible ASCII characters; the message is dropped if
             the topic still has it, and refused if another message has the id.
         delay: send it only after this time. A group waits for it.
@@ -167,6 +169,7 @@ def _row(message: Message) -> OutboxMessage:
     refuse_unfit(message.type, group, message.headers, message.message_id, durations)
     known, execution = topic(message.topic), current_execution()
     payload, is_base64 = _payload(message)
+    refuse_large(payload, message.headers)
     dedup, window = _dedup(message, payload)
     return OutboxMessage(
         message_id=message.message_id or "",
@@ -189,12 +192,14 @@ def _payload(message: Message) -> tuple[str, bool]:
     if isinstance(message.data, bytes):
         return base64.b64encode(message.data).decode(), True
     try:
-        return as_json(message.data), False
+        payload = as_json(message.data)
     except ValueError as error:
         raise TypeError(
             f"The data of the message {message.type!r} is not JSON: {error}. Publish texts, "
             "numbers, lists and dicts whose keys are texts, or bytes."
         ) from error
+    refuse_deep(f"The data of the message {message.type!r}", payload, message.data)
+    return payload, False
 
 
 def _dedup(message: Message, payload: str) -> tuple[str | None, timedelta | None]:

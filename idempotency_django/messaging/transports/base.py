@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from .incoming import Incoming
+
+NO_DEAD_LETTERS: Final = (
+    "There is no place for messages that cannot be handled, so they would be lost. Name a {} for "
+    "them by dead_letter=, or add 'idempotency_django.messaging' to INSTALLED_APPS, which keeps "
+    "them in the database."
+)
 
 
 class Transport(ABC):
@@ -27,6 +33,16 @@ class Transport(ABC):
 
         Raises:
             ImproperlyConfigured: there is nothing to read from, and no waiting will help.
+        """
+
+    @abstractmethod
+    def refuse_loss(self) -> None:
+        """Make sure that the broker keeps what :meth:`reject` is called with.
+
+        The loop calls it after :meth:`open`, where no table keeps such messages.
+
+        Raises:
+            ImproperlyConfigured: it would lose them.
         """
 
     @abstractmethod
@@ -53,8 +69,7 @@ class Transport(ABC):
     def reject(self, message: Incoming, error: Exception) -> None:
         """Have the broker keep this message with those that could not be handled.
 
-        Raises:
-            ImproperlyConfigured: it has no place for them.
+        It is not acknowledged before the broker has it there.
         """
 
     @abstractmethod

@@ -17,6 +17,9 @@ from urllib.parse import quote
 from .. import envelopes
 from ..events import Event
 
+MAX_HEADERS: Final = 64 * 1024
+"""How many characters the names and values of a message's headers may have."""
+
 _ATTRIBUTE: Final = re.compile(r"(?:ce[_-]|cloudevents[:_])(.+)", re.IGNORECASE)
 _ENVELOPE: Final = "application/cloudevents"
 _CONTENT_TYPES: Final = frozenset({"content-type", "content_type", "contenttype"})
@@ -45,10 +48,27 @@ class Incoming:
     @property
     def texts(self) -> list[tuple[str, str]]:
         """The headers as texts, whatever is in them."""
-        return [
-            (name, value.decode(errors="replace") if isinstance(value, bytes) else str(value))
-            for name, value in self.headers
-        ]
+        return [(name, as_text(value)) for name, value in self.headers]
+
+    def refuse_large(self, max_body_bytes: int) -> None:
+        """Raise ``ValueError`` if the body or the headers are too large to be read."""
+        if len(self.body) > max_body_bytes:
+            raise ValueError(
+                f"The body has {len(self.body)} bytes, which is more than {max_body_bytes} "
+                "(max_body_bytes)."
+            )
+        if (size := sum(len(name) + len(text) for name, text in self.texts)) > MAX_HEADERS:
+            raise ValueError(
+                f"The headers have {size} characters, which is more than {MAX_HEADERS}."
+            )
+
+
+def as_text(value: Any) -> str:
+    """A header's value as a text, whatever it is."""
+    try:
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    except RecursionError:
+        return "nested too deeply to be shown"
 
 
 def event_of(message: Incoming) -> Event:
@@ -84,4 +104,4 @@ def _text(name: str, value: Any) -> str:
             raise ValueError(f"The header {name} is not text in UTF-8.") from None
     if isinstance(value, datetime):
         return envelopes.write_time(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else as_text(value)

@@ -12,7 +12,8 @@ from confluent_kafka import KafkaException, Message, Producer, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
 from ..consumers import Consumer
-from .base import Transport
+from ..reasons import reason
+from .base import NO_DEAD_LETTERS, Transport
 from .incoming import Incoming
 from .options import Chosen, Options
 from .partitions import Partition
@@ -43,12 +44,12 @@ def run(
         consumer: the consumer; its name is the ``group.id``, unless the configuration has one.
         topics: the topics.
         config: the configuration of librdkafka, with at least ``bootstrap.servers``.
-        dead_letter: the topic for messages that cannot be handled, where
+        dead_letter: the topic for messages that cannot be handled; required where
             ``idempotency_django.messaging`` is not installed to keep them.
         options: see :class:`~idempotency_django.messaging.transports.options.Options`.
 
     Raises:
-        ImproperlyConfigured: an option cannot be used, or there is no place for a message that
+        ImproperlyConfigured: an option cannot be used, or there is no place for messages that
             cannot be handled.
         UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
     """
@@ -136,15 +137,12 @@ class Kafka(Transport):
         self._pause([TopicPartition(*place)])
         self._open.seek(TopicPartition(*place, partition.following or 0))
 
-    def reject(self, message: Incoming, error: Exception) -> None:
+    def refuse_loss(self) -> None:
         if self._dead_letter is None:
-            raise ImproperlyConfigured(
-                f"The message at {message.place} cannot be handled: {error} Kafka has no place for "
-                "such messages, so the consumer has stopped at it. Add "
-                "'idempotency_django.messaging' to INSTALLED_APPS to keep them in the database, or "
-                "name a topic by dead_letter=."
-            ) from error
-        self._produce(self._dead_letter, message, error)
+            raise ImproperlyConfigured(NO_DEAD_LETTERS.format("topic"))
+
+    def reject(self, message: Incoming, error: Exception) -> None:
+        self._produce(str(self._dead_letter), message, error)
         self.acknowledge([message])
 
     def release(self, messages: Sequence[Incoming]) -> None:
@@ -225,7 +223,7 @@ class Kafka(Transport):
     def _produce(self, topic: str, message: Incoming, error: Exception) -> None:
         """Send it to a topic, and return when Kafka has it."""
         problems: list[Any] = []
-        told = {"dead-letter-reason": f"{type(error).__name__}: {error}".encode()}
+        told = {"dead-letter-reason": reason(error).encode()}
         ours = {"bootstrap.servers", "security.protocol"}
         config = {
             name: value

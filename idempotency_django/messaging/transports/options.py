@@ -30,6 +30,8 @@ class Options(TypedDict, total=False):
             CloudEvent.
         sender: says who sent the message of the broker's client library, as the broker has
             authenticated them; for a federated consumer.
+        max_body_bytes: how large the body of a message may be, inflated (default: 5 MiB). A larger
+            one is set aside unread.
         unknown: what to do with an event for which the consumer has no handler: ``"park"``
             (default), ``"ignore"``: acknowledge it, or ``"stop"``: end with an error, and leave it.
         pause: seconds before a message that failed is delivered again, doubled at each failure
@@ -44,6 +46,7 @@ class Options(TypedDict, total=False):
     batch: int
     event: Callable[[Any], Event | None] | None
     sender: Callable[[Any], str] | None
+    max_body_bytes: int
     unknown: Unknown
     pause: float
     longest_pause: float
@@ -59,6 +62,7 @@ class Chosen:
     batch: int = 1
     event: Callable[[Any], Event | None] | None = None
     sender: Callable[[Any], str] | None = None
+    max_body_bytes: int = 5 * 1024 * 1024
     unknown: Unknown = "park"
     pause: float = 1.0
     longest_pause: float = 60.0
@@ -67,8 +71,10 @@ class Chosen:
     stop: threading.Event | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.batch, int) and self.batch >= 1):
-            raise ImproperlyConfigured(f"batch is {self.batch!r}; make it 1 or more.")
+        for name in ("batch", "max_body_bytes"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= 1):
+                raise ImproperlyConfigured(f"{name} is {value!r}; make it 1 or more.")
         if self.unknown not in get_args(Unknown):
             raise ImproperlyConfigured(
                 f"unknown is {self.unknown!r}; make it one of {', '.join(get_args(Unknown))}."

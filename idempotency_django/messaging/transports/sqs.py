@@ -117,6 +117,18 @@ class SQS(Transport):
     def postpone(self, message: Incoming, seconds: float) -> None:
         self._set_visibility([message], min(_LONGEST, max(1, round(seconds))))
 
+    def refuse_loss(self) -> None:
+        answer = self._client.get_queue_attributes(
+            QueueUrl=self._url, AttributeNames=["RedrivePolicy"]
+        )
+        if "RedrivePolicy" not in answer.get("Attributes", {}):
+            raise ImproperlyConfigured(
+                f"The queue {self._url} has no redrive policy, so a message that cannot be handled "
+                "would come again until SQS deletes it. Give the queue a redrive policy with a "
+                "dead-letter queue, or add 'idempotency_django.messaging' to INSTALLED_APPS, which "
+                "keeps such messages in the database."
+            )
+
     def reject(self, message: Incoming, error: Exception) -> None:
         """Leave it to the queue's redrive policy, which counts how often it was received."""
         self._set_visibility([message], self._visibility)
