@@ -677,10 +677,10 @@ class TestBatches:
         def quit_at_three(event: Event, execution: ExecutionContext) -> None:
             Effect.objects.create(reference="a")
             if event.id == "3":
-                raise SystemExit
+                raise KeyboardInterrupt
 
         billing = consumer("billing", quit_at_three)
-        with pytest.raises(SystemExit):
+        with pytest.raises(KeyboardInterrupt):
             billing.handle_many([paid(f"{number}") for number in range(5)])
         assert effects() == 0
         assert IdempotencyKey.objects.count() == 0

@@ -74,6 +74,11 @@ class ExecutionContext:
         return self._claim.attempt
 
     @property
+    def interrupted(self) -> bool:
+        """Whether the attempt before this one was interrupted: its process has ended within it."""
+        return self._claim.interrupted
+
+    @property
     def reference(self) -> str:
         """What names its record in the ``caused_by`` of other operations."""
         return reference(self.key, self.scope)

@@ -12,8 +12,8 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import UnknownEventType
-from ..planning import plan_call
-from ..policy import UNSET, Policy, keys, scopes
+from ..planning import lease_of, plan_call
+from ..policy import UNSET, Policy, keys
 from ..policy.canonical import canonical, content_digest
 from ..stores import stores
 from .batching import alone, together
@@ -198,11 +198,23 @@ class Consumer:
         outcomes = iter((alone if redelivered else together)(handlings))
         return [each if isinstance(each, Failed) else next(outcomes) for each in planned]
 
+    def refuse_unready(self) -> None:
+        """Refuse to begin, where :meth:`handle` could not handle events of each of its types.
+
+        Raises:
+            ImproperlyConfigured: a handler is async, or the policy needs what its store or mode
+                cannot promise.
+        """
+        for kind, handler in self._handlers.items():
+            self._refuse_async(kind, handler)
+        policy = self._policy.resolved()
+        lease_of(policy, stores[policy.store])
+
     def record_of(self, event: Event, *, sender: str = "") -> RecordOf:
         """Where the record of the event is, or would be; ``ValueError``: the sender is missing."""
         scope = scope_of(self.name, event.source, sender, federated=self.federated)
         store = stores[self._policy.resolved().store]
-        return RecordOf(store, keys.fit(event.id), scopes.fit(scope))
+        return RecordOf.named(store, keys.fit(event.id), scope, _content(event))
 
     def _planned(self, event: Event, sender: str) -> Handling | Failed:
         try:
@@ -212,17 +224,14 @@ class Consumer:
 
     def _handling(self, event: Event, sender: str, *, asynchronous: bool = False) -> Handling:
         handler = self._handler(event)
-        if iscoroutinefunction(handler) and not asynchronous:
-            raise ImproperlyConfigured(
-                f"The handler of {event.type!r} in the consumer {self.name!r} is async. Call "
-                "ahandle(), or make it a plain function."
-            )
+        if not asynchronous:
+            self._refuse_async(event.type, handler)
         plan = plan_call(
             self._policy.resolved(),
             key=keys.fit(event.id),
             scope=scope_of(self.name, event.source, sender, federated=self.federated),
             name=f"{self.name} {event.type}",
-            content=content_digest(canonical((event.type, event.subject, event.data))),
+            content=_content(event),
             method=METHOD,
             asynchronous=asynchronous,
             max_attempts=self.max_attempts,
@@ -231,6 +240,13 @@ class Consumer:
         if sender:  # for the handler, and for the audit
             plan = replace(plan, operation=replace(plan.operation, principal=sender))
         return Handling(plan, event, handler, self.seen)
+
+    def _refuse_async(self, kind: str, handler: Handler) -> None:
+        if iscoroutinefunction(handler):
+            raise ImproperlyConfigured(
+                f"The handler of {kind!r} in the consumer {self.name!r} is async. Call ahandle(), "
+                "or make it a plain function."
+            )
 
     def _handler(self, event: Event) -> Handler:
         if not isinstance(event, Event):
@@ -247,3 +263,8 @@ class Consumer:
                 "handler with Consumer.on(), and deliver the event again."
             )
         return handler
+
+
+def _content(event: Event) -> str:
+    """The digest of what tells two events apart that have one source and id."""
+    return content_digest(canonical((event.type, event.subject, event.data)))

@@ -48,6 +48,24 @@ def _shared_transaction(store: Store) -> Iterator[bool]:
         yield True
 
 
+@contextmanager
+def without_exits(*others: type[BaseException]) -> Iterator[None]:
+    """Make ``sys.exit()`` in a handler a failure of its message: the process is for others, too.
+
+    Args:
+        others: further exceptions that are no errors.
+    """
+    ends: tuple[type[BaseException], ...] = (SystemExit, *others)
+    try:
+        yield
+    except ends as error:
+        what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
+        raise RuntimeError(
+            f"The handler has ended with {what}, which would end the process that handles the "
+            "other messages, too. Raise an error instead."
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Handling:
     """One event that a consumer is to handle.
@@ -149,10 +167,12 @@ class Handling:
             return Failed(error)
 
     def _execute(self, execution: ExecutionContext) -> engine.Result:
-        return answer_of(self.plan, self.handler(self.event, execution))
+        with without_exits(GeneratorExit):
+            return answer_of(self.plan, self.handler(self.event, execution))
 
     async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
-        return answer_of(self.plan, await self.handler(self.event, execution))
+        with without_exits():
+            return answer_of(self.plan, await self.handler(self.event, execution))
 
     def _told(self, ended: engine.Outcome) -> Handled | Duplicate:
         """What the consumer says of an outcome; raises if that is nothing to acknowledge."""

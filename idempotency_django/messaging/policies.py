@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from django.core.exceptions import ImproperlyConfigured
 
 from ..policy import UNSET, Policy, scopes
+from ..policy.identity import named_fingerprints
 from ..stores import Store
 
 LIFETIME: Final = timedelta(days=30)
@@ -19,11 +20,24 @@ LIFETIME: Final = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class RecordOf:
-    """Where the record of an event or a message is, or would be."""
+    """Where the record of an event or a message is, or would be.
+
+    Attributes:
+        store: its store.
+        key: its key.
+        scope: its scope.
+        fingerprints: those that it may have; with another one, it is another event's.
+    """
 
     store: Store
     key: str
     scope: str
+    fingerprints: Sequence[str]
+
+    @classmethod
+    def named(cls, store: Store, key: str, scope: str, content: str) -> Self:
+        """The record of the operation that is planned with these arguments."""
+        return cls(store, key, scopes.fit(scope), [*named_fingerprints(key, scope, content)])
 
 
 def refuse_types(types: Sequence[str], of: str) -> None:

@@ -153,6 +153,11 @@ def operation(
     )
 
 
+def named_fingerprints(key: str, scope: str, content: str) -> dict[str, str]:
+    """The fingerprints of a :func:`named_operation`; see :func:`~.seals.sealed`."""
+    return sealed(content, framed(content, scope, key))
+
+
 def named_operation(
     policy: Policy,
     *,
@@ -174,7 +179,7 @@ def named_operation(
         method: what stands for the HTTP method in the audit.
         lease: how long a claim on it lives; ``None``: as long as its transaction.
     """
-    aliases = sealed(content, framed(content, scope, key))
+    aliases = named_fingerprints(key, scope, content)
     fingerprint, derivable = next(iter(aliases.items()))
     return _operations(policy)(
         key=key,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.conf import settings
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test import override_settings
 
@@ -20,6 +21,7 @@ from idempotency_django.messaging.outbox import CONTENT, Message, apublish, publ
 from idempotency_django.messaging.outbox import relay as relay_module
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.messaging.outbox.writing import existing, insert
+from idempotency_django.models import IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 
 from .conftest import Broker
@@ -30,11 +32,14 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 first, second = Consumer("first"), Consumer("second")
 handled: list[str] = []
 fails: set[str] = set()
+exits: list[str] = []
 
 
 @first.on("n")
 def handle_first(event: Any, execution: Any) -> None:
-    """What the first consumer does."""
+    """What the first consumer does, unless it exits."""
+    if str(event.data) in exits:
+        sys.exit(3)
     handled.append(f"first {event.data}")
 
 
@@ -51,6 +56,7 @@ def local(using: str) -> Iterator[str]:
     """Both consumers get the topic."""
     handled.clear()
     fails.clear()
+    exits.clear()
     orders = {
         "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
         "OPTIONS": {"consumers": [f"{__name__}.first", f"{__name__}.second"]},
@@ -101,7 +107,7 @@ def test_not_the_messages_fault(
     """That somebody else is handling it, or that the store is away, is no attempt at it."""
     publish_each([1], local)
 
-    def handle(event: Any) -> None:
+    def handle(event: Any, **_: Any) -> None:
         raise error
 
     monkeypatch.setattr(first, "handle", handle)
@@ -115,18 +121,33 @@ def test_not_the_messages_fault(
     assert states(local) == {1: "sent"}
 
 
-def test_exit(local: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler that calls sys.exit() has failed; the relay goes on."""
+def test_exit(local: str) -> None:
+    """A handler that calls sys.exit() has failed, which counts; the relay goes on."""
+    exits.append("1")
     publish_each([1, 2], local)
-
-    def handle(event: Any) -> None:
-        if event.data == 1:
-            sys.exit(3)
-
-    monkeypatch.setattr(first, "handle", handle)
     Relay().drain()
     assert states(local) == {1: "pending", 2: "sent"}
-    assert OutboxMessage.objects.using(local).get(payload="1").attempts == 1
+    message = OutboxMessage.objects.using(local).get(payload="1")
+    assert message.attempts == 1
+    assert "sys.exit(3)" in message.error
+    record = IdempotencyKey.objects.using(local).get(key=message.message_id)
+    assert (record.status, record.attempt) == ("failed", 1)
+
+
+@pytest.mark.parametrize("on_poison", ["block", "skip"])
+def test_parked(local: str, on_poison: str) -> None:
+    """What a consumer has parked is not sent to it again: the topic blocks or skips it."""
+    settings.IDEMPOTENCY["OUTBOX"]["orders"]["ON_POISON"] = on_poison
+    fails.add("1")
+    publish_each([1], local)
+    for _ in range(5):
+        assert states(local) == {1: "pending"}
+        make_due(local)
+        Relay().drain()
+    message = OutboxMessage.objects.using(local).get()
+    assert message.state == {"block": "blocked", "skip": "skipped"}[on_poison]
+    assert "is parked by second n" in message.error
+    assert "ValueError: 1" in message.error
 
 
 def test_bytes(using: str, broker: type[Broker]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.messaging.transports import running
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
 from tests.models import Effect
 
 from .memory import Lost, Memory, message
@@ -420,8 +423,53 @@ def test_connections_are_closed() -> None:
         opened[0].cursor().execute("SELECT 1")
 
 
+class NoText(Exception):
+    """An error whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise TypeError("detail")
+
+
+def leave(event: Event) -> None:
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("mode", ["transactional", "leased"])
+@pytest.mark.parametrize(
+    ("fail", "told"),
+    [
+        (leave, "sys.exit(0)"),
+        (raising(*[ImproperlyConfigured("step() needs a lease")] * 20), "step() needs a lease"),
+        (raising(*[NoText()] * 20), "NoText"),
+        (raising(*[ValueError()] * 20), "ValueError"),
+        (raising(*[StopIteration()] * 20), "StopIteration"),
+        (raising(*[GeneratorExit()] * 20), "GeneratorExit"),
+    ],
+    ids=["exit", "configuration", "no text", "empty text", "StopIteration", "GeneratorExit"],
+)
+def test_whatever_a_handler_raises(
+    fail: Any, told: str, mode: Any, batch: int, redelivered: bool
+) -> None:
+    """Whatever a handler does on one message is that message's failure: it is parked with it after
+    its attempts, and the others are handled.
+    """
+    billing = Billing(max_attempts=2, policy=Policy(mode=mode))
+    billing.fail = lambda event: fail(event) if event.id == "p" else None
+    poison = message(paid("p"), redelivered=redelivered)
+    memory = Memory(message(paid("a")), poison, message(paid("b")), poison, message(paid("c")))
+    memory.run(billing.consumer, batch=batch)
+    assert {*effects()} >= {"a", "b", "c"}
+    row = InboxMessage.objects.get()
+    assert "is parked by" in row.error
+    assert told in row.error
+    record = IdempotencyKey.objects.get(key="p")
+    assert (record.hold, record.attempt) == (True, 2)
+
+
 def test_async_handlers() -> None:
-    """A consumer with async handlers ends the loop at once: no message of it can be handled."""
+    """A consumer with an async handler is refused before the broker is asked for anything."""
     consumer = Consumer("billing")
 
     @consumer.on("order.paid")
@@ -431,7 +479,7 @@ def test_async_handlers() -> None:
     memory = Memory(message(paid("a")))
     with pytest.raises(ImproperlyConfigured, match="async"):
         memory.run(consumer)
-    assert memory.done == ["open", "close"]
+    assert memory.done == []
 
 
 @pytest.mark.parametrize(

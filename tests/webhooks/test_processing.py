@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,12 @@ from django.db import connections
 from django.test import override_settings
 from django.utils import timezone
 
-from idempotency_django.errors import MessageParked, StoreUnavailable, UnknownEventType
+from idempotency_django.errors import (
+    FingerprintMismatch,
+    MessageParked,
+    StoreUnavailable,
+    UnknownEventType,
+)
 from idempotency_django.messaging import parking
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
@@ -448,6 +454,35 @@ def test_parked_by_a_consumer(inbox: Inbox) -> None:
     assert inbox.effects() == ["billing e-1"]
 
 
+@pytest.mark.parametrize("action", [retry, reprocess])
+def test_parked_for_another_event(inbox: Inbox, action: Any) -> None:
+    """What an operator does to an event changes no record of another event that has its id."""
+    first, second = (Event(id="e-1", source="/shop", type="order.paid", data=n) for n in (1, 2))
+    consumers = {"CONSUMERS": [f"{__name__}.failing"]}
+    with override_settings(IDEMPOTENCY={**settings_of(inbox), **consumers}):
+        if action is retry:
+            behaviour["billing"] = fail
+            with pytest.raises(MessageParked) as parked:
+                failing.handle(first)
+            parking.park(failing, first, parked.value)
+        else:
+            failing.handle(first)
+        with pytest.raises(FingerprintMismatch) as mismatch:
+            failing.handle(second)
+        parking.park(failing, second, mismatch.value)
+        before = IdempotencyKey.objects.using(inbox.alias).values().get()
+        parked = inbox.rows().get(message_id__contains="#e-1#")
+        if action is reprocess:
+            inbox.rows().filter(pk=parked.pk).update(state="handled")
+        action(parked.pk, by="ann")
+        assert IdempotencyKey.objects.using(inbox.alias).values().get() == before
+        behaviour.clear()
+        assert process_due() == {"parked": 1}
+        with pytest.raises(MessageParked) if action is retry else nullcontext():
+            failing.handle(first)
+    assert inbox.effects() == ([] if action is retry else ["billing e-1"])
+
+
 ledger = Consumer("ledger", federated=True, max_attempts=1)
 
 
@@ -524,15 +559,31 @@ def test_errors_that_no_column_takes(inbox: Inbox, error: Exception, text: str) 
 
 
 def test_process_that_ends(inbox: Inbox) -> None:
-    """A handler that ends its process costs the others that were claimed with it no attempt."""
-    behaviour["shop"] = lambda event, execution: sys.exit(3)
+    """What ends a process costs the other messages that were claimed with it no attempt."""
+
+    def interrupt(event: Event, execution: Any) -> None:
+        raise KeyboardInterrupt
+
+    behaviour["shop"] = interrupt
     for number in (1, 2):
         deliver(Hook, f"m-{number}")
-    with pytest.raises(SystemExit):
+    with pytest.raises(KeyboardInterrupt):
         process_due()
     assert [row.attempts for row in inbox.rows()] == [1, 0]
     behaviour.clear()
     assert process_due() == {"handled": 1}
+
+
+def test_exit(inbox: Inbox) -> None:
+    """A handler that calls sys.exit() has failed: its message is parked, and the others go on."""
+    behaviour["shop"] = lambda event, execution: sys.exit(3) if event.id == "m-1" else None
+    for number in (1, 2):
+        deliver(Hook, f"m-{number}")
+    assert process_due() == {"pending": 1, "handled": 1}
+    assert "sys.exit(3)" in inbox.row().error
+    inbox.due_now()
+    assert process_due() == {"parked": 1}
+    assert "sys.exit(3)" in inbox.row().error
 
 
 def settings_of(inbox: Inbox) -> Any:

@@ -65,8 +65,10 @@ def record_of(message: InboxMessage) -> RecordOf:
     if message.source.startswith(CONSUMER):
         consumer, event, sender = _parked(message)
         return consumer.record_of(event, sender=sender)
-    policy = policy_of(_receiver(message))
-    return RecordOf(stores[policy.store], message.message_id, scope_of(message.source))
+    store = stores[policy_of(_receiver(message)).store]
+    return RecordOf.named(
+        store, message.message_id, scope_of(message.source), content_digest(message.digest)
+    )
 
 
 def scope_of(source: str) -> str:

@@ -129,10 +129,11 @@ def _expire(message: InboxMessage) -> None:
 
 
 def _rows(record: RecordOf) -> Any:
+    """The record, unless it is the one of another event with this id."""
     if record.store.using is None:
         raise NotSettled(
             f"The record of the message is in the store {record.store.alias!r}, where nobody can "
             "change it. It ends with its time to live. Keep such records in a database."
         )
     rows = IdempotencyKey.objects.using(record.store.using)
-    return rows.filter(key=record.key, scope=record.scope)
+    return rows.filter(key=record.key, scope=record.scope, fingerprint__in=[*record.fingerprints])

@@ -19,6 +19,7 @@ from ...functions import run_plan
 from ...planning import plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
+from ..handling import without_exits
 from .arguments import as_json
 
 SCOPE: Final = "call:after_commit"
@@ -27,6 +28,10 @@ SCOPE: Final = "call:after_commit"
 _LAZY: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
 _METHOD: Final = "CALL"
 _POLICY: Final = Policy(mode="leased", ttl=timedelta(days=30), on_store_error="refuse")
+
+
+class EndsProcesses(Exception):
+    """A call has ended its process, on its last attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +92,18 @@ class Call:
         signature = _signer().signature(self._text)
         return {"args": self.args, "kwargs": self.kwargs, "signature": signature}
 
-    def run_once(self, message_id: str, caused_by: str) -> None:
+    def run_once(self, message_id: str, caused_by: str, *, max_attempts: int | None = None) -> None:
         """Call the function, unless it was called for this message before.
 
         Args:
             message_id: the key of the call.
             caused_by: the reference of the message.
+            max_attempts: after how many attempts not to call it again if the last one has ended its
+                process; ``None``: it is called again.
 
         Raises:
+            EndsProcesses: it is not called again. The next attempt calls it, if an operator asks
+                for one.
             OperationInProgress: somebody else is calling it.
             OperationHeld: it was interrupted, and an operator must settle it.
             StoreUnavailable: nobody knows whether it was called.
@@ -113,8 +122,16 @@ class Call:
             caused_by=caused_by,
         )
 
-        def call(_: ExecutionContext) -> None:
-            function(*self.args, **self.kwargs)
+        def call(execution: ExecutionContext) -> None:
+            begun = execution.attempt - 1
+            if max_attempts is not None and begun >= max_attempts and execution.interrupted:
+                raise EndsProcesses(
+                    f"Attempt {begun} at the call of {self.path} has ended its process, as where "
+                    "memory runs out. It is not called again without an operator. Correct the "
+                    "function, and retry the message in the admin."
+                )
+            with without_exits(GeneratorExit):
+                function(*self.args, **self.kwargs)
 
         run_plan(plan, call)
 

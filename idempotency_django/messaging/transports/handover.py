@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
 
 from ...errors import OperationInProgress, StoreUnavailable, UnknownEventType
@@ -65,6 +64,7 @@ class Handover:
         try:
             if message.error is not None:
                 raise message.error
+            message.refuse_large(chosen.max_body_bytes)
             event = chosen.event(message.native) if chosen.event else event_of(message)
             sender = chosen.sender(message.native) if chosen.sender else ""
         except Exception as error:  # noqa: BLE001  # whatever a function of the project raises
@@ -91,8 +91,6 @@ class Handover:
         [delivery] = batch
         try:
             return [self._consumer.handle(delivery.event, **delivery.arguments)]
-        except ImproperlyConfigured:
-            raise  # it is the program's: no message can be handled
         except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
             return [Failed(error)]
 

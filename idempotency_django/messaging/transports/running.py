@@ -16,6 +16,7 @@ from typing import Final, TypeVar, assert_never
 
 from django.db import close_old_connections, connections
 
+from .. import parking
 from ..consumers import Consumer
 from ..stopping import stop_on_signals
 from .base import Transport
@@ -43,11 +44,12 @@ class Loop:
         chosen: the options.
 
     Raises:
-        ImproperlyConfigured: the options do not fit the consumer.
+        ImproperlyConfigured: the options do not fit the consumer, or it can handle no event.
     """
 
     def __init__(self, transport: Transport, consumer: Consumer, chosen: Chosen) -> None:
         chosen.check(consumer)
+        consumer.refuse_unready()
         self._transport = transport
         self._chosen = chosen
         self._stop = chosen.stop or threading.Event()
@@ -59,7 +61,7 @@ class Loop:
         """Handle messages until the loop is stopped; then finish the batch in hand, and leave.
 
         Raises:
-            ImproperlyConfigured: there is nothing to read from, or no place for a message that
+            ImproperlyConfigured: there is nothing to read from, or no place for messages that
                 cannot be handled.
             UnknownEventType: the consumer has no handler for an event, with ``unknown="stop"``.
         """
@@ -75,6 +77,8 @@ class Loop:
         while not self._stop.is_set():
             try:
                 self._transport.open()
+                if not parking.can_park():
+                    self._transport.refuse_loss()
                 while not self._stop.is_set():
                     self._round()
                     failures = 0

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from django.core.signing import BadSignature
 
 from ....errors import OperationInProgress, StoreUnavailable
-from ..calls import Call
-from .base import Outgoing, Publisher, Refused, SendLater, away, exited, in_order
+from ..calls import Call, EndsProcesses
+from ..topics import topic
+from .base import Outgoing, Publisher, Refused, SendLater, away, in_order
 
 
 class CallPublisher(Publisher):
@@ -24,22 +25,23 @@ class CallPublisher(Publisher):
         super().__init__(topic)
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        return in_order(messages, lambda message: self.late() or _call(message))
+        most = topic(self.topic).max_attempts
+        return in_order(messages, lambda message: self.late() or _call(message, most))
 
 
-def _call(message: Outgoing) -> Exception | None:
+def _call(message: Outgoing, max_attempts: int | None) -> Exception | None:
     try:
         call = Call.read(message.type, message.data)
     except BadSignature as error:
         return Refused(str(error), final=True)
     try:
-        call.run_once(message.message_id, message.reference)
+        call.run_once(message.message_id, message.reference, max_attempts=max_attempts)
+    except EndsProcesses as error:
+        return Refused(str(error), final=True)
     except OperationInProgress as error:
         return SendLater(str(error), delay=error.remaining or 0)
     except (StoreUnavailable, ImportError) as error:
         return away(error)
-    except SystemExit as error:
-        return exited(error)
     except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is
         return error
     return None

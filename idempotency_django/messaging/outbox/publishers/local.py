@@ -9,17 +9,19 @@ from typing import Any
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from ....errors import OperationInProgress, StoreUnavailable, UnknownEventType
+from ....errors import MessageParked, OperationInProgress, StoreUnavailable, UnknownEventType
 from ...consumers import Consumer
+from ...reasons import reason
 from ...registry import consumer_at
-from .base import Outgoing, Publisher, SendLater, away, exited, in_order
+from .base import Outgoing, Publisher, Refused, SendLater, away, in_order
 
 
 class LocalPublisher(Publisher):
     """Gives each message to consumers in the process of the relay, one after the other.
 
     A message is sent once all of them have handled it. Where one fails, all get it again, and those
-    that had handled it recognise it. It fits tests, demos and small projects: no broker is needed.
+    that had handled it recognise it. Where one has parked it, it is blocked or skipped, as the
+    topic says. It fits tests, demos and small projects: no broker is needed.
 
     Args:
         topic: the topic.
@@ -50,13 +52,15 @@ class LocalPublisher(Publisher):
                     "Register a handler for it, or publish it to another topic."
                 )
             for consumer in handling:
-                consumer.handle(event)
+                # The claim is committed first, so that an attempt counts that ends the relay.
+                consumer.handle(event, redelivered=True)
         except OperationInProgress as error:
             return SendLater(str(error), delay=error.remaining or 0)
         except (StoreUnavailable, ImportError) as error:
             return away(error)
-        except SystemExit as error:
-            return exited(error)
+        except MessageParked as error:
+            why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
+            return Refused(f"{error}{why}", final=True)
         except Exception as error:  # noqa: BLE001  # it is the message's
             return error
         return None
