@@ -57,6 +57,7 @@ id                                     what is wrong
 ``idempotency_django.W053``            tables of messaging are missing (``check --database``)
 ``idempotency_django.W054``            a store's functions are missing (``check --database``)
 ``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
+``idempotency_django.W056``            Django's ``@condition`` answers a retry before its record
 =====================================  =========================================================
 """
 

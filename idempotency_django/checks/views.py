@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -23,7 +24,9 @@ from ..http.opening import (
     POLICIES,
     POLICY,
     PROTECTED,
+    handlers_of,
     innermost,
+    is_conditional_before,
     name_of,
     vars_of,
     view_class_of,
@@ -134,6 +137,8 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
             "unprotected: with @idempotency_exempt, or without @idempotent or the mixin."
         )
         yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
+    if endpoint.how not in ("", "exempt"):
+        yield from _conditional(endpoint)
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from check_policy(endpoint.policy, where)
@@ -142,6 +147,25 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
             f"{name_of(innermost(endpoint.view))} is protected and exempt at the same time.",
             hint="Remove @idempotency_exempt, or remove what protects the view.",
             id="idempotency_django.E024",
+        )
+
+
+def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
+    """Django's conditions around what is protected, which a retry meets before its answer."""
+    view = endpoint.view
+    names = ("dispatch", handlers_of(view).get(endpoint.method, ""))
+    bases = getattr(view_class_of(view), "__mro__", ())
+    own = (vars_of(base) for base in bases if not base.__module__.startswith("idempotency_django."))
+    found = ChainMap(*map(dict, own))
+    if any(map(is_conditional_before, (view, *(found[name] for name in names if name in found)))):
+        yield Warning(
+            f"{name_of(innermost(view))} has Django's @condition, @etag or @last_modified around "
+            "what is protected, so a retry of a change that succeeded gets 412, and no replay.",
+            hint=(
+                f"It serves {endpoint.route}. Put it on the function itself, below all decorators. "
+                "Or use @preconditions, or PreconditionMixin, which also lock the row."
+            ),
+            id="idempotency_django.W056",
         )
 
 

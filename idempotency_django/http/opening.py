@@ -60,6 +60,9 @@ _KNOWN: Final = {
 _HELD_AS: Final = ("view_func", "viewfunc", "view", "func", "method")
 """What they call the function that they decorate."""
 
+_CONDITIONAL: Final = "django.views.decorators.http"
+_WRAPPING: Final = f"{__name__.rpartition('.')[0]}.wrapping"
+
 _AS_VIEW: Final = ("django.views.generic.base", "rest_framework.viewsets")
 
 _OWNERS: Final = (
@@ -200,7 +203,33 @@ def _marked(again: Any, protected: Any) -> Any:
     return again
 
 
+def is_conditional_before(view: Any) -> bool:
+    """Whether Django's ``@condition`` is around a view's function and answers a retry first."""
+    found = False
+    while view is not None and module_of(view) != _WRAPPING and not _is_part(view):
+        closure = closure_of(view)
+        decorators = closure.get("decorators", ()) if held_as(view) == "method" else view
+        several = decorators if isinstance(decorators, list | tuple) else [decorators]
+        found = found or any(map(_is_conditional, several))
+        if not UNSAFE_METHODS.intersection(closure.get("request_method_list", UNSAFE_METHODS)):
+            return False
+        view = _inside(view)
+    return found
+
+
+def _is_conditional(view: Any) -> bool:
+    """Whether it is of Django's ``@condition``, which ``@etag`` and ``@last_modified`` are, too."""
+    is_function = isinstance(view, FunctionType) and module_of(view) == _CONDITIONAL
+    return is_function and view.__code__.co_qualname.startswith("condition.")
+
+
 def _is_part(view: Any) -> bool:
+    """Whether all of it runs once: it says so, or is ``@condition`` on the function itself.
+
+    A condition holds before a change and not after it, so a retry gets the answer first.
+    """
+    if _is_conditional(view) and (inner := _inside(view)) is not None:
+        return _is_part(inner) or _is_plain(inner)
     function = getattr(view, "__func__", view)
     return vars_of(function).get(PART) is function
 
