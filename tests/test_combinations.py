@@ -29,10 +29,11 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST
 from django.views.decorators.vary import vary_on_headers
+from django.views.generic import View
 
 from idempotency_django.checks.inventory import endpoints
 from idempotency_django.checks.views import check_views
-from idempotency_django.decorators import idempotent, part_of_view
+from idempotency_django.decorators import idempotency_exempt, idempotent, part_of_view
 from tests import ways
 from tests.support import effects, is_replay, new_key, post
 
@@ -256,9 +257,18 @@ class Case:
     middleware: bool
 
 
+def a_function() -> Any:
+    """A function view of its own, which may be marked."""
+
+    def view(request: Any) -> HttpResponse:
+        return ways.create(request)
+
+    return view
+
+
 once = idempotent(mode="auto")
 SYNC_KINDS: dict[str, Callable[[], Any]] = {
-    "function": lambda: ways.plain,
+    "function": a_function,
     "class": lambda: ways.a_class(ways.handler()).as_view(),
     "drf": lambda: ways.a_class(ways.handler(), ways.Base).as_view(),
     "api-view": ways.api,
@@ -360,6 +370,27 @@ def by_method_decorator(decorator: Decorator) -> Iterator[Case]:
     )
 
 
+def around_dispatch(decorator: Decorator) -> Iterator[Case]:
+    """The decorator around ``dispatch()``, and ``@idempotent`` around both."""
+
+    def a_class(base: Any) -> Any:
+        return ways.a_class(ways.handler(), base, dispatch=decorator(base.dispatch))
+
+    on_dispatch = method_decorator(once, name="dispatch")
+    for base in (View, ways.Base):
+        for extra in (False, True):
+            above = lambda base=base: on_dispatch(a_class(base)).as_view()  # noqa: E731
+            yield Case("dispatch", above, False, extra)
+
+
+def unprotected(decorator: Decorator) -> Iterator[Case]:
+    """Nothing protects the view, or it is exempt."""
+    for kind, make in SYNC_KINDS.items():
+        yield Case(f"bare {kind}", lambda make=make: decorator(make()), False, False)
+        exempt = lambda make=make: idempotency_exempt(decorator(make()))  # noqa: E731
+        yield Case(f"exempt {kind}", exempt, False, True)
+
+
 @pytest.fixture
 def alice(client: Client) -> Client:
     """A client that is Alice, who may add effects."""
@@ -385,9 +416,9 @@ def verdict(
     settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", view)]})
     said = {message.id for message in check_views()}
     how = {endpoint.how for endpoint in endpoints()}
-    checked = (
-        "refused" if "idempotency_django.E022" in said else "protected" if any(how) else "alone"
-    )
+    checked = "alone" if how <= {"", "exempt"} else "protected"
+    if "idempotency_django.E022" in said:
+        checked = "refused"
 
     def send(key: str, **headers: str) -> HttpResponse:
         return post(client, "/x/", key, reference, headers=headers)
@@ -402,10 +433,14 @@ def verdict(
         return checked, "refused"
     done = effects(reference)
     assert is_replay(second) == (done == 1)
-    if withdrawn:
+    if withdrawn and done == 1:
         # A caller whom the decorator refuses with a new key is refused with this one, too.
+        alice = User.objects.get()
+        permission = alice.user_permissions.get()
+        alice.user_permissions.clear()
         refused = send(new_key()).status_code == 403
         third = send(key)
+        alice.user_permissions.add(permission)
         assert is_replay(third) != refused, "replayed past the decorator"
         assert (third.status_code == 403) == refused
     return checked, {1: "protected", 2: "alone"}[done]
@@ -456,6 +491,20 @@ def test_around_handlers(name: str, alice: Client, settings: Any) -> None:
 def test_method_decorator(name: str, alice: Client, settings: Any) -> None:
     """``method_decorator`` may put any decorator on: it runs for every request."""
     assert_agrees(by_method_decorator(DECORATORS[name]), alice, settings, "protected")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["none", *UNKNOWN])
+def test_around_dispatch(name: str, alice: Client, settings: Any) -> None:
+    """``@idempotent`` above a decorator of ``dispatch()`` is above one of a function."""
+    assert_agrees(around_dispatch(DECORATORS[name]), alice, settings, outside_of(name))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
+def test_unprotected(name: str, alice: Client, settings: Any) -> None:
+    """Where nothing protects a view, nothing is said and nothing is refused."""
+    assert_agrees(unprotected(DECORATORS[name]), alice, settings, "alone")
 
 
 @pytest.mark.django_db

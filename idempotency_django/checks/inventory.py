@@ -26,6 +26,7 @@ from ..http.opening import (
     handlers_of,
     opened,
     protected_part,
+    vars_of,
     view_class_of,
 )
 from ..http.routes import readable
@@ -120,6 +121,8 @@ def _problem(view: Any, name: str, how: How) -> str:
     try:
         if how == "middleware":
             protect(view, Policy())
+        if PROTECTED in vars_of(getattr(view_class, "dispatch", None)):
+            opened(view_class.dispatch, lambda function: function)
         if name and (how == "middleware" or hasattr(view_class, PROTECTED)):
             refuse_handler(view_class, name)
         elif name:
