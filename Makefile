@@ -15,7 +15,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
 # The parts of the tests: first the long ones that are one process each, which can have one core
 # only. Much of what the others do is to wait: one more runs at a time than there are cores.
-PARTS := $(addprefix test-,inside machine duplicates outside faults psycopg2)
+PARTS := $(addprefix test-,inside machine duplicates outside faults psycopg2 naive)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
 .DEFAULT_GOAL := help
@@ -79,6 +79,15 @@ test-inside:
 test-psycopg2:
 	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m pytest -m "not e2e" \
 	    --ignore $(MACHINE) $(ANY_DRIVER:%=--ignore tests/%)
+
+# Projects with USE_TZ=False: what writes times into messages, and compares them.
+NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py \
+    outbox/test_records.py outbox/test_relay.py publishing/test_after_commit.py \
+    publishing/test_http.py publishing/test_relayed.py tracing/test_chains.py \
+    transports/test_published.py webhooks/test_processing.py)
+
+test-naive:
+	TEST_USE_TZ=0 TEST_DATABASES=postgres,sqlite $(PY) -m pytest -m "not e2e" $(NAIVE)
 
 test-duplicates:
 	$(PY) -m pytest -m e2e $(DUPLICATES)

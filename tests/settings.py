@@ -43,7 +43,7 @@ DATABASES = {
 ALIASES = {name: ("default" if place == 0 else name) for place, name in enumerate(_names)}
 
 SECRET_KEY = "tests"
-USE_TZ = True
+USE_TZ = os.environ.get("TEST_USE_TZ") != "0"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "tests.urls"
 INSTALLED_APPS = [

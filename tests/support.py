@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -10,9 +11,12 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
 
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 from tests.models import Effect
+
+LONG_AGO = DatabaseNow() - timedelta(days=3650)
+"""By the clock of the database, whether or not its columns know time zones."""
 
 
 def new_key() -> str:

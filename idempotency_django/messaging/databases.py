@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+from django.db import connections
 from django.db.models import CharField, F, OuterRef, Value
 from django.db.models.functions import Concat
+from django.utils import timezone
 
 from ..conf import conf
 
@@ -14,6 +18,14 @@ def database() -> str:
     Every query goes to it, never to where a router sends reads: a replica may lag behind.
     """
     return conf.messaging_database
+
+
+def with_zone(moment: datetime, using: str) -> datetime:
+    """A time that the database's clock has written, with its zone, also where USE_TZ is False."""
+    if timezone.is_aware(moment):
+        return moment
+    knows_zones = connections[using].features.supports_timezones
+    return moment.replace(tzinfo=timezone.get_default_timezone() if knows_zones else UTC)
 
 
 def unindexed(column: F | OuterRef) -> Concat:

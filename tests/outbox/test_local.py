@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -157,6 +157,17 @@ def test_bytes(using: str, broker: type[Broker]) -> None:
     Relay(using=using).drain()
     assert broker.got[0].data == b"\x00\xff"
     assert broker.got[0].event("/s").data == b"\x00\xff"
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_time(using: str, broker: type[Broker], use_tz: bool) -> None:
+    """An event has the time of its message with a time zone, whatever USE_TZ and TIME_ZONE are."""
+    with override_settings(USE_TZ=use_tz, TIME_ZONE="America/Chicago"):
+        publish_each([1], using)
+        Relay(using=using).drain()
+        time = broker.got[0].event("/s").time
+    assert time is not None
+    assert abs(time - datetime.now(UTC)) < timedelta(hours=1)
 
 
 def test_own_id(using: str, broker: type[Broker]) -> None:

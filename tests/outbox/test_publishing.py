@@ -15,6 +15,7 @@ from idempotency_django.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.messaging.outbox import Message, publish, publish_many, settling
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.testing import in_threads
+from tests.support import LONG_AGO
 
 from .conftest import Broker, outbox
 
@@ -90,7 +91,7 @@ def test_window(using: str, broker: type[Broker]) -> None:
         with transaction.atomic(using=using):
             published = paid(1, using, group="a", dedup_id="d", window=window)
         assert OutboxMessage.objects.using(using).get().message_id == published
-    OutboxMessage.objects.using(using).update(dedup_until="2020-01-01T00:00Z")
+    OutboxMessage.objects.using(using).update(dedup_until=LONG_AGO)
     with transaction.atomic(using=using):
         paid(3, using, group="a", dedup_id="d")
     Relay(using=using).drain()

@@ -25,6 +25,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import reference
 from tests.models import Effect
+from tests.support import LONG_AGO
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -103,9 +104,7 @@ def effects(using: str) -> int:
 def relay(using: str, rounds: int = 1) -> Relay:
     """A relay that finds everything due."""
     for _ in range(rounds):
-        OutboxMessage.objects.using(using).filter(state="pending").update(
-            process_after="2020-01-01T00:00Z"
-        )
+        OutboxMessage.objects.using(using).filter(state="pending").update(process_after=LONG_AGO)
         found = Relay(using=using)
         found.drain()
     return found
@@ -143,7 +142,7 @@ def test_sent_twice(using: str) -> None:
     with transaction.atomic(using=using):
         after_commit(ship, 17)
     relay(using)
-    OutboxMessage.objects.using(using).update(state="pending", process_after="2020-01-01T00:00Z")
+    OutboxMessage.objects.using(using).update(state="pending", process_after=LONG_AGO)
     Relay(using=using).drain()
     assert len(CALLS) == 1
     assert OutboxMessage.objects.using(using).get().state == "sent"

@@ -31,6 +31,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.servers import Server
+from tests.support import LONG_AGO
 
 from .messages import outgoing
 
@@ -111,7 +112,7 @@ def test_sent_twice() -> None:
     with transaction.atomic():
         pay.enqueue_once("a")
     Relay().drain()
-    OutboxMessage.objects.update(state="pending", process_after="2020-01-01T00:00Z")
+    OutboxMessage.objects.update(state="pending", process_after=LONG_AGO)
     assert Relay().drain() == 1
     assert effects() == ["a"]
 
@@ -170,7 +171,7 @@ def test_completed_before() -> None:
     with transaction.atomic():
         first = settle.enqueue_once(17)
     Relay().drain()
-    OutboxMessage.objects.update(dedup_until="2020-01-01T00:00Z")
+    OutboxMessage.objects.update(dedup_until=LONG_AGO)
     with transaction.atomic():
         assert settle.enqueue_once(17) != first
     assert Relay().drain() == 1

@@ -25,6 +25,7 @@ from tests.outbox.conftest import Broker as Memory
 from tests.outbox.conftest import broker as memory  # noqa: F401  # a fixture
 from tests.outbox.conftest import outbox
 from tests.outside import environment, running
+from tests.support import LONG_AGO
 
 from .brokers import Broker
 
@@ -123,7 +124,7 @@ def test_never_used_up_by_others(error: Exception) -> None:
         with transaction.atomic():
             publish("orders", {}, type="order.paid")
         for _ in range(3):
-            OutboxMessage.objects.update(process_after="2020-01-01T00:00Z", attempts=1)
+            OutboxMessage.objects.update(process_after=LONG_AGO, attempts=1)
             Relay().drain()
     assert OutboxMessage.objects.get().state == "pending"
 

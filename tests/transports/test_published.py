@@ -11,6 +11,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.databases import with_zone
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
@@ -73,7 +74,9 @@ def test_to_the_consumer(broker: Broker) -> None:
         data, group = ids[message.message_id]
         assert (event.source, event.type, event.subject) == ("/shop?of=%C3%BC", "order.paid", group)
         assert (event.data, type(event.data)) == (data, type(data))
-        assert abs(event.time - message.created_at) < timedelta(milliseconds=1)
+        assert abs(event.time - with_zone(message.created_at, "default")) < timedelta(
+            milliseconds=1
+        )
         name = reference(message.message_id, "outbox:orders")
         assert event.extensions["causedby"] == name
         # A header is a text; JSON has numbers.

@@ -10,6 +10,7 @@ from django.test import override_settings
 
 from idempotency_django.messaging.models import InboxMessage
 from tests.models import Effect
+from tests.support import LONG_AGO
 from tests.webhooks import receivers
 
 BACKEND = "idempotency_django.stores.database.DatabaseStore"
@@ -56,8 +57,7 @@ class Inbox:
 
     def due_now(self) -> None:
         """Let nobody wait for the next attempt."""
-        past = "2020-01-01T00:00:00Z"
-        self.rows().exclude(process_after=None).update(process_after=past)
+        self.rows().exclude(process_after=None).update(process_after=LONG_AGO)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from idempotency_django.messaging.inbox.purging import purge_inbox
 from idempotency_django.messaging.inbox.settling import NotSettled, accept, reprocess, retry
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.messaging.outcomes import Duplicate
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.records import referred
 from tests.models import Effect
 
@@ -108,7 +108,8 @@ def test_fails(inbox: Inbox) -> None:
     assert process_due() == {"pending": 1}
     row = inbox.row()
     assert (row.attempts, row.error) == (1, "ConnectionError: The warehouse does not answer.")
-    wait = (row.process_after - timezone.now()).total_seconds()
+    now = inbox.rows().values_list(DatabaseNow(), flat=True).get()
+    wait = (row.process_after - now).total_seconds()
     assert 0 < wait <= processing.FIRST_PAUSE
     assert process_due() == {}
     behaviour.clear()

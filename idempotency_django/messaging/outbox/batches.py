@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import F, Q, QuerySet
 
 from ...models import DatabaseNow
-from ..databases import unindexed
+from ..databases import database, unindexed, with_zone
 from ..models import OutboxMessage
 from ..models.outbox import OutboxState
 from ..queue import Queue
@@ -49,7 +49,7 @@ def outgoing(message: OutboxMessage) -> Outgoing:
         type=message.type,
         data=base64.b64decode(payload) if message.is_base64 else json.loads(payload),
         headers=json.loads(message.headers),
-        created_at=message.created_at,
+        created_at=with_zone(message.created_at, message._state.db or database()),
         caused_by=message.caused_by,
     )
 
