@@ -62,7 +62,7 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
         ]
     assert relayed(broker, "kill") == -signal.SIGKILL
     assert set(OutboxMessage.objects.values_list("state", flat=True)) == {"pending"}
-    OutboxMessage.objects.update(process_after="2020-01-01T00:00Z")  # its lease is over
+    OutboxMessage.objects.update(process_after=LONG_AGO)  # its lease is over
     assert relayed(broker) == 0
     assert set(OutboxMessage.objects.values_list("state", flat=True)) == {"sent"}
 
