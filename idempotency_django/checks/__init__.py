@@ -58,6 +58,7 @@ id                                     what is wrong
 ``idempotency_django.W054``            a store's functions are missing (``check --database``)
 ``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
 ``idempotency_django.W056``            Django's ``@condition`` answers a retry before its record
+``idempotency_django.W057``            middleware changes templates, in vain where there is a key
 =====================================  =========================================================
 """
 
@@ -71,6 +72,7 @@ from .configuration import (
     check_middleware,
     check_settings,
     check_stores,
+    check_template_middleware,
 )
 from .cors import check_cors
 from .views import check_views
@@ -81,6 +83,7 @@ def register_checks() -> None:
     register(check_settings, Tags.security)
     register(check_stores, Tags.security)
     register(check_middleware, Tags.security)
+    register(check_template_middleware, Tags.compatibility)
     register(check_callers, Tags.security)
     register(check_views, Tags.security)
     register(check_cors, Tags.compatibility)

@@ -15,6 +15,7 @@ from django.core.checks import (
     Warning,  # noqa: A004  # Django's name
 )
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from ..conf import MIDDLEWARE, NAMES, conf, did_you_mean
 from ..http.messages import known_since
@@ -125,6 +126,27 @@ def check_live_stores(
         if store.using in (databases or ()):
             messages += store.check_live()
     return messages
+
+
+def check_template_middleware(**_: Any) -> Iterator[CheckMessage]:
+    """Middleware that may change a template's context, which has no effect on protected pages."""
+    for path in settings.MIDDLEWARE:
+        try:
+            middleware = import_string(path)
+        except ImportError:
+            continue  # Django says so
+        if hasattr(middleware, "process_template_response"):
+            yield Warning(
+                f"{path} has a process_template_response. Where a request has an idempotency key, "
+                "the page is rendered before it, and a replay does not call it: a change of the "
+                "template or its context has no effect.",
+                hint=(
+                    "Add to the context with a context processor. If it only sets headers or "
+                    "cookies, or no view with a key answers with a template, silence this check."
+                ),
+                obj=middleware,
+                id="idempotency_django.W057",
+            )
 
 
 def check_middleware(**_: Any) -> Iterator[CheckMessage]:
