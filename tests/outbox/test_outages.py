@@ -352,3 +352,63 @@ def test_database_lost_while_publishing(
 
     in_threads([run, wait])
     assert got() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_topic_that_no_relay_sends(
+    using: str, others: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages whose topic was removed or renamed, or is left to others now, wait. The relay names
+    it and what to do, and sends the rest; when the topic is back, they are sent.
+    """
+    broker: dict[str, Any] = {"BACKEND": "tests.outbox.conftest.Broker"}
+    rest = {"*": broker} if others else {}
+    with outbox(gone=broker, left=broker):
+        publish_to("gone", 1, using)
+        publish_to("left", 2, using)
+    publish_to("orders", 3, using)
+    with outbox(left={"RELAY": False}, **rest):
+        relay = Relay(using=using)
+        relay.drain()
+        assert sorted(got()) == ([1, 3] if others else [3])
+        assert relay.unreachable == []
+    assert "1 messages wait for the topic 'left', and no relay sends them" in caplog.text
+    assert ("1 messages wait for the topic 'gone'" in caplog.text) is not others
+    with outbox(gone=broker, left=broker):
+        caplog.clear()
+        Relay(using=using).drain()
+    assert sorted(got()) == [1, 2, 3]
+    assert "no relay sends" not in caplog.text
+
+
+def test_what_a_relay_says(using: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A relay logs what it sends from where, what it has sent, why it waits, and which messages no
+    relay sends.
+    """
+    caplog.set_level("INFO", "idempotency_django")
+    with outbox(gone={"BACKEND": "tests.outbox.conftest.Broker"}):
+        publish_to("gone", 1, using)
+    publish_each([2, 3], using)
+    stop = threading.Event()
+
+    def run() -> None:
+        try:
+            Relay(using=using).run(stop, poll=timedelta(seconds=0.01))
+        finally:
+            connections.close_all()
+
+    def wait() -> None:
+        try:
+            eventually(lambda: "nothing is due" in caplog.text)
+        finally:
+            stop.set()
+
+    in_threads([run, wait])
+    said = [record.getMessage() for record in caplog.records]
+    names = "'orders', 'after_commit', 'celery'"
+    assert said.pop(1).startswith("1 messages wait for the topic 'gone', and no relay sends them")
+    assert said == [
+        f"The relay sends the topics {names}, from the database {using!r}.",
+        "Sent 2 messages of the topic 'orders'.",
+        "The relay waits, because nothing is due.",
+    ]

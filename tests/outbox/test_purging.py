@@ -21,7 +21,7 @@ from idempotency_django.models import DatabaseNow
 from idempotency_django.tasks import purge_expired_keys
 from idempotency_django.testing import eventually, in_threads
 
-from .conftest import Broker
+from .conftest import Broker, outbox
 from .test_relay import got, publish_each, refuse, states
 
 pytestmark = [
@@ -160,6 +160,14 @@ def test_relay_command_without_success(using: str) -> None:
     publish_each([3], using)
     said = command("relay_outbox", "--once")
     assert said.startswith("Nothing of 'orders' can be sent now; the log says why. No message is")
+
+
+def test_relay_command_and_a_topic_that_is_gone(using: str) -> None:
+    """``--once`` says which messages no relay sends."""
+    with outbox(gone={"BACKEND": "tests.outbox.conftest.Broker"}), transaction.atomic(using=using):
+        publish("gone", 1, type="n", using=using)
+    said = command("relay_outbox", "--once")
+    assert said == "1 message of 'gone' wait, and no relay sends them; see the log.\n"
 
 
 def test_relay_task(using: str) -> None:

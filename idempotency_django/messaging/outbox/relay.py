@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Collection
@@ -13,15 +14,16 @@ from typing import Final
 
 from django.db import Error as DatabaseFault
 from django.db import InterfaceError, OperationalError, close_old_connections, connections
-from django.db.models import Q
+from django.db.models import Count, Q
 
 from ...conf import conf
 from ..databases import database
 from ..models import OutboxMessage
+from ..models.outbox import OutboxState
 from .batches import Batch
 from .publishers.base import Away, NotBegun
 from .sending import Line, note_failures, whose
-from .topics import ALL_OTHERS, Topic, topic, topics
+from .topics import ALL_OTHERS, Topic, relayed, topic, topics
 from .waking import Ear
 
 logger = logging.getLogger("idempotency_django")
@@ -29,6 +31,9 @@ logger = logging.getLogger("idempotency_django")
 BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
 POLL: Final = timedelta(seconds=1)
+LOOK: Final = timedelta(minutes=5)
+"""How often a relay looks for messages that no relay sends."""
+MOST_NAMED: Final = 20
 TURN: Final = timedelta(seconds=5)
 """After so long, a batch begins nothing: what was committed meanwhile has its turn."""
 
@@ -77,11 +82,22 @@ class Relay:
             listen: whether to be woken up by topics with ``NOTIFY`` (PostgreSQL).
         """
         ear = Ear(self.using) if listen else None
+        logger.info("The relay sends %s, from the database %r.", self.names, self.using)
+        looked, was_busy = -math.inf, True
         try:
             while not stop.is_set():
                 close_old_connections()
+                if time.monotonic() - looked > LOOK.total_seconds():
+                    looked = time.monotonic()
+                    self._say_abandoned()
                 if self._kept_up():
+                    was_busy = True
                     continue
+                if was_busy:
+                    away = ", ".join(map(repr, self.unreachable))
+                    also = f". It cannot send now: {away}" if away else ""
+                    logger.info("The relay waits, because nothing is due%s.", also)
+                    was_busy = False
                 if ear is None:
                     stop.wait(poll.total_seconds())
                 else:
@@ -102,8 +118,23 @@ class Relay:
             )
             return False
 
+    def _say_abandoned(self) -> None:
+        try:
+            for name, count in abandoned(self.using).items():
+                logger.error(
+                    "%d messages wait for the topic %r, and no relay sends them: "
+                    "IDEMPOTENCY['OUTBOX'] does not name it any more, or has it with RELAY=False. "
+                    "None is lost. Add the topic again, with a publisher that sends them to where "
+                    "they are to go.",
+                    count,
+                    name,
+                )
+        except DatabaseFault:  # send_batch() says it
+            return
+
     def drain(self, stop: threading.Event | None = None) -> int:
         """Send until nothing is due, or ``stop`` is set; how many messages were tried."""
+        self._say_abandoned()
         total = 0
         while not (stop and stop.is_set()) and (sent := self.send_batch()):
             total += sent
@@ -122,6 +153,13 @@ class Relay:
             return sum(self._publish(batch, name, messages[name], until) for name in turns)
         finally:
             batch.release()
+
+    @property
+    def names(self) -> str:
+        """The topics that it sends, in words."""
+        if not self.topics and ALL_OTHERS in conf.outbox:
+            return "all topics"
+        return f"the topics {', '.join(map(repr, self.topics or relayed()))}"
 
     @property
     def unreachable(self) -> list[str]:
@@ -167,6 +205,8 @@ class Relay:
                 len(sent) - noted,
                 known.name,
             )
+        if sent:
+            logger.info("Sent %d messages of the topic %r.", len(sent), known.name)
         self.refused += len(answers) - len(sent)
         note_failures(batch, known, answers)
 
@@ -182,7 +222,19 @@ class Relay:
         """The topics that this relay sends now."""
         now = time.monotonic()
         paused = [name for name, line in self._lines.items() if line.resumes_at > now]
-        named = [name for name in self.topics or topics() if name != ALL_OTHERS]
         if not self.topics and ALL_OTHERS in conf.outbox:
-            return ~Q(topic__in=paused)
-        return Q(topic__in=[name for name in named if name not in paused])
+            return ~Q(topic__in=[*paused, *_left()])
+        return Q(topic__in=[name for name in self.topics or relayed() if name not in paused])
+
+
+def abandoned(using: str) -> dict[str, int]:
+    """How many messages wait for each topic that no relay sends, by its name."""
+    wanted = ~Q(topic__in=_left()) if ALL_OTHERS in conf.outbox else Q(topic__in=relayed())
+    waiting = OutboxMessage.objects.using(using).filter(~wanted, state=OutboxState.PENDING)
+    counts = waiting.values("topic").order_by("topic").annotate(waiting=Count("pk"))
+    return {each["topic"]: each["waiting"] for each in counts[:MOST_NAMED]}
+
+
+def _left() -> list[str]:
+    """The topics that others send."""
+    return [name for name in topics() if name != ALL_OTHERS and name not in relayed()]

@@ -130,6 +130,18 @@ def topics() -> list[str]:
     return list({**conf.outbox, **OWN})
 
 
+def relayed() -> list[str]:
+    """The names of the topics that a relay sends, without ``"*"``; a wrong entry is one of them."""
+    return [name for name in topics() if name != ALL_OTHERS and _is_relayed(name)]
+
+
+def _is_relayed(name: str) -> bool:
+    try:
+        return topic(name).relay
+    except ImproperlyConfigured:  # the relay says it when there is something to send
+        return True
+
+
 def topic(name: str) -> Topic:
     """The topic of that name.
 

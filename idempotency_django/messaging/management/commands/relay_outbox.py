@@ -11,7 +11,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay
+from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned
 from ...stopping import stop_on_signals
 from ...tables import refuse_unmigrated
 
@@ -86,6 +86,8 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         with closing(relay), stop_on_signals() as stop:
             if not options["once"]:
+                if options["verbosity"]:
+                    self.stdout.write(f"The relay sends {relay.names}. It ends on SIGTERM.")
                 relay.run(stop, poll=timedelta(seconds=options["poll"]), listen=options["listen"])
                 return
             said = _outcome(relay.drain(stop), relay)
@@ -106,6 +108,8 @@ def _outcome(tried: int, relay: Relay) -> str:
             f"Nothing of {topics} can be sent now; the log says why. No message is lost; run this "
             "again."
         )
+    for name, count in abandoned(relay.using).items():
+        said.append(f"{_messages(count)} of {name!r} wait, and no relay sends them; see the log.")
     return " ".join(said) or "Nothing was due."
 
 
