@@ -68,6 +68,7 @@ class TestOtherBodies:
         ]
         [_, second, third] = inbox.rows()
         assert [second.purge_at, third.purge_at] == [None, None]
+        assert second.digest not in second.message_id  # which could be tested against a guess
         assert second.error == "A message with this id has come with another body before."
         said = [
             r.message for r in caplog.records if "m-1 of shop has come with another" in r.message
