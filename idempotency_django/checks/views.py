@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import dis
+import inspect
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from django.conf import settings
@@ -15,8 +18,10 @@ from django.core.checks import (
     Warning,  # noqa: A004  # Django's name
 )
 from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
 
 from ..conf import conf, did_you_mean
+from ..http.atomic_requests import asks_for_transaction
 from ..http.declared import EXEMPT, is_exempt, policy_of
 from ..http.frameworks import is_from
 from ..http.opening import (
@@ -51,6 +56,9 @@ _READ: Final = {
 
 _SET: Final = {PROTECTED, EXEMPT, PART, "idempotency_left_out"}
 """What this package sets."""
+
+_PUBLISHING: Final = {"publish", "publish_many", "after_commit"}
+"""The functions of the outbox, whose app may not be installed."""
 
 of_frameworks: Final[list[Callable[[], Iterator[CheckMessage]]]] = []
 """What the adapters of other frameworks check in their own views."""
@@ -139,6 +147,7 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
         yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
     if endpoint.how not in ("", "exempt"):
         yield from _conditional(endpoint)
+        yield from _without_transaction(endpoint)
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from check_policy(endpoint.policy, where)
@@ -167,6 +176,50 @@ def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
             ),
             id="idempotency_django.W056",
         )
+
+
+def _without_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
+    """A view that publishes in the transaction of its claim, and may be called without a key."""
+    view, method = endpoint.view, endpoint.method
+    try:
+        policy = (endpoint.policy or Policy()).resolved()
+    except ImproperlyConfigured:
+        return  # said elsewhere
+    if policy.key or policy.mode == "leased" or asks_for_transaction(view):
+        return
+    if policy.requires_key("POST" if method == "*" else method):
+        return
+    handler: Any = getattr(view_class_of(view), handlers_of(view).get(method, ""), view)
+    function = innermost(handler)
+    if not isinstance(function, FunctionType):
+        return
+    names = {*function.__code__.co_names}
+    if "atomic" in names or _is_atomic(inspect.unwrap(handler, stop=_is_atomic)):
+        return
+    loaded = {each.argval for each in dis.get_instructions(function) if "GLOBAL" in each.opname}
+    from_outbox = any(_is_outbox(function.__globals__.get(name)) for name in loaded)
+    if "enqueue_once" in names or (from_outbox and names & _PUBLISHING):
+        yield Warning(
+            f"{name_of(innermost(view))} publishes, but its key is optional, and without one it "
+            "runs in no transaction: what it has written is committed, and publishing is refused.",
+            hint=(
+                f"It serves {endpoint.route}. Give it required=True, or put the change and its "
+                "message into transaction.atomic()."
+            ),
+            id="idempotency_django.W059",
+        )
+
+
+def _is_outbox(value: Any) -> bool:
+    """Whether it is the package of the outbox, or a function in it."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return str(name).startswith("idempotency_django.messaging.outbox")
+
+
+def _is_atomic(function: Any) -> bool:
+    """Whether ``transaction.atomic`` decorates it."""
+    cells = getattr(function, "__closure__", None) or ()
+    return any(isinstance(cell.cell_contents, transaction.Atomic) for cell in cells)
 
 
 def _misspelled(view: Any) -> Iterator[CheckMessage]:
