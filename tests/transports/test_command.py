@@ -137,6 +137,7 @@ def test_a_loop_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (kafka.run, {"topics": "orders", "config": {}}, "make it a list of topics"),
         (kafka.run, {"topics": ["orders"], "config": {}}, "no 'bootstrap.servers'"),
         (sqs.run, {"url": "x", "batch": 11}, "SQS returns 10 at most"),
+        (sqs.run, {"url": "x", "wait": 0}, "make it 1 to 20 seconds"),
         (sqs.run, {"url": "x", "visibility": 1}, "make it 3 to 43200 seconds"),
         (rabbitmq.run, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "make it 9"),
         (rabbitmq.run, {"queue": "x", "url": "", "heartbeat": 1}, "make it 3 or more"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections, transaction
 from django.http import HttpRequest
 from django.test import AsyncClient, Client, RequestFactory, override_settings
@@ -399,8 +399,44 @@ def test_command(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
     call_command("process_inbox", "--once")
     call_command("process_inbox", "--once", verbosity=0)
     assert capsys.readouterr().out == "Messages: 1 handled.\nMessages: none was due.\n"
-    with pytest.raises(Exception, match="whole number"):
-        call_command("process_inbox", "--batch", "0")
+
+
+@pytest.mark.parametrize("option", ["--poll", "--batch"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_no_busy_loop(option: str, value: str) -> None:
+    """A pause or a batch that is not above 0 is refused, with what to write instead."""
+    with pytest.raises(CommandError, match="must be a number above 0, such as 1"):
+        call_command("process_inbox", "--once", f"{option}={value}")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("stirpe", "'stirpe'.* Did you mean 'stripe'?"),
+        ("consumer:billing", r"There are: github, orders, .*CONSUMERS"),
+    ],
+)
+def test_unknown_source(inbox: Inbox, source: str, told: str) -> None:
+    """A source that is nobody's is refused, instead of waiting for ever for its messages."""
+    deliver(Hook)
+    for once in ([], ["--once"]):
+        with pytest.raises(CommandError, match=told.replace("?", r"\?")):
+            call_command("process_inbox", *once, "--source", "shop", "--source", source)
+    assert inbox.states() == ["pending"]
+
+
+def test_messages_that_nobody_handles(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    """The command says at its start which messages have no receiver, also where it leaves them."""
+    for source in ("gone", "gone", "consumer:gone", "shop"):
+        deliver(Hook, f"m-{inbox.rows().count()}")
+        inbox.rows().filter(source="shop").update(source=source)
+    call_command("process_inbox", "--once", "--source", "shop", verbosity=0)
+    told = [record.getMessage() for record in caplog.records if "which wait" in record.message]
+    assert [line.partition(", which")[0] for line in told] == [
+        "The inbox has 1 messages of the source 'consumer:gone'",
+        "The inbox has 2 messages of the source 'gone'",
+    ]
+    assert sorted(inbox.states()) == ["handled", *["pending"] * 3]
 
 
 class TestUnsignedIds:

@@ -11,10 +11,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
-from ...conf import conf
-from ..inbox.messages import CONSUMER
-from ..inbox.receivers import receivers
-from ..registry import consumers
+from ..inbox.messages import known_sources
 
 COUNTED: Final = 10_000
 """Messages that a list counts and leads to; to find an older one, narrow the list down."""
@@ -37,13 +34,7 @@ class SourceFilter(admin.SimpleListFilter):
     parameter_name = "source"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(source, source) for source in sources()]
+        return [(source, source) for source in known_sources()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(source=self.value()) if self.value() else queryset
-
-
-def sources() -> list[str]:
-    """The sources that messages may have."""
-    names = consumers() if conf.consumers else ()
-    return [*sorted(receivers()), *(f"{CONSUMER}{name}" for name in sorted(names))]

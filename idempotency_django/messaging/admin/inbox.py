@@ -28,9 +28,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from ...tracing.admin import TimelineMixin
 from ...tracing.legible import indented
 from ..databases import database
+from ..inbox.messages import known_sources
 from ..inbox.settling import NotSettled
 from ..models import InboxMessage
-from .changelist import BoundedPaginator, SourceFilter, sources
+from .changelist import BoundedPaginator, SourceFilter
 from .settlements import SETTLEMENTS, Settlement
 
 SECRET: Final = ("headers", "body", "error")
@@ -106,7 +107,9 @@ class InboxMessageAdmin(TimelineMixin):
         if not search_term:
             return queryset, False
         # With the sources, there is an index for it.
-        return queryset.filter(source__in=sources(), message_id__startswith=search_term), False
+        return queryset.filter(
+            source__in=known_sources(), message_id__startswith=search_term
+        ), False
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         identity = ["message_id", "source", "type", "group"]

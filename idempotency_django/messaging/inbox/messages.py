@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from django.utils.datastructures import CaseInsensitiveMapping
 
+from ...conf import conf
 from ...planning import Plan, plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
@@ -22,7 +23,7 @@ from ..models import InboxMessage
 from ..parking import sender_of
 from ..policies import RecordOf
 from ..registry import consumers
-from .receivers import WebhookReceiver, event_of, receiver_of
+from .receivers import WebhookReceiver, event_of, receiver_of, receivers
 
 METHOD: Final = "WEBHOOK"
 """What stands for the HTTP method in the audit."""
@@ -33,6 +34,12 @@ CONSUMER: Final = "consumer:"
 
 class NobodyThere(LookupError):
     """There is no receiver, or no consumer, for the source of a message."""
+
+
+def known_sources() -> list[str]:
+    """The sources whose messages can be handled: the receivers', and those of listed consumers."""
+    names = consumers() if conf.consumers else ()
+    return [*sorted(receivers()), *(f"{CONSUMER}{name}" for name in sorted(names))]
 
 
 def handling_of(message: InboxMessage) -> Callable[[], object] | None:

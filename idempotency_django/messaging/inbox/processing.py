@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import close_old_connections, connections
+from django.db.models import Count
 
+from ...conf import did_you_mean
 from ...errors import (
     FingerprintMismatch,
     MessageParked,
@@ -23,11 +26,12 @@ from ...errors import (
     UnknownEventType,
 )
 from ...models import DatabaseNow
+from ..databases import database
 from ..models import InboxMessage
 from ..models.inbox import InboxState
 from ..reasons import reason
 from .claiming import claim, give_back, mark
-from .messages import NobodyThere, handling_of
+from .messages import CONSUMER, NobodyThere, handling_of, known_sources
 from .receivers import receiver_of
 
 logger = logging.getLogger("idempotency_django")
@@ -66,7 +70,11 @@ def process_due(
 
     Returns:
         How many messages are in which state now; ``"pending"``: they are due again later.
+
+    Raises:
+        ImproperlyConfigured: one of the sources is nobody's.
     """
+    _refuse_unknown(sources)
     stop, tally = stop or threading.Event(), Counter[str]()
     while not stop.is_set():
         close_old_connections()  # those that the database has closed
@@ -108,6 +116,38 @@ def run(
             logger.exception("The inbox cannot be processed now; another try follows.")
             connections.close_all()
         stop.wait(poll.total_seconds())
+
+
+def warn_of_unhandled() -> None:
+    """Log which messages wait although there is nothing that could handle them."""
+    try:
+        rows = InboxMessage.objects.using(database()).filter(
+            state=InboxState.PENDING, process_after__isnull=False
+        )
+        found = rows.exclude(source__in=known_sources()).values_list("source")
+        waiting = list(found.annotate(number=Count("pk")).order_by("source"))
+    except DatabaseFault:
+        return  # it is told of when messages are to be claimed
+    for source, number in waiting:
+        logger.warning(
+            "The inbox has %d messages of the source %r, which wait: no WebhookReceiver and no "
+            "consumer has it. Put the receiver into the URLconf, or list the consumer in "
+            "IDEMPOTENCY['CONSUMERS']. If it was renamed, give it its old name back.",
+            number,
+            source,
+        )
+
+
+def _refuse_unknown(sources: Collection[str]) -> None:
+    known = known_sources() if sources else []
+    for source in sources:
+        if source not in known:
+            hint = did_you_mean(source, known, "There are") if known else "There are none."
+            raise ImproperlyConfigured(
+                f"No WebhookReceiver and no consumer has the source {source!r}, so no message "
+                f"would ever be handled. {hint} A receiver must be in the URLconf, and a consumer, "
+                f"as {CONSUMER}NAME, in IDEMPOTENCY['CONSUMERS']."
+            )
 
 
 def process(message: InboxMessage) -> InboxState:

@@ -23,6 +23,7 @@ logger = logging.getLogger("idempotency_django")
 AT_MOST: Final = 10
 """How many messages SQS returns to one call."""
 _LONGEST: Final = 43_200  # seconds that SQS lets a message be invisible
+_LONGEST_WAIT: Final = 20  # seconds that a call to SQS may wait for messages
 _CONNECT: Final = 5  # seconds
 
 
@@ -44,7 +45,7 @@ def run(
         consumer: the consumer.
         url: the queue's URL.
         visibility: seconds after which SQS delivers again what a process that died has received.
-        wait: seconds that a call waits for messages, up to 20; SIGTERM waits for the call.
+        wait: seconds that a call waits for messages, 1 to 20; SIGTERM waits for the call.
         client: arguments for ``boto3.client``, such as ``{"region_name": "eu-central-1"}``.
         options: see :class:`~idempotency_django.messaging.transports.options.Options`.
 
@@ -57,6 +58,8 @@ def run(
         raise ImproperlyConfigured(f"batch is {chosen.batch}; SQS returns {AT_MOST} at most.")
     if not 3 <= visibility <= _LONGEST:
         raise ImproperlyConfigured(f"visibility is {visibility}; make it 3 to {_LONGEST} seconds.")
+    if not 1 <= wait <= _LONGEST_WAIT:
+        raise ImproperlyConfigured(f"wait is {wait}; make it 1 to {_LONGEST_WAIT} seconds.")
     Loop(SQS(url, visibility, wait, client or {}), consumer, chosen).run()
 
 

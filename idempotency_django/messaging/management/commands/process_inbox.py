@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -10,16 +10,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from ...inbox.processing import BATCH, POLL, process_due, run
+from ...inbox.processing import BATCH, POLL, process_due, run, warn_of_unhandled
 from ...stopping import stop_on_signals
 from ...tables import refuse_unmigrated
-
-
-def count(text: str) -> int:
-    """How many messages are claimed at once."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} must be a whole number, 1 or more, such as {BATCH}.")
-    return int(text)
+from .. import number
 
 
 class Command(BaseCommand):
@@ -43,14 +37,14 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--batch",
-            type=count,
+            type=number(int, str(BATCH)),
             default=BATCH,
             metavar="MESSAGES",
             help=f"How many messages are claimed at once (default: {BATCH}).",
         )
         parser.add_argument(
             "--poll",
-            type=float,
+            type=number(float, "1"),
             default=POLL.total_seconds(),
             metavar="SECONDS",
             help=f"How long to wait when nothing is due (default: {POLL.total_seconds():g}).",
@@ -62,11 +56,15 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         chosen = {"sources": options["source"], "batch": options["batch"]}
-        with stop_on_signals() as stop:
-            if options["once"]:
-                self._say(process_due(**chosen, stop=stop), options["verbosity"])
-            else:
-                run(stop, **chosen, poll=timedelta(seconds=options["poll"]))
+        warn_of_unhandled()
+        try:
+            with stop_on_signals() as stop:
+                if options["once"]:
+                    self._say(process_due(**chosen, stop=stop), options["verbosity"])
+                else:
+                    run(stop, **chosen, poll=timedelta(seconds=options["poll"]))
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
 
     def _say(self, tally: Counter[str], verbosity: int) -> None:
         if verbosity:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from argparse import ArgumentParser
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -14,21 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned
 from ...stopping import stop_on_signals
 from ...tables import refuse_unmigrated
-
-
-def number(kind: Callable[[str], float], example: str) -> Callable[[str], float]:
-    """Reads an option that is a number above 0."""
-
-    def read(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = 0
-        if not 0 < value < 1_000_000:
-            raise ArgumentTypeError(f"{text!r} must be a number above 0, such as {example}.")
-        return value
-
-    return read
+from .. import number
 
 
 class Command(BaseCommand):
