@@ -504,10 +504,8 @@ class TestNamesakes:
             name=row.operation,
             fingerprint=row.fingerprint,
             ttl=None,
-            principal=row.principal,
-            since=since_of(alice),
         )
-        address = location(stores["default"], operation)
+        address = location(stores["default"], operation, row.principal + since_of(alice))
         headers = {"Authorization": "alice"}
         assert Client().get(address, headers=headers).json()["status"] == "completed"
         alice.delete()
