@@ -302,6 +302,25 @@ def test_turn(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [relay.send_batch() for _ in range(4)] == [5, 5, 2, 0]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "sent"), [(0.2, [10, 10, 10]), (0.001, [10, 20, 40])], ids=["slow", "quick"]
+)
+def test_messages_of_a_group(
+    using: str, monkeypatch: pytest.MonkeyPatch, seconds: float, sent: list[int]
+) -> None:
+    """A batch has ten messages of a group, and more of them where they are sent quickly."""
+    clock = Clock()
+    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(relay_module, "time", clock)
+    Broker.refuse = staticmethod(lambda message: clock.advance(seconds=seconds))
+    with transaction.atomic(using=using):
+        for number in range(80):
+            publish("orders", number, type="n", group="g", using=using)
+    relay = Relay(using=using)
+    assert [relay.send_batch() for _ in range(3)] == sent
+    assert got() == [*range(sum(sent))]
+
+
 def test_slow_topic(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that uses up the time comes last in the next batch."""
     clock = Clock()

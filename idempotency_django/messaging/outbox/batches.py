@@ -26,8 +26,8 @@ from .topics import BLOCK, Topic
 FIRST_BACKOFF: Final = timedelta(seconds=1)
 LONGEST_BACKOFF: Final = timedelta(minutes=5)
 OF_A_GROUP: Final = 10
-"""The most messages of one group in a batch: the groups take turns, so a slow one keeps another
-waiting for so many of its messages, whatever its backlog."""
+"""How many messages of one group a batch has, unless they are sent quickly: the groups take turns,
+so a slow one keeps another waiting for so many of its messages, whatever its backlog."""
 
 OUTBOX: Final = Queue(OutboxMessage, ("stream",), "sequence", OutboxState.BLOCKED)
 
@@ -73,13 +73,15 @@ class Batch:
     _settled: set[int] = field(default_factory=set)
 
     @classmethod
-    def claim(cls, using: str, topics: Q, size: int, lease: timedelta) -> Batch:
+    def claim(
+        cls, using: str, topics: Q, size: int, lease: timedelta, of_a_group: int = OF_A_GROUP
+    ) -> Batch:
         """Claim messages that are due: some of each group, in its order, and what has no group."""
         token = uuid.uuid4().hex
         claimed = {"token": token, "process_after": DatabaseNow() + lease}
         heads = OUTBOX.claim(OutboxMessage.objects.using(using).filter(topics), size, claimed)
         groups = sum(head.is_grouped for head in heads) or 1
-        of_each = min(OF_A_GROUP, 1 + (size - len(heads)) // groups)
+        of_each = min(of_a_group, 1 + (size - len(heads)) // groups)
         return cls(using, token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
 
     def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> int:
