@@ -94,6 +94,13 @@ class TestList:
         }
         assert "tombstone" not in texts["a"] + texts["c"] + texts["d"]
 
+    def test_words_are_not_broken(self, alias: str, auditor: Client) -> None:
+        """A name breaks between its words, not within them."""
+        record(alias, operation="shop.tasks.send_receipt")
+        text = page(auditor, LIST)
+        assert "shop.<wbr>tasks.<wbr>send_<wbr>receipt</span>" in text
+        assert 'title="shop.tasks.send_receipt"' in text
+
     def test_long_texts_are_cut(self, alias: str, auditor: Client) -> None:
         """A long key or scope does not blow up the list; the whole of it is a tooltip."""
         record(alias, key="k" * 255, scope="s" * 255)

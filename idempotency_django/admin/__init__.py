@@ -23,6 +23,7 @@ from django.utils.translation import gettext_lazy as _
 from ..models import DatabaseNow, IdempotencyKey
 from ..records import Status, reference
 from ..tracing.admin import TimelineMixin
+from ..tracing.legible import cut
 from ..tracing.moments import Moment
 from ..tracing.records import CONFIDENTIAL, administered
 from ..tracing.states import HELD, INTERRUPTED, STATES, state_of
@@ -40,7 +41,6 @@ from .changelist import (
     OperationFilter,
     StateFilter,
     beginning_with,
-    cut,
 )
 from .derived import show_derived_keys
 

@@ -13,9 +13,6 @@ from django.db.models import DateTimeField, F, Max, Min, Q, QuerySet, Subquery, 
 from django.db.models.functions import Coalesce, Collate
 from django.http import HttpRequest
 from django.utils.functional import cached_property
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
-from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from ..models import DatabaseNow, IdempotencyKeyQuerySet
@@ -222,8 +219,3 @@ class AnswerFilter(SimpleListFilter):
         return queryset.filter(
             status=Status.COMPLETED, response_body__isnull=self.value() == "tombstone"
         )
-
-
-def cut(text: str, length: int) -> SafeString:
-    """The text, or its beginning; all of it is a tooltip."""
-    return format_html('<span title="{}">{}</span>', text, Truncator(text).chars(length))

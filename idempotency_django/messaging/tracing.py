@@ -147,7 +147,9 @@ def _sent(member: Member) -> Iterator[Entry]:
     elif row.state == OutboxState.PENDING:
         yield from _waiting(member)
     else:
-        yield _untimed(member, _in_attempt(row.get_state_display(), row.attempts))
+        yield _entry(member, _standing(row), row.now)
+    if row.dedup_until:
+        yield _entry(member, _("deduplication window ends"), row.dedup_until)
     if row.purge_at:
         yield _entry(member, _("may be purged"), row.purge_at)
 
@@ -161,7 +163,7 @@ def _received(member: Member) -> Iterator[Entry]:
     elif row.state == InboxState.PENDING:
         yield from _waiting(member)
     elif not parked:
-        yield _untimed(member, _in_attempt(row.get_state_display(), row.attempts))
+        yield _entry(member, _standing(row), row.now)
     if row.purge_at:
         yield _entry(member, _("may be purged"), row.purge_at)
 
@@ -176,8 +178,16 @@ def _entry(member: Member, what: str, at: Any) -> Entry:
     return Entry(at=at, now=member.row.now, what=what, member=member)
 
 
-def _untimed(member: Member, what: str) -> Entry:
-    return Entry(at=None, now=member.row.now, what=what, member=member, timed=False)
+def _standing(row: Any) -> str:
+    """The state that it is in; since when, no column says."""
+    state = {"state": row.get_state_display()}
+    if not row.attempts:
+        return _("is %(state)s") % state
+    return ngettext(
+        "is %(state)s, after %(count)d attempt",
+        "is %(state)s, after %(count)d attempts",
+        row.attempts,
+    ) % {**state, "count": row.attempts}
 
 
 def _in_attempt(what: str, attempts: int) -> str:

@@ -7,9 +7,14 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+
 LONGEST_TEXT: Final = 100_000
 """Characters of a text that are shown."""
 
+_WORD: Final = re.compile(r"[^./:_|-]*[./:_|-]+|[^./:_|-]+")
 _JSON_PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s"{}\[\],:]+|[{}\[\],:]')
 
 
@@ -39,6 +44,13 @@ def _indented(text: str) -> Iterator[str]:
         yield f"{piece} " if piece == ":" else _legible(piece)
         depth += piece in "{["
         before = piece
+
+
+def cut(text: str, length: int) -> SafeString:
+    """The text, or its beginning, which breaks between its words; all of it is a tooltip."""
+    shown = str(Truncator(text).chars(length))
+    words = format_html_join(SafeString("<wbr>"), "{}", ((word,) for word in _WORD.findall(shown)))
+    return format_html('<span title="{}">{}</span>', text, words)
 
 
 def _legible(piece: str) -> str:

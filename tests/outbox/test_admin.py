@@ -38,7 +38,8 @@ def do(client: Client, action: str, *payloads: int) -> Any:
     """Select messages by their data, and do it to them."""
     rows = OutboxMessage.objects.using(_using()).filter(payload__in=[str(p) for p in payloads])
     chosen = [str(pk) for pk in rows.values_list("pk", flat=True)]
-    return client.post(LIST, {"action": action, "_selected_action": chosen}, follow=True)
+    data = {"action": action, "_selected_action": chosen, "post": "yes"}
+    return client.post(LIST, data, follow=True)
 
 
 def _using() -> str:
@@ -61,10 +62,69 @@ def test_retry(using: str) -> None:
     """A blocked message that is retried is sent under its id, and its group follows in order."""
     blocked(using)
     response = do(member(VIEW, SETTLE), "retry_selected", 1, 2)
-    assert "1 message was changed." in response.content.decode()
+    assert "1 message: sent soon." in response.content.decode()
     Relay().drain()
     assert got() == [1, 2]
     assert LogEntry.objects.count() == 1
+
+
+def test_buttons(using: str) -> None:
+    """The page of a blocked message stands out and has the buttons; each asks, and is logged."""
+    blocked(using)
+    settler = member(VIEW, SETTLE)
+    message, other = OutboxMessage.objects.using(using).order_by("sequence")
+    detail = page(settler, f"{LIST}{message.pk}/change/")
+    for text in (detail, page(settler, LIST)):
+        assert '<span class="idempotency-held">blocked</span>' in text
+    links = re.compile(rf'{LIST}{message.pk}/(retry|skip|resend)/"')
+    assert links.findall(detail) == ["retry", "skip"]
+    assert not links.findall(page(member(VIEW), f"{LIST}{message.pk}/change/"))
+    assert "never sent, and its group goes on" in page(settler, f"{LIST}{message.pk}/skip/")
+    assert states(using) == {1: "blocked", 2: "pending"}
+    assert "is left unchanged" in page(settler, f"{LIST}{other.pk}/skip/")
+    assert member(VIEW).post(f"{LIST}{message.pk}/skip/").status_code == 403
+    assert settler.get(f"{LIST}4711/skip/").status_code == 404
+    response = settler.post(f"{LIST}{message.pk}/skip/", follow=True)
+    assert "1 message: skipped." in response.content.decode()
+    assert states(using) == {1: "skipped", 2: "pending"}
+    assert LogEntry.objects.get().change_message == "Skipped; its group goes on without it."
+    again = settler.post(f"{LIST}{message.pk}/skip/", follow=True).content.decode()
+    assert "so there is nothing to do" in again
+
+
+def test_skip_of_a_topic_that_is_gone(using: str) -> None:
+    """A message whose topic was removed is left alone, in words."""
+    blocked(using)
+    with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": using}):
+        response = do(member(VIEW, SETTLE), "skip_selected", 1)
+    assert "There is no topic &#x27;orders&#x27;" in response.content.decode()
+    assert states(using) == {1: "blocked", 2: "pending"}
+
+
+def test_asked_first(using: str) -> None:
+    """What is selected in the list is done after a question."""
+    blocked(using)
+    chosen = {"action": "skip_selected", "_selected_action": [_first(using)]}
+    response = member(VIEW, SETTLE).post(LIST, chosen)
+    assert b"What happens then" in response.content
+    assert states(using) == {1: "blocked", 2: "pending"}
+
+
+def _first(using: str) -> int:
+    return OutboxMessage.objects.using(using).order_by("sequence")[0].pk
+
+
+def test_dates(using: str) -> None:
+    """Dates are told in one way: how long ago in lists, and to the second in the timeline."""
+    blocked(using)
+    settler = member(VIEW, SETTLE)
+    listed = re.search(
+        r'<time datetime="[^"]+" title="(\d{4}-\d\d-\d\d [\d:]{8} [A-Z]+)">now<',
+        page(settler, LIST),
+    )
+    assert listed
+    assert listed[1] in page(settler, f"{LIST}{_first(using)}/change/")
+    assert not re.search(r"[ap]\.m\.", page(settler, f"{LIST}{_first(using)}/change/"))
 
 
 def test_skip(using: str) -> None:
@@ -114,4 +174,7 @@ def test_streams(using: str) -> None:
     )
     assert "orders/g" in text
     assert '<td class="field-waiting">2</td>' in text
-    assert "icon-yes" in text
+    assert '<span class="idempotency-held">blocked</span>' in text
+    assert not re.search(
+        "icon-(yes|no)", text
+    )  # a tick beside what is blocked, and a cross beside what is not

@@ -170,7 +170,7 @@ def test_poison_blocks(using: str, group: str | None, caplog: pytest.LogCaptureF
         relay.drain()
         assert states(using) == {1: "blocked", 2: "pending" if group else "sent"}
         assert got() == ([] if group else [2])
-        assert "is blocked after 2 attempts" in caplog.text
+        assert "is blocked after attempt 2" in caplog.text
 
 
 @every_kind

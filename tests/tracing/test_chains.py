@@ -370,7 +370,7 @@ def at(columns: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             {"state": "blocked", "sent_at": None, "attempts": 5},
-            ["published to the outbox", "blocked in attempt 5"],
+            ["published to the outbox", "is blocked, after 5 attempts"],
         ),
         (
             {"purge_at": timedelta(days=7)},
@@ -393,14 +393,16 @@ def test_message_sent(columns: dict[str, Any], told: list[str]) -> None:
             {"state": "pending", "processed_at": None, "process_after": timedelta(minutes=1)},
             ["received", "due again, after 1 attempt"],
         ),
-        ({"state": "held", "processed_at": None, "attempts": 0}, ["received", "held"]),
+        ({"state": "held", "processed_at": None, "attempts": 0}, ["received", "is held"]),
         ({"purge_at": timedelta(days=7)}, ["received", "handled", "may be purged"]),
     ],
 )
 def test_message_received(columns: dict[str, Any], told: list[str]) -> None:
     """A message of the inbox tells when it was received and handled, or what became of it."""
     message = received(**at(columns))
-    assert [entry.what for entry in traced(message.message_id).entries] == told
+    entries = traced(message.message_id).entries
+    assert [entry.what for entry in entries] == told
+    assert "at an unknown time" not in {entry.age for entry in entries}
 
 
 def test_inbox_to_record() -> None:

@@ -95,7 +95,7 @@ def test_retry(inbox: Inbox, settler: Client) -> None:
     assert "steps that are stored are not done again" in page(settler, detail(inbox, view="retry"))
     assert inbox.states() == ["parked"]
     response = settler.post(detail(inbox, view="retry"), follow=True)
-    assert messages(response) == ["1 message is handled again soon."]
+    assert messages(response) == ["1 message: handled again soon."]
     assert process_due() == {"handled": 1}
     [entry] = LogEntry.objects.all()
     assert (entry.change_message, entry.object_id) == ("Retried.", str(inbox.row().pk))
@@ -114,7 +114,7 @@ def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
     response = settler.post(LIST, {**chosen, "post": "yes"}, follow=True)
     said = messages(response)
     assert "is pending now" in said[0]
-    assert said[1] == "2 messages are handled again soon."
+    assert said[1] == "2 messages: handled again soon."
     process_due()
     assert sorted(inbox.effects()) == ["shop m-0", "shop m-0", "shop m-1", "shop m-1", "shop m-2"]
 

@@ -1,15 +1,20 @@
-"""What an operator can do to messages of the inbox, and what is said of it before."""
+"""What an operator can do to messages of inbox and outbox, and what is said of it before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.db.models import QuerySet
 from django.utils.translation import gettext_lazy as _
 
+from ..databases import database
 from ..inbox import settling
-from ..models import InboxMessage
+from ..inbox.settling import NotSettled
+from ..models import OutboxMessage
+from ..models.outbox import OutboxState
+from ..outbox import settling as outbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,10 @@ class Settlement:
         states: of the messages that it can be done to.
         consequences: what happens then, for the operator who is asked.
         logged: the log entry.
-        settle: does it.
+        done: what follows, said after it was done.
+        settle: does it to the message with this primary key, ``by`` somebody; raises
+            ``NotSettled``.
+        place: the column that says where a message belongs.
     """
 
     name: str
@@ -32,14 +40,16 @@ class Settlement:
     states: Sequence[str]
     consequences: Sequence[Any]
     logged: Any
+    done: Any
     settle: Callable[..., None]
+    place: str
 
-    def fits(self, message: InboxMessage) -> bool:
+    def fits(self, message: Any) -> bool:
         """Whether the message is in a state that it can be done in."""
         return message.state in self.states
 
 
-SETTLEMENTS: Final = (
+INBOX: Final = (
     Settlement(
         "retry",
         _("Retry messages"),
@@ -54,7 +64,9 @@ SETTLEMENTS: Final = (
             _("If it fails again, it is parked again."),
         ),
         _("Retried."),
+        _("handled again soon."),
         settling.retry,
+        "source",
     ),
     Settlement(
         "reprocess",
@@ -70,7 +82,9 @@ SETTLEMENTS: Final = (
             ),
         ),
         _("Reprocessed."),
+        _("handled again soon."),
         settling.reprocess,
+        "source",
     ),
     Settlement(
         "accept",
@@ -86,6 +100,65 @@ SETTLEMENTS: Final = (
             _("The message is handled like any other then."),
         ),
         _("Accepted."),
+        _("handled again soon."),
         settling.accept,
+        "source",
+    ),
+)
+
+
+def _one_of_the_outbox(settle: Callable[[QuerySet[OutboxMessage]], Sized | int]) -> Any:
+    """What settles a message of the outbox by its primary key."""
+
+    def settle_one(pk: int, **_: str) -> None:
+        rows = OutboxMessage.objects.using(database()).filter(pk=pk)
+        if not settle(rows):
+            raise NotSettled("Its state has changed, so there is nothing to do. Look at it again.")
+
+    return settle_one
+
+
+OUTBOX: Final = (
+    Settlement(
+        "retry",
+        _("Retry blocked messages"),
+        _("Retry"),
+        (OutboxState.BLOCKED,),
+        (
+            _("The message is sent under its old id, with all its attempts before it."),
+            _("Its group goes on after it. If the broker refuses it again, it is blocked again."),
+        ),
+        _("Retried; it is sent under its old id."),
+        _("sent soon."),
+        _one_of_the_outbox(outbox.retry),
+        "topic",
+    ),
+    Settlement(
+        "skip",
+        _("Skip blocked messages"),
+        _("Skip"),
+        (OutboxState.BLOCKED,),
+        (
+            _("The message is never sent, and its group goes on without it."),
+            _("Until it is purged, it can be sent again, after what was sent meanwhile."),
+        ),
+        _("Skipped; its group goes on without it."),
+        _("skipped."),
+        _one_of_the_outbox(outbox.skip),
+        "topic",
+    ),
+    Settlement(
+        "resend",
+        _("Send again, under new ids"),
+        _("Send again"),
+        (OutboxState.SENT, OutboxState.SKIPPED),
+        (
+            _("A copy is sent under a new id: consumers handle it once more."),
+            _("In its group, it comes after what was published since."),
+        ),
+        _("Sent again, under a new id."),
+        _("sent again soon."),
+        _one_of_the_outbox(outbox.resend),
+        "topic",
     ),
 )

@@ -11,16 +11,18 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...tracing.moments import Moment
 from .. import positions
 from ..databases import database
 from ..models import StreamPosition
+from .base import ReadOnly
 
 TEMPLATE = "admin/idempotency_messaging/streamposition/reset.html"
 
@@ -66,32 +68,24 @@ def _seen(row: StreamPosition) -> str:
 
 
 @admin.register(StreamPosition)
-class StreamPositionAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime
+class StreamPositionAdmin(ReadOnly):
     """Lists and shows the streams and peers; who may can reset a position, and nobody can edit."""
 
-    list_display = ("stream", "epoch", "position", "updated_at")
+    list_display = ("stream", "epoch", "position", "updated")
     fields = readonly_fields = list_display
     search_fields = ("stream__startswith",)
     search_help_text = gettext_lazy("Finds streams whose names begin with this text.")
     ordering = ("stream",)
     actions = None
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False  # what was processed would be forgotten
-
     def has_reset_permission(self, request: HttpRequest) -> bool:
         """Whether the user may set positions by hand."""
         may_reset = request.user.has_perm("idempotency_messaging.reset_streamposition")
         return may_reset and self.has_view_permission(request)
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[StreamPosition]:
-        return StreamPosition._base_manager.using(database()).order_by(*self.ordering)
+    @admin.display(description=gettext_lazy("updated"))
+    def updated(self, row: Any) -> SafeString:
+        return Moment(row.updated_at, row.now).html
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.reset_view)

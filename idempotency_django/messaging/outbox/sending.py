@@ -91,7 +91,7 @@ def note_failures(
         state = batch.mark_failed(message, known, error)
         if state == OutboxState.BLOCKED:
             logger.error(
-                "The message %s of the topic %r is blocked after %d attempts%s. Look at it in the "
+                "The message %s of the topic %r is blocked after attempt %d%s. Look at it in the "
                 "admin, fix what is wrong, and retry or skip it there. The last error: %s",
                 message.message_id,
                 message.topic,
