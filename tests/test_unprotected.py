@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.generic import View
+from rest_framework.decorators import api_view
 
 from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotent
@@ -217,6 +218,18 @@ class TestHiddenInside:
         [logged] = unprotected
         assert "either is not protected: it answered POST /x/ with 201" in logged.getMessage()
         unprotected.clear()
+
+    @pytest.mark.parametrize("decorator", [ways.unknown, ways.of_anything])
+    def test_one_handler_for_two_methods(self, alice: Client, served: Any, decorator: Any) -> None:
+        """A function that answers two methods is protected for both."""
+        view = api_view(["POST", "PUT"])(idempotent(ways.drf_plain))
+        served(decorator(view))
+        assert {endpoint.problem for endpoint in endpoints()} == {""}
+        for method in ("post", "put"):
+            key = new_key()
+            first = post(alice, "/x/", key, method, method=method)
+            assert_replays(first, post(alice, "/x/", key, method, method=method))
+            assert effects(method) == 1
 
     @pytest.mark.parametrize(
         ("decorator", "problems"),

@@ -724,29 +724,10 @@ UNKNOWN: dict[str, Any] = {
 }
 """Decorators that are not known, by what is strange about them."""
 
-HIDING = ("anything", "by-object", "by-slots", "by-called-object", "by-method")
-"""Those of them that say nothing of what is inside."""
-
 
 def other_name(http_request: HttpRequest) -> HttpResponse:
     """A view that has a name of its own for its request."""
     return create(http_request)
-
-
-def any_arguments(*args: Any) -> HttpResponse:
-    """A view that names no request at all."""
-    return create(args[0])
-
-
-NAMELESS: dict[str, Any] = {
-    "other-name": other_name,
-    "any-arguments": any_arguments,
-    "guarded": guard(other_name),
-    "partial": partial(other_name),
-    "atomic": transaction.atomic(other_name),
-    "as-view": a_class(handler()).as_view(),
-}
-"""Views that nothing but their place tells from any other function."""
 
 
 def other_name_method() -> Any:
@@ -754,15 +735,6 @@ def other_name_method() -> Any:
 
     def post(self: Any, asked: Any) -> Any:
         return create(asked) if isinstance(asked, HttpRequest) else drf_create(asked)
-
-    return post
-
-
-def any_arguments_method() -> Any:
-    """A handler that names no request at all."""
-
-    def post(self: Any, *args: Any) -> Any:
-        return create(args[0]) if isinstance(args[0], HttpRequest) else drf_create(args[0])
 
     return post
 
@@ -814,56 +786,6 @@ REFUSED: list[Refusal] = [
         "mixin",
         lambda: a_class(_unknown_method(), *mixed(Base)).as_view(),
         "post",
-    ),
-    *(
-        refusal
-        for odd in HIDING
-        for name, hidden in NAMELESS.items()
-        for refusal in (
-            Refusal(
-                f"decorator-{odd}-{name}",
-                "decorator",
-                lambda odd=odd, hidden=hidden: idempotent(UNKNOWN[odd](hidden)),
-                "",
-            ),
-            Refusal(
-                f"middleware-{odd}-{name}",
-                "middleware",
-                lambda odd=odd, hidden=hidden: UNKNOWN[odd](hidden),
-                "",
-            ),
-        )
-    ),
-    *(
-        refusal
-        for odd in HIDING
-        for make in (other_name_method, any_arguments_method)
-        for refusal in (
-            Refusal(
-                f"decorator-{odd}-{make.__name__}",
-                "decorator",
-                lambda odd=odd, make=make: idempotent(UNKNOWN[odd](make())),
-                "",
-            ),
-            Refusal(
-                f"middleware-{odd}-{make.__name__}",
-                "middleware",
-                lambda odd=odd, make=make: a_class(UNKNOWN[odd](make())).as_view(),
-                "",
-            ),
-            Refusal(
-                f"middleware-drf-{odd}-{make.__name__}",
-                "middleware",
-                lambda odd=odd, make=make: a_class(UNKNOWN[odd](make()), Base).as_view(),
-                "",
-            ),
-            Refusal(
-                f"mixin-{odd}-{make.__name__}",
-                "mixin",
-                lambda odd=odd, make=make: a_class(UNKNOWN[odd](make()), *mixed(Base)).as_view(),
-                "",
-            ),
-        )
     ),
     Refusal("mixin-api-view-unknown", "middleware", lambda: api(unknown), "drf_plain"),
     Refusal("decorator-api-view-unknown", "middleware", lambda: idempotent(api(unknown)), ""),

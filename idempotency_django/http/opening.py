@@ -96,18 +96,16 @@ def opened(view: Any, protect: Protect) -> Any:
     Raises:
         ImproperlyConfigured: it is or holds what is not known; the error says what to do.
     """
-    if _is_part(view):
+    if _is_part(view) or is_as_view(view):
         return protect(view)
     name = held_as(view)
     if name == "method" and PROTECTED in vars_of(view):  # @method_decorator(idempotent)
         opened(closure_of(view)[name], lambda function: function)
         return view
-    if not is_as_view(view) and protected_part(view) is not None:
+    if protected_part(view) is not None:
         return view
     if name is not None:
         return _around(opened(closure_of(view)[name], protect), view, name)
-    if is_as_view(view):
-        return protect(view)
     if not _is_plain(view):
         raise _unknown(view)
     if isinstance(view, MethodType):
@@ -160,7 +158,8 @@ def _protected_class_or_handler(view: Any, method: str, seen: set[int]) -> Any:
     """The handler of a class-based view that is protected itself, or else the class if it is."""
     view_class, handlers = view_class_of(view), handlers_of(view)
     names = handlers.values() if method == "*" else [handlers[m] for m in handlers if m == method]
-    parts = [_protected_part(getattr(view_class, name), method, seen) for name in names]
+    # Two methods may have one handler, which is to be found for both.
+    parts = [_protected_part(getattr(view_class, name), method, {*seen}) for name in names]
     if parts and all(part is not None for part in parts):
         return parts[0]
     return view_class if getattr(view_class, PROTECTED, None) else None
