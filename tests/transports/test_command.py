@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import uuid
 from io import StringIO
 from typing import Any
 
+import kombu
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
@@ -14,7 +17,10 @@ from django.core.management import CommandError, call_command
 from idempotency_django.checks.consumers import check_consumers
 from idempotency_django.errors import UnknownEventType
 from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.outbox.publishers.kombu import KombuPublisher
 from idempotency_django.messaging.transports import kafka, rabbitmq, sqs
+from tests.publishing.messages import grouped
+from tests.servers import Server
 
 first, second, same = Consumer("first"), Consumer("second.one"), Consumer("first")
 HERE = __name__
@@ -173,3 +179,67 @@ def test_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     with pytest.raises(CommandError, match=r"client\.region_name=eu-central-1"):
         run("first", "--transport=sqs", "--from=https://sqs.example/1/billing")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_declare(rabbit: Server) -> None:
+    """--declare makes the queues and bindings of the outbox's publisher: either may be the first,
+    and what is published arrives.
+    """
+    name, exchange, stop = uuid.uuid4().hex, uuid.uuid4().hex, threading.Event()
+    declared = {"url": rabbit.url, "declare": True, "dead_letter": f"{name}.dead", "stop": stop}
+    direct = KombuPublisher("orders", url=rabbit.url, queue=name)
+    fanned = KombuPublisher("orders", url=rabbit.url, exchange=exchange)
+    got: list[str] = []
+    consumer = Consumer("declaring")
+
+    @consumer.on("order.paid")
+    def handle(event: Any, execution: Any) -> None:
+        got.append(event.id)
+        stop.set()
+
+    with pytest.raises(ImproperlyConfigured, match="run_consumer --declare"):
+        rabbitmq.run(consumer, name, url=rabbit.url)
+    with kombu.Connection(rabbit.url) as connection:
+        channel = connection.channel()
+        for publisher, message in zip((direct, fanned), grouped("a-1", "b-1"), strict=True):
+            assert publisher.publish([message]) == [None]
+            publisher.close()
+            rabbitmq.run(consumer, name, bindings={exchange: "order.#"}, **declared)
+            stop.clear()
+        assert got == ["a-1", "b-1"]
+        channel.queue_delete(name)
+        first = rabbitmq.RabbitMQ(name, rabbit.url, 10, {}, f"{name}.dead", 1000)
+        first.declare({})
+        first.open()
+        first.close()
+        assert direct.publish(grouped("a-2")) == [None]
+        direct.close()
+        assert channel.queue_delete(name) == 1
+        assert channel.queue_delete(f"{name}.dead") == 0
+        channel.exchange_delete(exchange)
+
+
+def test_declare_what_is_there(rabbit: Server) -> None:
+    """A queue with other properties ends the command with a sentence."""
+    name = uuid.uuid4().hex
+    with kombu.Connection(rabbit.url) as connection:
+        channel = connection.channel()
+        kombu.Queue(name)(channel).declare()
+        with pytest.raises(CommandError, match="with other properties"):
+            run(
+                "first",
+                "--transport=rabbitmq",
+                f"--from={name}",
+                f"--option=url={rabbit.url}",
+                "--declare",
+            )
+        channel.queue_delete(name)
+
+
+def test_declare_elsewhere() -> None:
+    """Only RabbitMQ's queues are declared, and bindings need that."""
+    with pytest.raises(CommandError, match="'kafka' has no option 'declare'"):
+        run("first", *KAFKA, SERVERS, "--declare")
+    with pytest.raises(ImproperlyConfigured, match="declare=True"):
+        rabbitmq.run(first, "q", url="amqp://localhost", bindings={"shop": "#"})

@@ -63,6 +63,12 @@ class Command(BaseCommand):
             "the environment variable NAME, where passwords belong.",
         )
         parser.add_argument(
+            "--declare",
+            action="store_true",
+            help="RabbitMQ: declare the queue, and that of the option dead_letter, as the outbox "
+            "does, and bind it as --option bindings.EXCHANGE=KEY says.",
+        )
+        parser.add_argument(
             "--health",
             metavar="FILE",
             help="A file that is touched every few seconds, for a liveness probe.",
@@ -74,6 +80,8 @@ class Command(BaseCommand):
         try:
             run = _run_of(transport)
             options = _options(settings_)
+            if more["declare"]:
+                options["declare"] = True
             if more["health"]:
                 options["health"] = more["health"]
             _check_names(run, options, transport)

@@ -24,6 +24,7 @@ from kombu import Consumer as Subscription
 from kombu.transport import pyamqp
 
 from ..consumers import Consumer
+from ..quorum import quorum_queue, topic_exchange
 from ..reasons import reason
 from .base import NO_DEAD_LETTERS, Transport
 from .incoming import Incoming, as_text
@@ -34,6 +35,7 @@ POLL: Final = 1.0  # seconds
 _AT_ONCE: Final = 0.005  # seconds: for what is there already
 _CONFIRM: Final = 30.0  # seconds
 _NOT_FOUND: Final = 404
+_OTHER: Final = 406  # it exists with other properties
 _BROKERS: Final = "x-"
 """What the names of headers begin with that a broker adds, such as ``x-delivery-count``."""
 _UNREADABLE: Final = "idempotency-unreadable"
@@ -67,6 +69,8 @@ def run(
     heartbeat: float = 30,
     connection: Mapping[str, Any] | None = None,
     dead_letter: str | None = None,
+    declare: bool = False,
+    bindings: Mapping[str, str] | None = None,
     **options: Unpack[Options],
 ) -> None:
     """Handle the messages of a queue until SIGTERM.
@@ -76,7 +80,7 @@ def run(
 
     Args:
         consumer: the consumer.
-        queue: the queue, which must exist.
+        queue: the queue, which must exist unless it is declared.
         url: where RabbitMQ is, such as ``amqp://user:password@host:5672/vhost``.
         prefetch: how many messages RabbitMQ sends ahead; by default twice the batch, at least 10.
         heartbeat: seconds, 3 or more; after twice as many without a word, the two sides take each
@@ -84,6 +88,10 @@ def run(
         connection: further arguments for ``kombu.Connection``, such as ``{"ssl": True}``.
         dead_letter: the queue for messages that cannot be handled, which must exist; required where
             ``idempotency_django.messaging`` is not installed to keep them.
+        declare: whether to declare the queue and that of ``dead_letter``, as the publisher of the
+            outbox does: durable quorum queues.
+        bindings: with ``declare``: topic exchanges, which are declared as well, and the routing key
+            by which each is bound to the queue, such as ``{"shop": "order.#"}``.
         options: see :class:`~idempotency_django.messaging.transports.options.Options`.
 
     Raises:
@@ -98,7 +106,11 @@ def run(
     if heartbeat < 3 * BEAT:
         raise ImproperlyConfigured(f"heartbeat is {heartbeat}; make it {3 * BEAT:g} or more.")
     arguments = {"heartbeat": heartbeat, **(connection or {})}
+    if bindings and not declare:
+        raise ImproperlyConfigured("bindings are made with declare=True only. Pass it, too.")
     transport = RabbitMQ(queue, url, ahead, arguments, dead_letter, chosen.max_body_bytes)
+    if declare:
+        transport.declare(bindings or {})
     Loop(transport, consumer, chosen).run()
 
 
@@ -139,18 +151,42 @@ class RabbitMQ(Transport):
             "frame_handler": _read_any_properties,
         }
         self._channel: Any = None
+        self._bindings: Mapping[str, str] | None = None
         self._subscription: Subscription | None = None
         self._arrived: deque[Any] = deque()
         self._postponed: list[tuple[float, int, Incoming]] = []
         self._numbers = count()
 
+    def declare(self, bindings: Mapping[str, str]) -> None:
+        """Have the queues and bindings declared whenever the transport opens."""
+        self._bindings = bindings
+
+    def _declare(self, bindings: Mapping[str, str]) -> None:
+        channel: Any = self._connection.channel()
+        try:
+            for name in filter(None, (self._queue, self._dead_letter)):
+                quorum_queue(name)(channel).declare()
+            for name, key in bindings.items():
+                topic_exchange(name)(channel).declare()
+                quorum_queue(self._queue)(channel).bind_to(name, routing_key=key)
+        except self._connection.channel_errors as error:
+            if getattr(error, "code", None) != _OTHER:
+                raise
+            raise ImproperlyConfigured(
+                f"RabbitMQ has a queue or an exchange of that name with other properties: {error}. "
+                "Delete it once it is empty, or do not declare it."
+            ) from error
+        channel.close()
+
     def open(self) -> None:
         self._connection.connect()
+        if self._bindings is not None:
+            self._declare(self._bindings)
         channel: Any = self._connection.channel()
         channel.Message = _Message
         self._channel = channel
         queue = Queue(self._queue, channel=channel)
-        self._find(queue, "Declare it first, with its bindings.")
+        self._find(queue, "Declare it first (run_consumer --declare), with its bindings.")
         self._subscription = Subscription(
             channel,
             [queue],

@@ -17,6 +17,7 @@ from amqp.exceptions import (
     RecoverableConnectionError,
 )
 
+from ...quorum import quorum_queue, topic_exchange
 from .base import Away, Outgoing, Publisher, Refused
 from .lines import Lines
 
@@ -25,8 +26,6 @@ PREFIX: Final = "cloudEvents_"
 
 _UNFIT: Final = (struct.error, ValueError, TypeError)
 """What py-amqp raises for what AMQP cannot say, such as a routing key of more than 255 bytes."""
-
-QUORUM: Final[Mapping[str, Any]] = {"x-queue-type": "quorum"}
 
 
 class KombuPublisher(Publisher):
@@ -201,8 +200,8 @@ class KombuPublisher(Publisher):
 
     def _declared(self) -> kombu.Queue | kombu.Exchange:
         if self._exchange:
-            return kombu.Exchange(self._exchange, type="topic", durable=True)
-        return kombu.Queue(self._queue, durable=True, queue_arguments=dict(QUORUM))
+            return topic_exchange(self._exchange)
+        return quorum_queue(self._queue)
 
     def _take_back(self, error: Exception, exchange: Any, routing_key: str, message: Any) -> None:
         self._returned.append(
