@@ -33,7 +33,11 @@ def _setup(settings: Any) -> None:
 def token(**changes: Any) -> str:
     """The token in the address of an operation's status."""
     operation = Operation(**{**NAMED, **changes}, name="POST /", ttl=timedelta(hours=1))
-    return status.location(stores["default"], operation).rstrip("/").rsplit("/", 1)[1]
+    return (
+        status.location(stores["default"], operation, operation.principal)
+        .rstrip("/")
+        .rsplit("/", 1)[1]
+    )
 
 
 def readings(text: str) -> str:
@@ -65,8 +69,8 @@ def test_rotation_meanwhile() -> None:
     operation = Operation(**NAMED, name="POST /", ttl=timedelta(hours=1))
     assert isinstance(store.acquire(operation), Claim)
     duplicate = replace(operation, fingerprint="e" * 64, aliases={operation.fingerprint: ""})
-    location = status.location(store, duplicate)
-    found = status.record_of(location.rstrip("/").rsplit("/", 1)[1], NAMED["principal"])
+    location = status.location(store, duplicate, duplicate.principal)
+    found = status.record_of(location.rstrip("/").rsplit("/", 1)[1], NAMED["principal"], "")
     assert found is not None
     assert found.status == "in_progress"
 
