@@ -21,7 +21,6 @@ from .outcomes import (
     Admit,
     Executed,
     Held,
-    InProgress,
     Outcome,
     Recover,
     Replayed,
@@ -29,6 +28,7 @@ from .outcomes import (
     RolledBack,
     decide,
     failure,
+    in_progress,
 )
 from .settling import Attempt, hold_exhausted
 from .threads import handlers_thread
@@ -89,8 +89,8 @@ class Run:
         asked_at = time.monotonic()
         try:
             claim_or_record = await self._found()
-        except OperationInProgress:
-            return InProgress()
+        except OperationInProgress as error:
+            return await self.driver.call(in_progress, self.store, self.operation, error)
         except StoreUnavailable as error:
             if not self.operation.execute_without_store:
                 raise

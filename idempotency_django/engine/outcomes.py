@@ -18,8 +18,11 @@ from ..errors import (
     IdempotencyError,
     OperationHeld,
     OperationInProgress,
+    StoreUnavailable,
 )
+from ..errors.operations import BUSY_MESSAGE
 from ..records import Claim, Operation, Payload, Record, Status
+from ..stores import Store
 from .failures import named
 
 logger = logging.getLogger("idempotency_django")
@@ -63,9 +66,11 @@ class InProgress:
 
     Attributes:
         remaining: seconds until the owner's lease ends, if it is not renewed; ``None``: unknown.
+        busy: whether it may not be in progress at all: something else has locked the database.
     """
 
     remaining: float | None = field(default=None, compare=False)
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ def refusal(outcome: InProgress | Held | Mismatched, what: str = "") -> Idempote
             'e-17' of '/shop'". By default, the error is about the caller's own request.
     """
     match outcome:
+        case InProgress(busy=True):
+            return StoreUnavailable(BUSY_MESSAGE)
         case InProgress(remaining):
             error = OperationInProgress(what and what + _IN_PROGRESS)
             error.remaining = remaining
@@ -156,6 +163,11 @@ def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Out
             return InProgress()  # no answer, and no claim: the store is to free the key for a retry
         case _:
             return Mismatched(claim_or_record)
+
+
+def in_progress(store: Store, operation: Operation, error: OperationInProgress) -> InProgress:
+    """The outcome of an operation that the store was too busy to claim."""
+    return InProgress(busy=error.busy and not store.is_running(operation))
 
 
 def failure(error: Exception) -> Result:

@@ -23,7 +23,6 @@ from .outcomes import (
     Admit,
     Executed,
     Held,
-    InProgress,
     Outcome,
     Recover,
     Replayed,
@@ -32,6 +31,8 @@ from .outcomes import (
     announce,
     decide,
     failure,
+    in_progress,
+    refusal,
 )
 from .settling import hold_exhausted, settle_rolled_back
 from .waiting import ConflictWait
@@ -122,10 +123,14 @@ class Run:
                     self._replay(outcome.record)
                 return outcome
         except (OperationInProgress, ClaimLost) as error:
+            if not self._claimed and isinstance(error, OperationInProgress):
+                outcome = in_progress(self.store, self.operation, error)
+                if self.after is None:
+                    return outcome
+                if outcome.busy:
+                    raise refusal(outcome) from error
             if self.after is not None or self._committed:
                 raise
-            if not self._claimed:
-                return InProgress()
             self._error, result = error, failure(error)  # refused at COMMIT
         except RolledBack as signal:
             result = signal.result

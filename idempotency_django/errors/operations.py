@@ -53,6 +53,8 @@ class OperationInProgress(IdempotencyError):
         remaining: seconds until the owner's lease ends, if the owner does not renew it; ``None``:
             unknown, or a transaction holds the claim. A retry before that finds out no more, unless
             the owner has finished.
+        busy: whether something else has locked the whole database, as on SQLite: then this
+            operation may not be in progress at all.
     """
 
     status = 409
@@ -63,6 +65,7 @@ class OperationInProgress(IdempotencyError):
         "to receive its answer."
     )
     remaining: float | None = None
+    busy: bool = False
 
 
 class OperationHeld(IdempotencyError):
@@ -129,6 +132,10 @@ UNCONFIRMED_MESSAGE: Final = (
     "operation."
 )
 
+BUSY_MESSAGE: Final = (
+    "The database is busy: other work has locked it, so nothing was executed. Retry later with the "
+    "same key."
+)
 ROLLED_BACK_MESSAGE: Final = (
     "The connection to the database was lost before the operation was committed, so nothing of it "
     "is committed. Retry later with the same key."

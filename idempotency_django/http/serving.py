@@ -218,7 +218,7 @@ def _unexecuted(
         case Replayed(record):
             return _replay(adapter, policy, record)
         case InProgress():
-            if policy.on_conflict == "accepted":
+            if policy.on_conflict == "accepted" and not outcome.busy:
                 retry_after = _retry_after(policy)
                 owner = plan.operation.principal + plan.operation.since
                 if policy.principal is not None:  # which the status view does not know

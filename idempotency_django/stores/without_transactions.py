@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ..records import Claim
+from ..records import Claim, Operation
 from .demands import Demands
 
 
@@ -93,6 +93,10 @@ class WithoutTransactions:
     def is_busy(self, error: BaseException) -> bool:
         """Whether an error at COMMIT says that others were in the way, so that it rolled back."""
         return False
+
+    def is_running(self, operation: Operation) -> bool:
+        """Whether an operation that met a busy database is known to be in progress elsewhere."""
+        return True
 
     def has_ended(self, error: BaseException) -> bool:
         """Whether an error says that the server ended the transaction, because it took too long."""

@@ -26,7 +26,9 @@ def translated(dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = Fa
     rolled_back = rolled_back or dialect.has_ended(error)
     lost = isinstance(error, OperationalError | InterfaceError) or dialect.has_ended(error)
     if lost and dialect.is_busy(error):
-        return OperationInProgress()
+        in_progress = OperationInProgress()
+        in_progress.busy = dialect.locks_database
+        return in_progress
     refused = isinstance(error, InternalError) and dialect.is_read_only(error)
     if lost or refused or dialect.is_gone(error):
         unavailable = StoreUnavailable()

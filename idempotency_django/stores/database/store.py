@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 
-from ...errors import OperationInProgress
+from ...errors import OperationInProgress, StoreUnavailable
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
 from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
 from ..codec import decode_step, encode, encode_step
@@ -72,7 +72,7 @@ class DatabaseStore(TransactionalStore):
                 claim_or_record = self._acquire(operation)
             except DatabaseFault as error:
                 self._raise(error)
-            if self._dialect.combines and isinstance(claim_or_record, Claim):
+            if isinstance(claim_or_record, Claim):
                 self._dialect.claimed(claim_or_record)
             return claim_or_record
         self._forbid_misplaced(operation)
@@ -148,6 +148,17 @@ class DatabaseStore(TransactionalStore):
         """Let the time to live of a claim's record count from now."""
         mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
         mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
+
+    def is_running(self, operation: Operation) -> bool:
+        if self._dialect.is_claimed(operation.key, operation.scope):
+            return True
+        if connections[self.using].needs_rollback:
+            return False  # a request's transaction that has met the lock cannot be asked
+        try:
+            record = self.get(operation.key, operation.scope)
+        except (OperationInProgress, StoreUnavailable):
+            return False
+        return record is not None and record.status is Status.IN_PROGRESS
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         try:

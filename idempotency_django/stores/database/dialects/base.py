@@ -61,6 +61,8 @@ class Dialect(ABC):
 
     combines: ClassVar[bool] = False
     """Whether it can send several statements in one message: :meth:`messages`."""
+    locks_database: ClassVar[bool] = False
+    """Whether whoever writes locks the database for everybody else."""
     locks_sessions: ClassVar[bool] = False
     """Whether it has locks that no transaction ends: :meth:`begin`, :meth:`release`."""
     in_transaction: Callable[[Any], object]
@@ -144,6 +146,10 @@ class Dialect(ABC):
 
     def claimed(self, claim: Claim) -> None:
         """The running transaction holds the claim."""
+
+    def is_claimed(self, key: str, scope: str) -> bool:
+        """Whether an open transaction of this process is known to hold a claim on the key."""
+        return False
 
     def begin(self) -> None:
         """A transaction begins, maybe within another one; :meth:`release` follows each."""

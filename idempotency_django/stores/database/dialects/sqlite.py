@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -17,6 +18,8 @@ class SQLite(Dialect):
     """The lock is the database's one write lock, held by the transaction."""
 
     vendor = "sqlite"
+    locks_database = True
+    locks_sessions = True  # in this process: its open transactions' claims, which nobody can read
     in_transaction = attrgetter("in_transaction")  # executescript() begins with a COMMIT
     busy = frozenset(
         {
@@ -28,6 +31,27 @@ class SQLite(Dialect):
             "SQLITE_LOCKED_SHAREDCACHE",  # in memory, as a test database may be
         }
     )
+
+    def __init__(self, using: str, **options: bool) -> None:
+        super().__init__(using, **options)
+        self._claims: set[tuple[str, str]] = set()  # of all threads
+        self._held = threading.local()
+
+    def claimed(self, claim: Claim) -> None:
+        self._claims.add((claim.key, claim.scope))
+        self._held.claims = [*getattr(self._held, "claims", []), (claim.key, claim.scope)]
+
+    def is_claimed(self, key: str, scope: str) -> bool:
+        return (key, scope) in self._claims
+
+    def begin(self) -> None:
+        self._held.depth = getattr(self._held, "depth", 0) + 1
+
+    def release(self) -> None:
+        self._held.depth -= 1
+        if not self._held.depth:
+            self._claims.difference_update(getattr(self._held, "claims", ()))
+            self._held.claims = []
 
     def claim(self, operation: Operation, token: str) -> int | None:
         with connections[self.using].cursor() as cursor:
