@@ -15,7 +15,7 @@ from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
 from ..errors import IdempotencyError
-from ..http.adapter import Adapter
+from ..http.adapter import Adapter, shortened
 from ..http.atomic_requests import RequestTransactions
 from ..http.bodies import (
     as_file,
@@ -190,3 +190,5 @@ def answer(
             raise
         with adapter.apart():
             return problem(view, error)
+    except Exception as error:  # noqa: BLE001  # the view's own, raised again
+        raise shortened(error)  # noqa: B904  # its context is its own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import Any, Final
 
 from django.http import HttpRequest
@@ -18,6 +19,7 @@ from .messages import invocation_of, meta_name, response_of
 from .negotiation import GivenTokens, nonce_is_in, refuse_unacceptable
 
 _NOTHING: Final = nullcontext()
+_OURS: Final = "idempotency_django."
 
 
 class Adapter(ABC):
@@ -118,6 +120,27 @@ def refuse_result(result: object, name: str) -> None:
             f"The {name} returned {result!r}. It must return None, or raise PermissionDenied to "
             "refuse a replay."
         )
+
+
+def shortened(error: Exception) -> Exception:
+    """The error, its traceback without our frames above the view's and between them.
+
+    Where the last frames are ours, as of an error of ours, these stay.
+    """
+    entries, trace = [], error.__traceback__
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    ours = [each.tb_frame.f_globals.get("__name__", "").startswith(_OURS) for each in entries]
+    if all(ours):
+        return error
+    end = len(ours) - ours[::-1].index(False)
+    kept = None
+    for place in reversed(range(len(entries))):
+        if place >= end or not ours[place]:
+            each = entries[place]
+            kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return error.with_traceback(kept)
 
 
 def has_body(record: Record) -> bool:

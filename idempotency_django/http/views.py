@@ -15,7 +15,7 @@ from ..errors import IdempotencyError
 from ..logs import escaped
 from ..policy import Policy, resolve
 from ..records import Record
-from .adapter import Adapter
+from .adapter import Adapter, shortened
 from .atomic_requests import RequestTransactions
 from .messages import problem_response, rendered
 from .objects import check_object
@@ -93,6 +93,8 @@ def answer(
         if error.foreign:
             raise
         return problem_response(error)
+    except Exception as error:  # noqa: BLE001  # the view's own, raised again
+        raise shortened(error)  # noqa: B904  # its context is its own
 
 
 async def aanswer(
@@ -105,3 +107,5 @@ async def aanswer(
         if error.foreign:
             raise
         return problem_response(error)
+    except Exception as error:  # noqa: BLE001  # the view's own, raised again
+        raise shortened(error)  # noqa: B904  # its context is its own
