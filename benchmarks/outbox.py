@@ -22,7 +22,7 @@ from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Sample, interleave
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.publishers.base import Publisher
+from idempotency_django.messaging.outbox.publishers import Publisher
 from idempotency_django.messaging.outbox.relay import Relay
 
 GROUPS: Final = 40

@@ -17,8 +17,7 @@ from benchmarks.timing import Block, Measured, Sample, interleave
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.seen.process import InProcessBloom
-from idempotency_django.messaging.sequences import Accepted, accept
-from idempotency_django.messaging.streams import claim_stream
+from idempotency_django.messaging.streams import Accepted, accept, claim_stream
 
 MOST: Final = 1.2  # times the bare transaction
 

@@ -7,8 +7,7 @@ from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .http.declared import EXEMPT, is_exempt, is_marked
-from .http.opening import PROTECTED, marked_as_part, name_of
+from .http.opening import EXEMPT, PROTECTED, is_exempt, is_marked, marked_as_part, name_of
 from .http.wrapping import protect
 from .policy import Policy
 

@@ -22,13 +22,19 @@ from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
 from .http.atomic_requests import asks_for_transaction
-from .http.declared import ViewFunction, is_async, is_exempt, policy_of
-from .http.frameworks import is_exempt_by_module
 from .http.messages import meta_name
-from .http.opening import kept, protected_part
+from .http.opening import (
+    ViewFunction,
+    is_async,
+    is_exempt,
+    is_exempt_by_module,
+    kept,
+    policy_of,
+    protected_part,
+)
 from .http.wrapping import ensure_claimed, protect
 from .policy import PROJECT_POLICY, UNSET, resolve
-from .policy.validators import UNSAFE_METHODS
+from .policy.fields import UNSAFE_METHODS
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 

@@ -18,7 +18,7 @@ from .policy import Policy, identity, keys
 from .policy.invocation import Invocation
 from .records import Operation
 from .stores import Store, stores
-from .stores.without_transactions import no_transactional_mode
+from .stores.base import no_transactional_mode
 
 
 class Asked(Protocol):

@@ -64,7 +64,7 @@ IDEMPOTENCY: dict[str, Any] = {
     # No broker: the process that sends a message hands it to its consumer. See background.py.
     "OUTBOX": {
         "payments": {
-            "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+            "BACKEND": "idempotency_django.messaging.brokers.local.LocalPublisher",
             "OPTIONS": {"consumers": ["testproject.payments.published.bookkeeping"]},
             "NOTIFY": True,
         },

@@ -18,19 +18,16 @@ from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
 from idempotency_django.admin import IdempotencyKeyAdmin, answers, changelist
-from idempotency_django.admin.actions import performing
+from idempotency_django.admin import actions as performing
 from idempotency_django.admin.answers import Answer
 from idempotency_django.admin.changelist import AuditQuerySet
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Claim, Operation, reference
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import an_operation
-from idempotency_django.tracing import Entry, Member, legible, trace
-from idempotency_django.tracing.lives import moments
-from idempotency_django.tracing.moments import Moment
-from idempotency_django.tracing.sources import member_of
-from idempotency_django.tracing.timelines import in_order
-from idempotency_django.tracing.walking import MOST
+from idempotency_django.tracing import Entry, Member, trace
+from idempotency_django.tracing import timelines as legible
+from idempotency_django.tracing.timelines import MOST, Moment, in_order, member_of, moments
 from tests.admin_pages import ALIASES, LIST, alias, detail, forgotten, member, messages, page
 from tests.factories import IdempotencyKeyFactory, ago, copies, record, records, step
 from tests.plans import rows_read

@@ -16,7 +16,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
-from idempotency_django.admin.actions import performing
+from idempotency_django.admin import actions as performing
 from idempotency_django.errors import ClaimLost
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Claim, Payload, Record, Status, Step

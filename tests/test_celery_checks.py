@@ -11,8 +11,7 @@ from celery import Celery
 from django.core.checks import CheckMessage, run_checks
 
 from idempotency_django.checks.celery import check_celery
-from idempotency_django.jobs.celery import IdempotentTask
-from idempotency_django.jobs.celery.deliveries import counts_parts
+from idempotency_django.jobs.celery import IdempotentTask, counts_parts
 from idempotency_django.policy import Policy
 
 

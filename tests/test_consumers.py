@@ -25,9 +25,8 @@ from idempotency_django.errors import (
     UnknownEventType,
 )
 from idempotency_django.functions import idempotent_call
-from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.consumers import Consumer, Duplicate, Failed, Handled
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outcomes import Duplicate, Failed, Handled
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim

@@ -22,7 +22,7 @@ from idempotency_django.drf import (
     IdempotencyStatusView,
     IdempotentViewMixin,
 )
-from idempotency_django.drf.responses import StoredResponse
+from idempotency_django.drf.adapter import StoredResponse
 from idempotency_django.engine import InProgress
 from idempotency_django.policy import Policy
 from tests.models import Effect

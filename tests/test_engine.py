@@ -30,7 +30,7 @@ from idempotency_django.engine import (
     Replayed,
     Result,
 )
-from idempotency_django.engine.waiting import LONGEST_PAUSE
+from idempotency_django.engine.outcomes import LONGEST_PAUSE
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.records import Claim, Operation, Payload, Record, Status

@@ -29,19 +29,20 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from idempotency_django import errors
-from idempotency_django.http.adapter import Adapter
 from idempotency_django.http.bodies import body_of
 from idempotency_django.http.messages import (
+    NEVER_KEPT,
+    Adapter,
     invocation_of,
     key_header,
     operation_name,
+    payload_of,
     principal_of,
     problem_of,
     problem_response,
     response_of,
     status_of,
 )
-from idempotency_django.http.results import NEVER_KEPT, payload_of
 from idempotency_django.http.serving import serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
 from idempotency_django.policy.canonical import digest

@@ -18,9 +18,8 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import MessageParked, StoreUnavailable
-from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.consumers import Consumer, Duplicate, Failed, Handled
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outcomes import Duplicate, Failed, Handled
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import stores
 from idempotency_django.testing import eventually, in_threads

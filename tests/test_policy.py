@@ -29,10 +29,10 @@ from idempotency_django.policy import (
     scopes,
 )
 from idempotency_django.policy.canonical import content_digest, framed
+from idempotency_django.policy.fields import UNSAFE_METHODS
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
 from idempotency_django.policy.seals import sealed
-from idempotency_django.policy.validators import UNSAFE_METHODS
 from idempotency_django.records import Claim
 from tests.properties import ANY_TEXT, a_call
 

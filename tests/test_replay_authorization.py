@@ -37,7 +37,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotencyStatusView, IdempotentViewMixin
 from idempotency_django.functions import idempotent_call
 from idempotency_django.http.messages import known_since, since_of
-from idempotency_django.http.objects import check_object, has_object
+from idempotency_django.http.replays import check_object, has_object
 from idempotency_django.http.status import location
 from idempotency_django.policy import Policy
 from idempotency_django.records import Operation, Record, Status

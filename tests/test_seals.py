@@ -24,7 +24,7 @@ from idempotency_django.policy import Policy, seals
 from idempotency_django.policy.canonical import canonical, content_digest, digest, framed
 from idempotency_django.records import Claim, Status
 from idempotency_django.stores import stores
-from idempotency_django.testing.support import an_operation
+from idempotency_django.testing.contract import an_operation
 from tests.factories import ago
 from tests.models import Effect
 from tests.support import assert_problem, effects, is_replay, new_key, post, record

@@ -31,7 +31,7 @@ from idempotency_django import drf, views
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.http import status
-from idempotency_django.http.opaque import concealed, revealed
+from idempotency_django.http.sessions import concealed, revealed
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Payload, Record, Status

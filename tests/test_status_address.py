@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from idempotency_django.http import opaque, status
+from idempotency_django.http import sessions as opaque
+from idempotency_django.http import status
 from idempotency_django.records import Claim, Operation
 from idempotency_django.stores import stores
 

@@ -22,8 +22,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.messages import response_of
-from idempotency_django.http.results import payload_of
+from idempotency_django.http.messages import payload_of, response_of
 from idempotency_django.policy import DEFAULTS, Policy
 from idempotency_django.records import REASON
 from tests.models import Effect

@@ -20,7 +20,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.functions import idempotent_call
 from idempotency_django.policy import Policy
 from idempotency_django.stores import purging, stores
-from idempotency_django.stores.demands import Demands
+from idempotency_django.stores.base import Demands
 from idempotency_django.stores.memory import MemoryStore
 from tests import factories
 from tests.models import Effect

@@ -16,8 +16,7 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.records import Claim, Operation, Record
-from idempotency_django.stores.cached_database import CachedStore
-from idempotency_django.stores.timelines import QUESTIONS
+from idempotency_django.stores.cached_database import QUESTIONS, CachedStore
 from idempotency_django.testing import ANSWER, an_operation
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

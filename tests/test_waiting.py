@@ -18,7 +18,7 @@ from rest_framework.views import APIView
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
 from idempotency_django.testing import in_threads
-from idempotency_django.testing.support import PATIENCE
+from idempotency_django.testing.contract import PATIENCE
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post
 

@@ -18,7 +18,7 @@ from idempotency_django import drf
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.http.requests import IdempotentRequest, OptionallyIdempotentRequest
+from idempotency_django.http.messages import IdempotentRequest, OptionallyIdempotentRequest
 from idempotency_django.policy import Policy, keys
 
 

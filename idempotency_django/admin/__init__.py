@@ -23,14 +23,19 @@ from django.utils.translation import gettext_lazy as _
 from ..models import DatabaseNow, IdempotencyKey
 from ..records import Status, reference
 from ..tracing.admin import TimelineMixin
-from ..tracing.legible import cut
-from ..tracing.moments import Moment
-from ..tracing.records import CONFIDENTIAL, administered
-from ..tracing.states import HELD, INTERRUPTED, STATES, state_of
-from ..tracing.timelines import Confidential
-from .actions import ACTIONS, Action
-from .actions.performing import list_action, perform_on_one
-from .answers import Answer
+from ..tracing.timelines import (
+    CONFIDENTIAL,
+    HELD,
+    INTERRUPTED,
+    STATES,
+    Confidential,
+    Moment,
+    administered,
+    cut,
+    state_of,
+)
+from .actions import ACTIONS, Action, list_action, perform_on_one
+from .answers import Answer, show_derived_keys
 from .changelist import (
     AnswerFilter,
     AuditChangeList,
@@ -42,7 +47,6 @@ from .changelist import (
     StateFilter,
     beginning_with,
 )
-from .derived import show_derived_keys
 
 
 @admin.register(IdempotencyKey)

@@ -69,13 +69,13 @@ from django.core.checks import Tags, register
 
 from .configuration import (
     check_callers,
+    check_cors,
     check_live_stores,
     check_middleware,
     check_settings,
     check_stores,
     check_template_middleware,
 )
-from .cors import check_cors
 from .views import check_views
 
 

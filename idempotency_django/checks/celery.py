@@ -13,10 +13,9 @@ from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's n
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules
 
-from ..jobs.celery import IdempotentTask
-from ..jobs.celery.deliveries import counts_parts
+from ..jobs.celery import IdempotentTask, counts_parts
 from ..policy import Policy
-from .policies import check_policy, each_once
+from .configuration import check_policy, each_once
 
 _NO_APP: Final = "default"
 """The name of the app that Celery makes where the project has made none."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.checks import (
+    WARNING,
     CheckMessage,
     Error,
     Warning,  # noqa: A004  # Django's name
@@ -17,12 +18,147 @@ from django.core.checks import (
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ..conf import MIDDLEWARE, NAMES, conf, did_you_mean
+from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
 from ..http.messages import known_since
+from ..http.status import status_url
 from ..middleware import skipped_middleware
-from ..policy import Policy
+from ..planning import lease_of
+from ..policy import UNSET, Policy
 from ..stores import stores
-from .policies import PROJECT, known_stores, unknown_store
+
+PROJECT: Final = "IDEMPOTENCY['POLICY']"
+
+NAMED: Final = 3
+"""How many policies or routes one message names; the others are counted."""
+
+_PROMISES: Final = ("idempotency_django.E019", "idempotency_django.E020")
+
+
+def check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
+    if policy is None:
+        return
+    if not isinstance(policy, Policy):
+        yield Error(
+            f"{where} is a {type(policy).__name__}; it must be a Policy or None.",
+            id="idempotency_django.E002",
+        )
+        return
+    if policy.store is not UNSET:
+        yield from unknown_store(policy.store, where)
+    yield from promise(policy, where)
+
+
+def promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
+    """What the policy needs and nothing can promise; the hint names the policy."""
+    try:
+        resolved = policy.resolved()
+        store = stores[resolved.store]
+    except ImproperlyConfigured:
+        return  # another check reports it
+    try:
+        lease_of(resolved, store)
+    except ImproperlyConfigured as error:
+        yield Error(str(error), hint=where, id="idempotency_django.E019")
+    if resolved.on_conflict == "accepted":
+        try:
+            status_url("token")
+        except ImproperlyConfigured as error:
+            yield Error(str(error), hint=where, id="idempotency_django.E020")
+
+
+def each_once(messages: Iterable[CheckMessage]) -> Sequence[CheckMessage]:
+    """The messages, with one for all policies that share a promise that cannot be kept."""
+    places: dict[str, list[str]] = {}
+    merged: list[CheckMessage] = []
+    for message in messages:
+        if message.id in _PROMISES:
+            places.setdefault(message.msg, []).append(str(message.hint))
+        if message.id not in _PROMISES or len(places[message.msg]) == 1:
+            merged.append(message)
+    for message in merged:
+        if message.id in _PROMISES:
+            message.hint = f"Found in {_listed(places[message.msg])}."
+    return merged
+
+
+def _listed(places: list[str]) -> str:
+    more = len(places) - NAMED
+    named = ", ".join(places[:NAMED])
+    if more > 0:
+        named += f" and {more} more {'policies' if more > 1 else 'policy'}"
+    return named
+
+
+def known_stores() -> list[str]:
+    """The aliases of the stores; none if ``check_settings`` reports what is wrong with them."""
+    try:
+        return list(stores)
+    except ImproperlyConfigured:
+        return []
+
+
+def unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
+    aliases = known_stores()
+    if not aliases or alias in aliases:
+        return
+    if alias == default_store():
+        yield Error(
+            f"IDEMPOTENCY['STORES'] has {', '.join(map(repr, aliases))}, but no {alias!r}, so "
+            f"{where} has no store.",
+            hint=(
+                f"Choose one with 'POLICY': {{'store': {aliases[0]!r}}} in IDEMPOTENCY, or name "
+                "one of them 'default'."
+            ),
+            id="idempotency_django.E003",
+        )
+    else:
+        yield Error(
+            f"{where} names the store {alias!r}, which is not in IDEMPOTENCY['STORES'].",
+            hint=did_you_mean(alias, aliases),
+            id="idempotency_django.E003",
+        )
+
+
+CORS = "corsheaders.middleware.CorsMiddleware"
+
+
+def check_cors(**_: Any) -> Iterator[CheckMessage]:
+    """Whether a script of another origin may send a key and read the headers of a replay."""
+    if CORS not in settings.MIDDLEWARE:
+        return
+    try:
+        header, marks = conf.header, [conf.replayed_header, "Retry-After"]
+    except ImproperlyConfigured:
+        return  # check_settings reports it
+    if _left_out([header], "CORS_ALLOW_HEADERS"):
+        yield CheckMessage(
+            WARNING,
+            f"{header!r} is not in CORS_ALLOW_HEADERS. Browsers block every request from another "
+            "origin that has a key.",
+            hint="from corsheaders.defaults import default_headers; "
+            f"CORS_ALLOW_HEADERS = (*default_headers, {header.lower()!r})",
+            id="idempotency_django.W029",
+        )
+    hidden = _left_out(marks, "CORS_EXPOSE_HEADERS")
+    if hidden:
+        named = ", ".join(map(repr, hidden))
+        yield CheckMessage(
+            WARNING,
+            f"{named} {'are' if len(hidden) > 1 else 'is'} not in CORS_EXPOSE_HEADERS. Scripts of "
+            "other origins cannot see that an answer is a replay, or when to retry.",
+            hint=f"CORS_EXPOSE_HEADERS = {tuple(marks)!r}",
+            id="idempotency_django.W030",
+        )
+
+
+def _left_out(headers: Iterable[str], setting: str) -> list[str]:
+    """Those of the headers that the setting of django-cors-headers does not name."""
+    named = {str(name).lower() for name in getattr(settings, setting, ())}
+    # To a browser, "*" stands for every header, but in requests with credentials for itself.
+    if "*" in named and not getattr(settings, "CORS_ALLOW_CREDENTIALS", False):
+        return []
+    return [header for header in headers if header.lower() not in named]
+
 
 AUTHENTICATION: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
 

@@ -8,8 +8,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
-from ..messaging.consumers import Consumer
-from ..messaging.registry import consumer_at
+from ..messaging.consumers import Consumer, consumer_at
 
 
 def check_consumers(**_: Any) -> list[CheckMessage]:

@@ -16,14 +16,13 @@ from rest_framework.views import APIView
 
 from ..conf import MIDDLEWARE, did_you_mean
 from ..drf import IdempotentViewMixin, has_hook
-from ..drf.objects import checks_objects
-from ..http.declared import is_exempt
-from ..http.objects import lookup_of
-from ..http.opening import PROTECTED
+from ..drf.adapter import checks_objects
+from ..http.opening import PROTECTED, is_exempt
+from ..http.replays import lookup_of
 from ..http.wrapping import BY_DECORATOR
 from ..policy import Policy
-from ..policy.validators import UNSAFE_METHODS
-from .policies import check_policy
+from ..policy.fields import UNSAFE_METHODS
+from .configuration import check_policy
 from .views import of_frameworks
 
 _FRAMEWORKS: Final = ("django", "idempotency_django", "rest_framework")

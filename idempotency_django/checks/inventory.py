@@ -17,14 +17,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, get_resolver
 
 from ..conf import MIDDLEWARE, WITH_POLICY, conf
-from ..http.declared import is_exempt, policy_of
-from ..http.frameworks import framework_of, is_exempt_by_module
 from ..http.opening import (
     POLICIES,
     POLICY,
     PROTECTED,
+    framework_of,
     handlers_of,
+    is_exempt,
+    is_exempt_by_module,
     opened,
+    policy_of,
     protected_part,
     vars_of,
     view_class_of,

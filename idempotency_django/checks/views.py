@@ -22,9 +22,8 @@ from django.db import transaction
 
 from ..conf import conf, did_you_mean
 from ..http.atomic_requests import asks_for_transaction
-from ..http.declared import EXEMPT, is_exempt, policy_of
-from ..http.frameworks import is_from
 from ..http.opening import (
+    EXEMPT,
     PART,
     POLICIES,
     POLICY,
@@ -32,13 +31,16 @@ from ..http.opening import (
     handlers_of,
     innermost,
     is_conditional_before,
+    is_exempt,
+    is_from,
     name_of,
+    policy_of,
     vars_of,
     view_class_of,
 )
 from ..policy import UNSET, Policy
+from .configuration import NAMED, PROJECT, check_policy, each_once, promise
 from .inventory import Endpoint, endpoints
-from .policies import NAMED, PROJECT, check_policy, each_once, promise
 
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose views answer forms of their own, which send no key."""

@@ -18,21 +18,367 @@ gets its answer, and not 412 for the version that the change itself has made.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 from asgiref.sync import iscoroutinefunction
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import models, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.http import parse_http_date_safe
+from django.utils.translation import get_language
 
-from ..errors import IdempotencyError
-from ..http.declared import is_marked
+from ..errors import IdempotencyError, PreconditionFailed, PreconditionRequired
 from ..http.messages import problem_response
-from ..http.opening import PROTECTED, held_as, innermost, marked_as_part, name_of, vars_of
-from .conditions import checked_etag, version_etag
-from .resources import CHANGES, Resource, Run, run_conditionally
+from ..http.opening import (
+    PROTECTED,
+    held_as,
+    innermost,
+    is_marked,
+    marked_as_part,
+    name_of,
+    vars_of,
+)
+from ..policy.canonical import digest
+from .locks import follow, in_transaction, locked, written_to
+from .rollbacks import refuse_marked
+from .versions import VersionField
+
+SAFE: Final = frozenset({"GET", "HEAD"})
+ANY: Final = "*"
+
+_ETAG = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'  # section 8.8.3
+_IS_ETAG: Final = re.compile(_ETAG)
+# Whatever stands between two of them: the list is forgiving, what counts are the tags in it.
+_ETAGS: Final = re.compile(rf"(?:^|(?<=[,\s])){_ETAG}")
+_FORM: Final = re.compile(r';as=[0-9a-f]{8}"')
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The conditional headers of a request; ``None``: it has no such header."""
+
+    if_match: str | None = None
+    if_none_match: str | None = None
+    if_modified_since: str | None = None
+    if_unmodified_since: str | None = None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Conditions:
+        """Those of a request with these headers."""
+        names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
+        return cls(*(headers.get(name) for name in names))
+
+    def for_change(self) -> bool:
+        """Whether a change is conditional."""
+        given = (self.if_match, self.if_none_match, self.if_unmodified_since)
+        return any(header is not None for header in given)
+
+    def protects(self, *, creates: bool) -> bool:
+        """Whether a change on these conditions overwrites nothing that the client has not read.
+
+        A date does not: it has whole seconds, and what has changed within the last one is not
+        told from what the client has read (RFC 9110, section 8.8.2.2).
+
+        Args:
+            creates: whether the request creates what is not there.
+        """
+        return self.if_match is not None or (creates and (self.if_none_match or "").strip() == ANY)
+
+
+def evaluate(
+    conditions: Conditions,
+    etag: str | None,
+    modified: float | None = None,
+    *,
+    exists: bool,
+    safe: bool,
+) -> bool:
+    """Evaluate the conditions in the order of RFC 9110, section 13.2.2.
+
+    Args:
+        conditions: what the request asks for.
+        etag: the current ETag, of the representation that a safe method would send, and of the
+            resource's state for any other method; ``None``: it has none.
+        modified: when it was last changed, in seconds since the epoch; ``None``: nobody knows,
+            and conditions on dates are ignored.
+        exists: whether there is anything at this URL now.
+        safe: whether the request only reads.
+
+    Returns:
+        ``True``: go on. ``False``: the client has it already (304).
+
+    Raises:
+        PreconditionFailed: the request must not be executed.
+    """
+    if_match, if_none_match = conditions.if_match, conditions.if_none_match
+    if not safe:  # it is about the state, whichever representation the client has read
+        if_match, if_none_match = _without_form(if_match), _without_form(if_none_match)
+    if if_match is not None:
+        if not _matches(if_match, etag, exists=exists, strong=True):
+            raise _failed(if_match, etag)
+    elif not _unmodified(conditions.if_unmodified_since, modified):
+        raise PreconditionFailed
+    if if_none_match is not None:
+        if not _matches(if_none_match, etag, exists=exists, strong=False):
+            return True
+        if safe:
+            return False
+        raise PreconditionFailed
+    since = conditions.if_modified_since
+    return not (safe and modified is not None and _date(since) and _unmodified(since, modified))
+
+
+def equal_strongly(one: str, other: str) -> bool:
+    """The strong comparison of two ETags (section 8.8.3.2): equal, and neither is weak."""
+    return one == other and not one.startswith("W/")
+
+
+def equal_weakly(one: str, other: str) -> bool:
+    """The weak comparison of two ETags: equal, whether weak or not."""
+    return one.removeprefix("W/") == other.removeprefix("W/")
+
+
+def version_etag(obj: Any, *, named_by_key: bool = True) -> str | None:
+    """The strong ETag of an object's version, ``"3"``; ``None``: it has no version.
+
+    Args:
+        obj: the object.
+        named_by_key: whether the URL holds the object's primary key. If not, it may lead to another
+            object later, so the ETag holds the key: ``"17.3"``.
+    """
+    if not isinstance(obj, models.Model):
+        return None
+    key = "" if named_by_key else f"{quote(str(obj.pk), safe='')}."
+    for field in obj._meta.concrete_fields:
+        if isinstance(field, VersionField):
+            return f'"{key}{getattr(obj, field.attname)}"'
+    return None
+
+
+def representation_etag(etag: str | None, form: str) -> str | None:
+    """The ETag of one representation, made of the ETag of the state that it shows.
+
+    Args:
+        etag: that of the state, which the usual form has in the project's own language.
+        form: which representation it is, apart from its language; empty: the usual one.
+    """
+    language = get_language() or settings.LANGUAGE_CODE
+    if etag is None or (not form and language == settings.LANGUAGE_CODE):
+        return etag
+    return f'{etag[:-1]};as={digest(form, language)[:8]}"'
+
+
+def checked_etag(etag: str | None, source: str) -> str | None:
+    """The ETag, if it is one.
+
+    Raises:
+        ImproperlyConfigured: it is not quoted, or holds a character that an ETag cannot hold.
+    """
+    if etag is None or _IS_ETAG.fullmatch(etag):
+        return etag
+    raise ImproperlyConfigured(
+        f"{source} returned {etag!r}, which is not an ETag. Return it in quotation marks and "
+        "without spaces: '\"3\"', or 'W/\"3\"' for a weak one."
+    )
+
+
+def _without_form(header: str | None) -> str | None:
+    return None if header is None else _FORM.sub('"', header)
+
+
+def _matches(header: str, etag: str | None, *, exists: bool, strong: bool) -> bool:
+    if header.strip() == ANY:
+        return exists
+    if etag is None:
+        return False
+    compare = equal_strongly if strong else equal_weakly
+    return any(compare(given, etag) for given in _ETAGS.findall(header))
+
+
+def _failed(if_match: str, etag: str | None) -> PreconditionFailed:
+    if etag is not None and any(equal_weakly(tag, etag) for tag in _ETAGS.findall(if_match)):
+        return PreconditionFailed(
+            "If-Match compares ETags strongly, and a weak one (W/) never matches, so the request "
+            "was not executed. "
+            + (
+                "The ETag of this resource is weak: its server must give it a strong one."
+                if etag.startswith("W/")
+                else 'Send it without the W/, such as If-Match: "3". If you received it with the '
+                "W/, what compresses the answers has added it."
+            )
+        )
+    if if_match.strip() == ANY or _ETAGS.search(if_match):
+        return PreconditionFailed()
+    return PreconditionFailed(
+        "If-Match holds no ETag, so the request was not executed. Send the ETag as you received "
+        'it, with its quotation marks: If-Match: "3".'
+    )
+
+
+def _unmodified(since: str | None, modified: float | None) -> bool:
+    date = _date(since)
+    return date is None or modified is None or int(modified) <= date
+
+
+def _date(header: str | None) -> int | None:
+    """The header's date; ``None``: there is none, or it is malformed and so ignored."""
+    return parse_http_date_safe(header) if header else None
+
+
+CHANGES: Final = frozenset({"PUT", "PATCH", "DELETE"})
+"""The methods that a resource's own URL is changed by."""
+
+_ERRORS: Final = 400  # and above: the status of an answer that tells of no success
+
+Run = Callable[[], HttpResponseBase]
+
+
+class Resource(ABC):
+    """What a request is about, as an adapter knows it.
+
+    Attributes:
+        method: the request's method.
+        headers: the request's headers.
+        conditions: the request's conditional headers.
+        required: whether the request must be conditional.
+        creates: whether a PUT creates what is not there.
+        model: the model of what is created; ``None``: nobody knows.
+    """
+
+    def __init__(self, request: Any, *, required: bool, creates: bool = False) -> None:
+        self.method = request.method or ""
+        self.headers = request.headers
+        self.conditions = Conditions.of(request.headers)
+        self.required = required
+        self.creates = creates and self.method == "PUT"
+        self.model: type[models.Model] | None = None
+
+    @abstractmethod
+    def find(self) -> Any:
+        """The object at the URL, for this caller; ``None``, or Django's ``Http404``: none."""
+
+    @abstractmethod
+    def etag(self, obj: Any) -> str | None:
+        """The ETag of the object's state."""
+
+    @abstractmethod
+    def form(self) -> str:
+        """Which representation the request is answered with; empty: the usual one."""
+
+    @abstractmethod
+    def modified(self, obj: Any) -> datetime | None:
+        """When the object was last changed, if anybody knows."""
+
+    def keep(self, obj: Any) -> None:
+        """What the view is to find: the object, or ``None``."""
+
+    def forget(self) -> None:
+        """Let ``find()`` look again."""
+
+    @abstractmethod
+    def not_modified(self, etag: str | None) -> HttpResponseBase:
+        """The 304."""
+
+    def shown_etag(self, obj: Any) -> str | None:
+        """The ETag of the object's representation that the request is answered with."""
+        return representation_etag(self.etag(obj), self.form())
+
+    def holds(self, obj: Any) -> bool:
+        """Whether the conditions hold for the object; ``False``: the client has it already.
+
+        Raises:
+            PreconditionFailed: they do not hold.
+        """
+        exists = obj is not None
+        safe = self.method in SAFE
+        etag_of = self.shown_etag if safe else self.etag
+        etag = etag_of(obj) if exists else None
+        modified = self.modified(obj) if exists else None
+        seconds = modified.timestamp() if modified else None
+        return evaluate(self.conditions, etag, seconds, exists=exists, safe=safe)
+
+
+def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
+    """Run the view if the request's conditions hold.
+
+    Raises:
+        PreconditionRequired: the request must have a condition that says what it is meant for.
+        PreconditionFailed: a condition does not hold; nothing was executed.
+        TransactionManagementError: the view reports a success, and has marked its transaction for
+            rollback.
+    """
+    if resource.method in SAFE:
+        return _read(resource, run)
+    if resource.required and not resource.conditions.protects(creates=resource.creates):
+        raise PreconditionRequired
+    if not resource.conditions.for_change():
+        return run()
+    obj = _found(resource)
+    if obj is None:
+        return _create(resource, run)
+    if not isinstance(obj, models.Model):  # nothing that could be locked
+        resource.holds(obj)
+        return run()
+    using = written_to(obj)
+    # On SQLite, a transaction that began with a look could not go on to write after somebody else.
+    with in_transaction(using):
+        fresh = locked(obj, using)
+        if fresh is None:
+            raise Http404
+        follow(obj, fresh, using)
+        resource.holds(obj)
+        resource.keep(obj)
+        return _committed(run, using)
+
+
+def _committed(run: Run, using: str | None) -> HttpResponseBase:
+    """The view's answer; an error instead of a success whose changes would be rolled back."""
+    response = run()
+    if response.status_code < _ERRORS:
+        refuse_marked(using, "The view")
+    return response
+
+
+def _read(resource: Resource, run: Run) -> HttpResponseBase:
+    if resource.conditions != Conditions():
+        obj = _found(resource)
+        if not resource.holds(obj):
+            return resource.not_modified(resource.shown_etag(obj))
+        resource.keep(obj)
+    return run()
+
+
+def _found(resource: Resource) -> Any:
+    try:
+        return resource.find()
+    except Http404:
+        # Without the conditions it would be 404, and they do not change that (section 13.2.1).
+        if not resource.creates:
+            raise
+        return None
+
+
+def _create(resource: Resource, run: Run) -> HttpResponseBase:
+    """Run a view that creates what is not there; of several at once, one does."""
+    resource.holds(None)
+    resource.keep(None)
+    using = router.db_for_write(resource.model) if resource.model else None
+    try:
+        with transaction.atomic(using=using):
+            return _committed(run, using)
+    except Exception:
+        resource.forget()
+        if _found(resource) is None:
+            raise
+        raise PreconditionFailed from None  # it failed because somebody else has created it
 
 
 def preconditions(

@@ -30,24 +30,22 @@ from rest_framework.views import APIView
 from ..conf import conf
 from ..engine.context import ExecutionContext
 from ..errors import ResponseNotStored
-from ..http.adapter import Adapter, refuse_result
 from ..http.atomic_requests import (
     NONE,
     OwnedTransactions,
     RequestTransactions,
     request_transactions,
 )
-from ..http.messages import caller_of, credentials_of, meta_name
-from ..http.objects import check_object
+from ..http.messages import Adapter, caller_of, credentials_of, meta_name, refuse_result
+from ..http.replays import check_object
 from ..http.status import described, record_of
 from ..http.wrapping import add_framework, ensure_reached, place
 from ..policy import Policy
-from ..policy.validators import UNSAFE_METHODS
+from ..policy.fields import UNSAFE_METHODS
 from ..records import Record
 from ..stores.atomic_blocks import is_atomic
-from .adapter import DRFAdapter, answer
+from .adapter import DRFAdapter, IdempotencyAPIException, answer
 from .forms import key_in_form, with_keys
-from .problems import IdempotencyAPIException
 
 __all__ = [
     "IdempotencyAPIException",
@@ -59,7 +57,7 @@ __all__ = [
 
 
 class OptionallyIdempotentRequest(Request):
-    """:class:`idempotency_django.http.requests.OptionallyIdempotentRequest` for REST framework.
+    """:class:`idempotency_django.http.messages.OptionallyIdempotentRequest` for REST framework.
 
     Attributes:
         idempotency: the attempt that runs; it is false where the request has no key, or takes no
@@ -70,7 +68,7 @@ class OptionallyIdempotentRequest(Request):
 
 
 class IdempotentRequest(OptionallyIdempotentRequest):
-    """:class:`idempotency_django.http.requests.IdempotentRequest` for REST framework.
+    """:class:`idempotency_django.http.messages.IdempotentRequest` for REST framework.
 
     Attributes:
         idempotency: the attempt that runs.

@@ -2,44 +2,220 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any
+import functools
+import json
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property, partial
+from typing import Any, Final
 
-from django.http import HttpResponse, QueryDict
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
+from django.db import models
+from django.http import Http404, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
+from rest_framework.exceptions import APIException
 from rest_framework.parsers import FileUploadParser, FormParser, MultiPartParser
+from rest_framework.permissions import BasePermission
+from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, HTMLFormRenderer
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
 from ..errors import IdempotencyError
-from ..http.adapter import Adapter, shortened
 from ..http.atomic_requests import RequestTransactions
-from ..http.bodies import (
-    as_file,
-    body_of,
-    body_that_django_ignores,
-    form_of,
-)
-from ..http.messages import invocation_of, response_of
-from ..http.objects import check_object, has_object
+from ..http.bodies import as_file, body_of, body_that_django_ignores, form_of, raw_body_of, rewind
+from ..http.messages import Adapter, invocation_of, problem_of, response_of, shortened, status_of
+from ..http.replays import check_object, has_object, lookup_of
 from ..http.serving import serve
-from ..http.streams import raw_body_of, rewind
 from ..policy import Policy, resolve
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
 from ..records import Payload, Record
-from .objects import check_checked
-from .problems import problem
-from .responses import (
-    PAGES,
-    StoredResponse,
-    is_json,
-    is_page,
-    rendered_by,
-    without_page,
-)
+
+
+class IdempotencyAPIException(APIException):
+    """What a custom ``EXCEPTION_HANDLER`` sees of an :exc:`~.errors.IdempotencyError`.
+
+    ``detail`` holds the members of the problem, and ``error`` the error itself. DRF's own handler
+    turns ``wait`` into ``Retry-After``.
+    """
+
+    def __init__(self, error: IdempotencyError) -> None:
+        super().__init__(error.detail, error.slug)
+        self.error = error
+        self.status_code = status_of(error)
+        self.detail: Any = problem_of(error)
+        self.wait = error.retry_after
+
+
+def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
+    """The problem as the project's exception handler renders it, or in its own media type."""
+    response: HttpResponseBase = view.handle_exception(IdempotencyAPIException(error))
+    if getattr(response, "data", None) != problem_of(error):
+        return response
+    return rendered_by(ProblemRenderer(), view, response)
+
+
+PAGES: Final = (BrowsableAPIRenderer, HTMLFormRenderer)
+"""Renderers of pages, which name the user and hold the token of the forms on them."""
+
+
+def is_page(negotiated: Any) -> bool:
+    """Whether such a page was negotiated for a request, or made as its response."""
+    return isinstance(getattr(negotiated, "accepted_renderer", None), PAGES)
+
+
+class ProblemRenderer(BaseRenderer):
+    """Problems have a media type of their own (RFC 9457), and one form for all frameworks."""
+
+    media_type = "application/problem+json"
+    charset = None
+
+    def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
+        return json.dumps(data).encode()
+
+
+def rendered_by(renderer: BaseRenderer, view: Any, response: Any) -> Response:
+    """The content of a response, rendered by this renderer instead of the negotiated one."""
+    made = Response(
+        response.data,
+        status=response.status_code,
+        headers=response.headers,
+        exception=response.exception,
+        content_type=response.content_type,
+    )
+    del made["Content-Type"]
+    made.cookies = response.cookies
+    made.accepted_renderer = renderer
+    made.accepted_media_type = renderer.media_type
+    made.renderer_context = view.get_renderer_context()  # type: ignore[attr-defined]
+    made.render()
+    return made
+
+
+def without_page(view: Any) -> BaseRenderer | None:
+    """The renderer of the view's that a page of the browsable API shows the answer of."""
+    for renderer in view.get_renderers():
+        if not isinstance(renderer, PAGES) and not hasattr(renderer, "get_template_names"):
+            return renderer  # type: ignore[no-any-return]
+    return None
+
+
+class StoredResponse(Response):
+    """A response whose bytes are known already, with what they say in its ``data``.
+
+    Args:
+        stored: the status, the headers and the bytes.
+    """
+
+    def __init__(self, stored: HttpResponse) -> None:
+        super().__init__(status=stored.status_code)
+        del self.data  # what follows makes it when it is asked for
+        self.headers = stored.headers
+        self.reason_phrase = stored.reason_phrase
+        self.content = stored.content
+        if hasattr(stored, "url"):
+            self.url = stored.url
+
+    @cached_property
+    def data(self) -> Any:
+        """The data in the bytes, if they are JSON; else ``None``."""
+        if not self.content or not is_json(self.items()):
+            return None
+        return json.loads(self.content)
+
+
+def is_json(headers: Iterable[tuple[str, str]]) -> bool:
+    for name, value in headers:
+        if name.lower() == "content-type":
+            media_type = value.partition(";")[0].strip().lower()
+            return media_type == "application/json" or media_type.endswith("+json")
+    return False
+
+
+def check_checked(
+    checks_replays: Callable[[], bool],
+    check: Callable[[Request, Any], None],
+    view: Any,
+    request: Request,
+    obj: Any,
+) -> None:
+    """Check permissions on an object, but refuse to do so if no replay would check them.
+
+    Args:
+        checks_replays: says whether a replay is refused to callers who lost their permission.
+        check: the view's own ``check_object_permissions``.
+        view: the view.
+        request: the request.
+        obj: the object.
+    """
+    if not checks_replays() and any(map(checks_objects, view.get_permissions())):
+        name = f"{type(view).__module__}.{type(view).__qualname__}"
+        raise ImproperlyConfigured(
+            f"{name} checks the caller's permission on an object ({type(obj).__qualname__}) "
+            "that a replay cannot look up: get_object() does not find it by the URL. "
+            "Override check_idempotent_replay(self, request, record) in the view, or give "
+            "its policy check_replay=, and check the permission there."
+        )
+    check(request, obj)
+
+
+def checks_objects(permission: Any) -> bool:
+    """Whether a permission, or one that it is composed of, checks objects."""
+    parts = [getattr(permission, name) for name in ("op1", "op2") if hasattr(permission, name)]
+    if parts:
+        return any(map(checks_objects, parts))
+    own = getattr(type(permission), "has_object_permission", None)
+    return own is not BasePermission.has_object_permission
+
+
+_CREATED: Final = 201
+
+
+def watch_lookup(view: Any) -> None:
+    """Remember what ``get_object()`` returns, of whatever class it is: conditions are about it."""
+    view._found_object = None
+    look_up = getattr(view, "get_object", None)
+    if look_up is None or iscoroutinefunction(look_up) or "get_object" in vars(view):
+        return
+
+    @functools.wraps(look_up)
+    def get_object(*args: Any, **kwargs: Any) -> Any:
+        view._found_object = look_up(*args, **kwargs)
+        return view._found_object
+
+    view.get_object = get_object
+
+
+def shown_by(response: Any) -> models.Model | None:
+    """The object that an answer shows."""
+    serializer = getattr(getattr(response, "data", None), "serializer", None)
+    obj = getattr(serializer, "instance", None)
+    return obj if isinstance(obj, models.Model) and obj.pk else None
+
+
+def is_compared(view: Any, shown: models.Model, status: int) -> bool:
+    """Whether conditions are compared with the object that is shown; also a new one's will be."""
+    if not has_object(view):
+        return status == _CREATED
+    if view._found_object is None:
+        look_up = lookup_of(view)
+        with suppress(Http404, ObjectDoesNotExist, APIException, PermissionDenied):
+            view._found_object = look_up() if look_up else None
+    return is_same(view._found_object, shown)
+
+
+def is_same(found: Any, shown: models.Model) -> bool:
+    """Whether two objects are one row, which in multi-table inheritance has several models."""
+    if not isinstance(found, models.Model) or found.pk != shown.pk:
+        return False
+    one, other = found._meta.concrete_model, shown._meta.concrete_model
+    return issubclass(one, other) or issubclass(other, one)  # type: ignore[arg-type]
+
+
+def is_action(view: Any) -> bool:
+    """Whether the handler is an ``@action``, which may show something else than its object."""
+    return hasattr(getattr(type(view), getattr(view, "action", None) or "", None), "mapping")
 
 
 class DRFAdapter(Adapter):

@@ -14,7 +14,7 @@ from ..conf import conf
 from ..http.bodies import body_of
 from ..policy.invocation import Form
 from ..policy.keys import FORM_FIELD
-from .responses import is_page
+from .adapter import is_page
 
 
 class KeysInForms:

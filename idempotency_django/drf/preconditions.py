@@ -23,16 +23,22 @@ from django.http import Http404, HttpResponseNotModified
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
-from ..concurrency.conditions import SAFE, checked_etag, representation_etag, version_etag
-from ..concurrency.resources import CHANGES, Resource, Run, run_conditionally
+from ..concurrency.preconditions import (
+    CHANGES,
+    SAFE,
+    Resource,
+    Run,
+    checked_etag,
+    representation_etag,
+    run_conditionally,
+    version_etag,
+)
 from ..errors import IdempotencyError
-from ..http.objects import has_object, is_named_by_key, lookup_of
 from ..http.opening import PROTECTED, kept, marked_as_part, name_of, opened
+from ..http.replays import has_object, is_named_by_key, lookup_of
 from ..http.wrapping import method_of
 from . import IdempotentViewMixin
-from .problems import problem
-from .responses import is_page
-from .subjects import is_action, is_compared, is_same, shown_by, watch_lookup
+from .adapter import is_action, is_compared, is_page, is_same, problem, shown_by, watch_lookup
 
 _UNKNOWN: Final = object()
 

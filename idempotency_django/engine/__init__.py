@@ -16,7 +16,6 @@ from asgiref.sync import sync_to_async
 from ..records import Operation
 from ..stores import Store
 from . import transactional
-from .atomic import Atomic
 from .context import ExecutionContext
 from .drivers import Awaiting, Blocking
 from .leased import Run
@@ -35,6 +34,7 @@ from .outcomes import (
     refusal,
     send,
 )
+from .transactional import Atomic
 
 __all__ = [
     "Admit",

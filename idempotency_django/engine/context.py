@@ -20,9 +20,8 @@ from django.db import transaction
 
 from ..records import NAMESPACE, Claim, Operation, Step, derived_key, reference
 from ..stores import Store
-from .leases import Lease
+from .leases import Lease, refuse_another
 from .steps import Steps, refuse_nested, refuse_unfit, running
-from .threads import refuse_another
 
 CURRENT: ContextVar[ExecutionContext | None] = ContextVar("idempotency_execution", default=None)
 """The execution whose handler runs; the engine sets it."""

@@ -14,11 +14,11 @@ from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store
 from .context import ExecutionContext
 from .drivers import Driver
-from .failures import named
-from .leases import Lease, kept_alive
+from .leases import Lease, handlers_thread, kept_alive
 from .outcomes import (
     UNCERTAIN_ERRORS,
     Admit,
+    ConflictWait,
     Executed,
     Held,
     Outcome,
@@ -31,9 +31,8 @@ from .outcomes import (
     in_progress,
 )
 from .settling import Attempt, hold_exhausted
-from .threads import handlers_thread
+from .steps import named
 from .unprotected import Unprotected
-from .waiting import ConflictWait
 
 logger = logging.getLogger("idempotency_django")
 

@@ -3,27 +3,84 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final, assert_never, overload
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import InterfaceError, OperationalError, connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
 from ..errors import (
+    BUSY_MESSAGE,
+    ROLLED_BACK_MESSAGE,
     FingerprintMismatch,
     IdempotencyError,
     OperationHeld,
     OperationInProgress,
     StoreUnavailable,
 )
-from ..errors.operations import BUSY_MESSAGE
 from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store
-from .failures import named
+from .steps import named, text_of
+
+_IN_A_BLOCK: Final = "when an 'atomic' block is active"
+_DURABLE: Final = "A durable atomic block cannot be nested"
+_FIRST: Final = (
+    "must be called before any query",  # PostgreSQL
+    "cannot run inside a transaction block",
+    "Transaction characteristics can't be changed",  # MariaDB and MySQL
+)
+
+
+def explained(error: Exception, operation: str, using: str | None) -> Exception:
+    """The error, or one that explains it if its cause is the transaction around the handler.
+
+    Args:
+        error: what the handler raised, or what followed from what it did.
+        operation: the operation that it executes.
+        using: the database of the transaction.
+    """
+    what = _reason(error, using)
+    if not what:
+        return _rolled_back(error) if isinstance(error, StoreUnavailable) else error
+    better = ImproperlyConfigured(
+        f"{what} within a transaction, and {operation} runs in one: its idempotency policy is "
+        "transactional, so that its effects and its answer commit together. Do that outside the "
+        "view, or give its policy mode='leased'. Under ATOMIC_REQUESTS, also mark the view with "
+        "transaction.non_atomic_requests."
+    )
+    better.__cause__ = error
+    return better
+
+
+def _rolled_back(error: StoreUnavailable) -> StoreUnavailable:
+    """The error, which does not say any more that nothing was executed."""
+    if error.foreign or error.detail != error.default_detail:
+        return error
+    better = StoreUnavailable(ROLLED_BACK_MESSAGE)
+    better.rolled_back, better.__cause__ = True, error
+    return better
+
+
+def _reason(error: Exception, using: str | None) -> str:
+    """What the handler tried; empty if the transaction around it is not the cause."""
+    if using is not None and connections[using].closed_in_transaction:
+        return "The connection was closed (by close_old_connections()?), which cannot be done"
+    if isinstance(error, RuntimeError) and _DURABLE in text_of(error):
+        return "transaction.atomic(durable=True) cannot be used"
+    if isinstance(error, transaction.TransactionManagementError) and _IN_A_BLOCK in text_of(error):
+        return "commit(), rollback() and set_autocommit() cannot be called"
+    if isinstance(error, DatabaseFault) and any(each in text_of(error) for each in _FIRST):
+        return f"A statement was refused ({text_of(error)}), because it cannot be executed"
+    return ""
+
 
 logger = logging.getLogger("idempotency_django")
 
@@ -240,3 +297,44 @@ def _savepoints() -> Iterator[None]:
                 with suppress(DatabaseFault):  # it is spoilt already, by somebody else
                     savepoints.enter_context(transaction.atomic(using=connection.alias))
         yield
+
+
+FIRST_PAUSE: Final = 0.02
+LONGEST_PAUSE: Final = 0.25
+"""Seconds between two looks at an operation while waiting; they grow from first to longest."""
+
+
+class ConflictWait:
+    """How long to wait for an operation in progress, and how often to look.
+
+    Args:
+        longest: how long, from now; ``None``: not at all.
+    """
+
+    def __init__(self, longest: timedelta | None) -> None:
+        self._deadline = time.monotonic() + longest.total_seconds() if longest else 0.0
+        self._pause = FIRST_PAUSE
+
+    def pause(self, outcome: Outcome) -> float | None:
+        """Seconds until the next look; ``None``: the outcome stands, or the wait is over."""
+        if not isinstance(outcome, InProgress):
+            return None
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return None
+        pause = self._pause * random.uniform(0.5, 1)  # noqa: S311  # not a secret
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        return min(pause, left)
+
+    async def last(
+        self,
+        look: Callable[[], Awaitable[Outcome]],
+        pause: Callable[[float], Awaitable[None]],
+    ) -> Outcome:
+        """What the last look finds: when nobody else is executing, or the wait is over."""
+        while True:
+            outcome = await look()
+            seconds = self.pause(outcome)
+            if seconds is None:
+                return outcome
+            await pause(seconds)

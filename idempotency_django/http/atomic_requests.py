@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from django.db import DatabaseError, connections, transaction
 
-from ..engine.atomic import Atomic
 from ..engine.outcomes import UNCERTAIN_ERRORS
+from ..engine.transactional import Atomic
 from ..errors import OperationInProgress, StoreUnavailable
 from ..stores import Store
 from ..stores.atomic_blocks import is_open, refuse_others

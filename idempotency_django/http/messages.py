@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import UTC
 from functools import lru_cache, partial
-from typing import Any
+from http.client import responses as reasons
+from types import TracebackType
+from typing import Any, Final
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
 from django.db import models
+from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
 from django.utils import timezone
+from django.utils.translation import get_language
 
 from ..conf import conf
-from ..errors import IdempotencyError
+from ..engine import Result
+from ..engine.context import ExecutionContext
+from ..engine.steps import named
+from ..errors import IdempotencyError, ResponseNotStored
 from ..policy import Policy
 from ..policy.canonical import digest
 from ..policy.invocation import Body, Invocation, LazyInvocation
-from ..records import REASON, Payload
+from ..records import REASON, Payload, Record
 from .bodies import body_of
+from .replays import GIVEN_OUT, GivenTokens, nonce_is_in, nonce_of, refuse_unacceptable, suited_to
 from .routes import name_of_route
+
+
+class OptionallyIdempotentRequest(HttpRequest):
+    """A request to a protected view whose key is optional.
+
+    Attributes:
+        idempotency: the attempt that runs. It is false where the request has no key, or takes no
+            part: ``None``, or in a leased view an object that says what is missing.
+    """
+
+    idempotency: ExecutionContext | None
+
+
+class IdempotentRequest(OptionallyIdempotentRequest):
+    """A request to a protected view that always has a key: its policy requires or derives one.
+
+    ::
+
+        @idempotent(required=True, mode="leased")
+        def pay(request: IdempotentRequest) -> HttpResponse:
+            charge_id = request.idempotency.step("charge", charge)
+
+    Attributes:
+        idempotency: the attempt that runs.
+    """
+
+    idempotency: ExecutionContext
+
 
 # From a request to a call.
 
@@ -241,3 +280,240 @@ def problem_response(error: IdempotencyError) -> HttpResponse:
     if error.retry_after is not None:
         response["Retry-After"] = str(error.retry_after)
     return response
+
+
+_NOTHING: Final = nullcontext()
+_OURS: Final = "idempotency_django."
+
+
+class Adapter(ABC):
+    """One request and its answer, as an adapter's framework handles them.
+
+    Attributes:
+        http_request: Django's request.
+        request: the request as the framework's own views know it.
+        method: the request's method.
+        shows_page: whether the answer is a page about it, with the visitor's name and tokens.
+        tokens: tells the CSRF tokens that the view gives out from those that were given out before
+            it; ``None``: there were none.
+    """
+
+    http_request: HttpRequest
+    request: Any
+    method: str
+    shows_page: bool = False
+    tokens: GivenTokens | None = None
+
+    def noticing(self) -> AbstractContextManager[None]:
+        """The block, which belongs to the view, may give out CSRF tokens."""
+        return self.tokens.noticed() if self.tokens else _NOTHING
+
+    def header(self) -> str | None:
+        """The key as the client sent it; ``None`` when it sent none."""
+        header: str | None = self.http_request.META.get(meta_name(conf.header))
+        return header
+
+    def invocation(self, policy: Policy) -> Invocation:
+        """What the policy needs to know of the request."""
+        return invocation_of(self.http_request, policy)
+
+    def scope(self) -> str | None:
+        """The scope that the key is unique in, if the policy does not decide it."""
+        return None
+
+    @abstractmethod
+    def respond(self) -> HttpResponseBase:
+        """Run the view and render its answer."""
+
+    async def arespond(self) -> HttpResponseBase:
+        """The same, of an async view."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        """The answer to the view's error, rendered or not; or raise the error again."""
+
+    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
+        """The answer of a record whose body was not kept.
+
+        Raises:
+            ResponseNotStored: there is no way to build it again.
+        """
+        if policy.rebuild is None:
+            raise ResponseNotStored
+        response: HttpResponseBase = policy.rebuild(record, self.http_request)
+        return response
+
+    def authorize(self, record: Record, policy: Policy) -> None:
+        """Raise to refuse a replay to a caller who would be refused with a new key."""
+        if policy.check_replay is not None:
+            refuse_result(policy.check_replay(self.request, record), "check_replay of a policy")
+
+    def refuse_unacceptable(self, payload: Payload) -> None:
+        """Refuse a replay in a form that the request does not accept.
+
+        Raises:
+            AnswerNotAcceptable: the request does not accept the form.
+        """
+        refuse_unacceptable(self.http_request, payload)
+
+    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
+        """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
+        tokens = self.tokens or GivenTokens(self.http_request)
+        if tokens.are_in(response) or nonce_is_in(response, self.http_request):
+            return None
+        return response
+
+    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
+        """The stored answer."""
+        return response_of(payload, policy)
+
+    def native(self, response: HttpResponseBase) -> HttpResponseBase:
+        """A response of this package, of the class that the framework's views return."""
+        return response
+
+
+def refuse_result(result: object, name: str) -> None:
+    """Refuse a result of a replay check: ``False``, for example, would let everybody pass.
+
+    Raises:
+        TypeError: it returned something.
+    """
+    if result is not None:
+        raise TypeError(
+            f"The {name} returned {result!r}. It must return None, or raise PermissionDenied to "
+            "refuse a replay."
+        )
+
+
+def shortened(error: Exception) -> Exception:
+    """The error, its traceback without our frames above the view's and between them.
+
+    Where the last frames are ours, as of an error of ours, these stay.
+    """
+    entries, trace = [], error.__traceback__
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    ours = [each.tb_frame.f_globals.get("__name__", "").startswith(_OURS) for each in entries]
+    if all(ours):
+        return error
+    end = len(ours) - ours[::-1].index(False)
+    kept = None
+    for place in reversed(range(len(entries))):
+        if place >= end or not ours[place]:
+            each = entries[place]
+            kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return error.with_traceback(kept)
+
+
+def has_body(record: Record) -> bool:
+    return record.payload is not None and record.payload.body is not None
+
+
+LANGUAGE: Final = "Content-Language"
+
+UNKNOWN_REASON: Final = "Unknown Status Code"
+"""Django's reason phrase of a status that Python does not know."""
+
+NEVER_KEPT: Final = frozenset(
+    # Of one message or connection (RFC 9110, section 7.6.1) …
+    "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    "transfer-encoding upgrade content-length date server age via "
+    # … or of one request and its session.
+    "set-cookie x-request-id request-id x-correlation-id traceparent tracestate server-timing "
+    "x-runtime".split()
+)
+"""Response headers, in lower case, that are never stored; a replay gets its own."""
+
+
+def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Result:
+    """What the engine is to store of an answer, or why nothing."""
+    status = response.status_code
+    if status >= 500 or status in policy.never_store:  # not policy.keeps(status)
+        return Result(response, None, error=f"The answer was {status}.", failed=status >= 500)
+    if policy.stores is not None or getattr(response, "context_data", None):
+        unwanted = _unwanted(adapter, response, policy)
+        if unwanted:
+            return Result(response, None, error=unwanted)
+    return Result(response, _payload(adapter, response, policy))
+
+
+def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:
+    """What is kept of an answer; a tombstone of a page that was made for one visitor."""
+    meta = adapter.http_request.META
+    lasting = response
+    given_out = adapter.tokens or GIVEN_OUT in meta or nonce_of(adapter.http_request)
+    if adapter.shows_page or given_out:
+        suitable = adapter.lasting(response)
+        if suitable is None:
+            return replace(payload_of(response, policy), body=None)
+        lasting = suitable
+    payload = payload_of(lasting, policy)
+    if hasattr(adapter.http_request, "LANGUAGE_CODE") and not lasting.has_header(LANGUAGE):
+        # LocaleMiddleware would label a replay with the language of the retry.
+        labels = [(LANGUAGE, language)] if (language := get_language()) else []
+        payload = replace(payload, headers=(*payload.headers, *labels))
+    if meta.get("HTTP_ACCEPT", "*/*") == "*/*":
+        return payload  # any form suits
+    return suited_to(adapter.http_request, payload, response.get("Content-Type", ""))
+
+
+def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
+    """What is kept of an answer; a tombstone if it was streamed or is too large."""
+    unwanted: frozenset[str] = NEVER_KEPT
+    if policy.exclude_headers:
+        unwanted = unwanted.union(name.lower() for name in policy.exclude_headers)
+    headers = []
+    for pair in response.items():
+        if pair[0].lower() not in unwanted:
+            headers.append(pair)  # noqa: PERF401  # a comprehension would be another frame
+    if response.reason_phrase != reasons.get(response.status_code, UNKNOWN_REASON):
+        headers.append((REASON, response.reason_phrase))
+    body = None
+    if isinstance(response, HttpResponse) and policy.store_body:
+        body = response.content if len(response.content) <= policy.max_response_bytes else None
+    return Payload(response.status_code, tuple(headers), body)
+
+
+def shows_refused_form(response: HttpResponseBase) -> bool:
+    """Whether it is a page whose context contains a form, or a formset, with errors."""
+    context = getattr(response, "context_data", None)
+    return isinstance(context, Mapping) and any(map(_is_refused_form, context.values()))
+
+
+def _is_refused_form(value: Any) -> bool:
+    # The admin wraps its forms, and has a list of its formsets.
+    if isinstance(value, list):
+        return any(map(_is_refused_form, value))
+    for form in (value, getattr(value, "form", None), getattr(value, "formset", None)):
+        if isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid():
+            return True
+    return False
+
+
+def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> str:
+    """Why an answer is not stored although its status is; empty: it is stored."""
+    if policy.stores is None:
+        return "The answer shows a form with errors." if shows_refused_form(response) else ""
+    wanted = policy.stores(adapter.http_request, response)
+    if not isinstance(wanted, bool):
+        raise ImproperlyConfigured(
+            f"The stores of an idempotency policy returned a {type(wanted).__name__}, not a bool."
+        )
+    return "" if wanted else "The policy's stores= does not store this answer."
+
+
+def result_of_error(
+    adapter: Adapter, response: HttpResponseBase, error: Exception, policy: Policy
+) -> Result:
+    """The same of the answer to an error; its payload is made after the rollback."""
+
+    def payload() -> Payload:
+        with adapter.noticing():  # it may be called later than what recovers
+            return _payload(adapter, rendered(response), policy)
+
+    status = response.status_code
+    keeps = policy.keeps_raised(status) and not _unwanted(adapter, response, policy)
+    kept = payload if keeps else None
+    return Result(response, kept, error=named(error), failed=kept is None and status >= 500)

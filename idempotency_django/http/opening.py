@@ -11,7 +11,7 @@ seen: it counts as a part of the function.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -21,11 +21,14 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.db.transaction import Atomic
 from django.utils.functional import Promise
 
-from ..policy.validators import UNSAFE_METHODS
+from ..conf import conf
+from ..policy import UNSET, Policy
+from ..policy.fields import UNSAFE_METHODS
 from .atomic_requests import OwnedTransactions
 
 PROTECTED: Final = "idempotency_protected"
@@ -391,3 +394,122 @@ def kept(view: Any, where: str, make: Callable[[], Any]) -> Any:
     if known is None or known[0] is not view:
         known = attributes[where] = (view, make())
     return known[1]
+
+
+FRAMEWORKS: Final = {
+    "adrf": "adrf",
+    "ariadne": "Ariadne",
+    "ariadne_django": "Ariadne",
+    "graphene_django": "Graphene",
+    "jsonrpc": "a JSON-RPC framework",
+    "modernrpc": "django-modern-rpc",
+    "ninja": "django-ninja",
+    "ninja_extra": "django-ninja-extra",
+    "restless": "restless",
+    "spyne": "Spyne",
+    "strawberry": "Strawberry",
+    "strawberry_django": "Strawberry",
+    "tastypie": "Tastypie",
+}
+"""Frameworks whose views authenticate and answer in ways of their own, by their package."""
+
+
+def refuse_framework(view: Any) -> None:
+    """Refuse the views of a framework without an adapter here.
+
+    Raises:
+        ImproperlyConfigured: it is such a view; the error names the framework and the ways out.
+    """
+    framework = framework_of(view)
+    if framework is not None:
+        package = next(name for name in _packages(view) if name in FRAMEWORKS)
+        raise ImproperlyConfigured(
+            f"{name_of(innermost(view))} is a view of {framework}, for which idempotency_django "
+            f"has no adapter, so it does not know who is calling. Put {package!r} into "
+            "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave its views unprotected, and protect the "
+            "work itself with idempotent_call()."
+        )
+
+
+def framework_of(view: Any) -> str | None:
+    """The framework of the view, if there is no adapter for it here."""
+    return next((FRAMEWORKS[name] for name in _packages(view) if name in FRAMEWORKS), None)
+
+
+def is_exempt_by_module(view: Any) -> bool:
+    """Whether ``MIDDLEWARE_EXEMPT`` names a module that the view or a base of it is from."""
+    exempt = conf.middleware_exempt
+    return bool(exempt) and is_from(view, exempt)
+
+
+def is_from(view: Any, modules: Collection[str]) -> bool:
+    """Whether the view, or a base of its class, is from one of the modules or one below it."""
+    return any(
+        module == prefix or module.startswith(f"{prefix}.")
+        for module in _modules(view)
+        for prefix in modules
+    )
+
+
+def _packages(view: Any) -> Iterator[str]:
+    return (module.partition(".")[0] for module in _modules(view))
+
+
+def _modules(view: Any) -> Iterator[str]:
+    """The modules that a view's innermost function, or its class, is from."""
+    inner = innermost(view)
+    view_class = inner if inspect.isclass(inner) else getattr(inner, "cls", None)
+    view_class = view_class or getattr(inner, "view_class", None)
+    if view_class is None:
+        yield module_of(inner)
+        owner = getattr(view, "__self__", None)
+        view_class = None if owner is None else type(owner)
+    for base in getattr(view_class, "__mro__", ()):
+        yield base.__module__
+
+
+EXEMPT: Final = "idempotency_exempt"
+
+ViewFunction = Callable[..., Any]
+
+
+def is_marked(view: Any, mark: str) -> bool:
+    """Whether a view, or the class it was made of, carries a mark."""
+    return bool(getattr(view, mark, False) or getattr(view_class_of(view), mark, False))
+
+
+def is_exempt(view: Any) -> bool:
+    """Whether ``@idempotency_exempt`` is on a view or its class; a base's is on that base alone."""
+    return EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view))
+
+
+def is_async(view: Any) -> bool:
+    """Whether the view is a coroutine function, or a class-based view of coroutine functions."""
+    view_class = view if inspect.isclass(view) else view_class_of(view)
+    return iscoroutinefunction(view) or bool(getattr(view_class, "view_is_async", False))
+
+
+def policy_of(view: ViewFunction, method: str = "") -> Any:
+    """The policy that a view declares, in ``idempotency_policy`` or ``idempotency_policies``.
+
+    Args:
+        view: what the URL leads to.
+        method: of the request; without it, policies by action are not considered.
+
+    Returns:
+        The policy; ``None``: the view is not protected; ``UNSET``: it declares no policy.
+    """
+    view_class = view_class_of(view)
+    declared = getattr(view, POLICY, UNSET)
+    if declared is UNSET:
+        declared = getattr(view_class, POLICY, UNSET)
+    policies = getattr(view_class, POLICIES, None)
+    if policies and method:
+        name = (getattr(view, "actions", None) or {}).get(method.lower(), method.lower())
+        declared = policies.get(name, declared)
+    if declared is UNSET or declared is None or isinstance(declared, Policy):
+        return declared
+    raise ImproperlyConfigured(
+        f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy or "
+        "None."
+    )

@@ -40,11 +40,9 @@ from ..policy import Policy, keys
 from ..records import Operation, Record
 from ..stores import stores
 from ..stores.atomic_blocks import opened_by_django, refuse_others
-from .adapter import Adapter, has_body
 from .atomic_requests import RequestTransactions
-from .messages import credentials_of
-from .negotiation import GIVEN_OUT, GivenTokens
-from .results import result_of, result_of_error
+from .messages import Adapter, credentials_of, has_body, result_of, result_of_error
+from .replays import GIVEN_OUT, GivenTokens
 from .sessions import Before, save_session
 from .status import accepted
 

@@ -17,7 +17,7 @@ from django.urls import NoReverseMatch, reverse
 from ..conf import conf
 from ..records import Operation, Payload, Record, Status
 from ..stores import Store, stores
-from .opaque import concealed, revealed
+from .sessions import concealed, revealed
 
 SALT: Final = "idempotency_django.http.status"
 

@@ -9,7 +9,7 @@ from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
-from ..jobs.enqueueing import register as register_way
+from ..jobs.functions import register as register_way
 
 
 class MessagingConfig(AppConfig):
@@ -25,7 +25,8 @@ class MessagingConfig(AppConfig):
         from . import health, tables, tracing  # noqa: PLC0415
         from .inbox import checks as inbox_checks  # noqa: PLC0415
         from .inbox import purging as inbox_purging  # noqa: PLC0415
-        from .outbox import checks, enqueueing, purging  # noqa: PLC0415
+        from .outbox import calls as enqueueing  # noqa: PLC0415
+        from .outbox import checks, purging  # noqa: PLC0415
 
         register(inbox_checks.check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from cloudevents.core.base import BaseCloudEvent
 from cloudevents.core.v1.event import CloudEvent
 
-from .envelopes import VERSION
-from .events import Event
+from .events import VERSION, Event
 
 _OWN = ("id", "source", "type", "subject", "time", "datacontenttype", "dataschema")
 

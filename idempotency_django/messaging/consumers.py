@@ -2,26 +2,599 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final, TypeVar
+from hashlib import sha256
+from typing import Any, Final, Self, TypeVar, assert_never
+from urllib.parse import quote
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
+from django.db import connections, transaction
+from django.utils.module_loading import import_string
 
-from ..errors import UnknownEventType
-from ..planning import lease_of, plan_call
-from ..policy import UNSET, Policy, keys
+from .. import engine
+from ..conf import conf
+from ..engine.batch import Item, run_many
+from ..engine.context import ExecutionContext
+from ..engine.outcomes import announcement, send
+from ..engine.steps import named
+from ..engine.transactional import Atomic
+from ..errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    MessageParked,
+    OperationInProgress,
+    StoreUnavailable,
+    UnknownEventType,
+)
+from ..functions import answer_of
+from ..models import DatabaseNow
+from ..planning import Plan, lease_of, plan_call
+from ..policy import UNSET, Policy, keys, scopes
 from ..policy.canonical import canonical, content_digest
-from ..stores import stores
-from .batching import alone, together
+from ..policy.identity import named_fingerprints
+from ..records import Record, reference
+from ..stores import Store, stores
+from ..stores.atomic_blocks import is_open
+from ..stores.database.dialects import plain
+from .databases import database
 from .events import Event
-from .handling import Handler, Handling
-from .outcomes import Duplicate, Failed, Handled, Outcome
-from .policies import RecordOf, policy_of, refuse_types, refuse_unfit, scope_of
 from .seen import SeenFilter
+
+LONGEST: Final = 4000  # characters
+
+
+def reason(error: BaseException) -> str:
+    """The error as a text that a database takes. An error can quote what a stranger has sent."""
+    return plain(named(error), LONGEST)
+
+
+_REJECTED = (MessageParked, FingerprintMismatch, UnknownEventType)
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """The handler ran in this call, and what it did is committed. Acknowledge the message.
+
+    Attributes:
+        result: what the handler returned, as it reads back from JSON.
+    """
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The message was handled before. Acknowledge it.
+
+    Attributes:
+        result: what the handler returned at that time; ``None`` if it was not kept.
+        kept: whether it was kept: it is not if it was too large, or if the policy has
+            ``store_body=False``.
+    """
+
+    result: Any
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The message was not handled, and nothing that its handler did in the database is committed.
+
+    Attributes:
+        error: why; what :meth:`~.consumers.Consumer.handle` would have raised.
+    """
+
+    error: Exception
+
+    @property
+    def rejected(self) -> bool:
+        """Whether to move the message to a dead-letter queue: another delivery ends the same way.
+
+        ``False``: deliver it again.
+        """
+        return isinstance(self.error, _REJECTED)
+
+    @property
+    def delay(self) -> float | None:
+        """Seconds after which to deliver it again, if another consumer's lease is in the way."""
+        return self.error.remaining if isinstance(self.error, OperationInProgress) else None
+
+
+Outcome = Handled | Duplicate | Failed
+
+
+LIFETIME: Final = timedelta(days=30)
+"""How long a consumer remembers an event, unless it or its policy says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOf:
+    """Where the record of an event or a message is, or would be.
+
+    Attributes:
+        store: its store.
+        key: its key.
+        scope: its scope.
+        fingerprints: those that it may have; with another one, it is another event's.
+    """
+
+    store: Store
+    key: str
+    scope: str
+    fingerprints: Sequence[str]
+
+    @classmethod
+    def named(cls, store: Store, key: str, scope: str, content: str) -> Self:
+        """The record of the operation that is planned with these arguments."""
+        return cls(store, key, scopes.fit(scope), [*named_fingerprints(key, scope, content)])
+
+
+def refuse_types(types: Sequence[str], of: str) -> None:
+    """Refuse what cannot be the types of events that a handler is for.
+
+    Raises:
+        ValueError: there is none.
+        TypeError: one of them is not a text.
+    """
+    if not types:
+        raise ValueError(f'on() of {of} needs a type of events: on("order.paid").')
+    for given in types:
+        if not isinstance(given, str):
+            raise TypeError(
+                f"on() of {of} takes types of events, and not {given!r}. Name what the handler is "
+                'for, in parentheses: on("order.paid").'
+            )
+
+
+def refuse_unfit(handler: Callable[..., Any], of: str) -> None:
+    """Refuse a handler that no event could be given to.
+
+    Raises:
+        ImproperlyConfigured: it does not take an event and an execution.
+    """
+    try:
+        inspect.signature(handler).bind("event", "execution")
+    except TypeError as error:
+        raise ImproperlyConfigured(
+            f"The handler {getattr(handler, '__qualname__', handler)} of {of} cannot be called "
+            f"with an event and its execution: {error}. Declare it as def handler(event, "
+            "execution)."
+        ) from None
+    except ValueError:  # a callable that does not tell its signature
+        return
+
+
+def policy_of(name: str, policy: Policy | None, ttl: timedelta | None, store: str | None) -> Policy:
+    """The policy of the consumer of that name.
+
+    Raises:
+        ImproperlyConfigured: it asks for what a consumer does not have.
+    """
+    if policy is not None and policy.check_replay not in (UNSET, None):
+        raise ImproperlyConfigured(
+            f"The policy of the consumer {name!r} has check_replay=, which checks the caller of an "
+            "HTTP request. A message has none: check who may send it before calling the consumer."
+        )
+    # An event can wait for the store, which a request cannot: it is delivered again.
+    policy = (policy or Policy()).over(Policy(ttl=LIFETIME, on_store_error="refuse"))
+    if ttl is not UNSET:
+        policy = policy.replace(ttl=ttl)
+    return policy if store is None else policy.replace(store=store)
+
+
+def scope_of(name: str, source: str, sender: str, *, federated: bool) -> str:
+    """The scope of an event: the consumer's name, the event's source, and who sent it.
+
+    Raises:
+        ValueError: a sender is missing, or makes no sense.
+    """
+    if federated and not sender:
+        raise ValueError(
+            f"The consumer {name!r} is federated, so each call must say who sent the event. Pass "
+            "sender=, as the transport has authenticated them."
+        )
+    if sender and not federated:
+        raise ValueError(
+            f"The consumer {name!r} was given a sender, but is not federated. Make it a "
+            "Consumer(…, federated=True), or leave out sender=."
+        )
+    scope = f"consumer:{name}:{source}"
+    return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)
+
+
+SENDER: Final = "idempotency-sender"
+"""The header that says who sent a message to a federated consumer."""
+
+_APP: Final = "idempotency_messaging"
+_PARKED: Final = "parked"  # of InboxState, which can be imported only where the app is installed
+_OVER: Final = (_PARKED, "handled", "ignored")
+_TYPE_LENGTH: Final = 255
+_CAUSES: Final = 5
+
+
+def can_park() -> bool:
+    """Whether there is a table to park messages in."""
+    return apps.is_installed("idempotency_django.messaging")
+
+
+def park(consumer: Consumer, event: Event, error: Exception, *, sender: str = "") -> None:
+    """Keep an event that the consumer could not handle. It is durable when this returns.
+
+    The same event is kept once, however often it is parked.
+
+    Args:
+        consumer: the consumer.
+        event: the event.
+        error: why it could not be handled.
+        sender: who sent it; for a federated consumer.
+
+    Raises:
+        ValueError: the event's data is neither bytes nor what JSON can say.
+    """
+    body = event.to_json().encode()
+    message_id = _named(event.source, event.id)
+    if isinstance(error, FingerprintMismatch):  # another event has that id
+        message_id = f"{message_id}#{_digest(body)}"
+    headers = [(SENDER, sender)] if sender else []
+    _keep(consumer, message_id, event.type, body, error, headers)
+
+
+def message_id_of(source: str, event_id: str) -> str:
+    """The id that a parked event has in the table, unless it was parked as a different one."""
+    return keys.fit(_named(source, event_id))
+
+
+def sender_of(headers: Iterable[tuple[str, str]]) -> str:
+    """Who sent a parked event, by the headers that are kept with it; empty: it does not matter."""
+    return dict(headers).get(SENDER, "")
+
+
+def _named(source: str, event_id: str) -> str:
+    # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
+    return f"{quote(source, safe='/:?=&@+,;')}#{event_id}"
+
+
+def park_raw(
+    consumer: Consumer,
+    place: str,
+    body: bytes,
+    error: Exception,
+    headers: Iterable[tuple[str, str]] = (),
+) -> None:
+    """Keep a message that is not an event. It is durable when this returns.
+
+    Args:
+        consumer: the consumer.
+        place: where it was at its broker, the same at each delivery.
+        body: the message's body, as it came.
+        error: why it is not an event.
+        headers: the message's headers.
+    """
+    message_id = f"{place}#{_digest(body)}"
+    _keep(consumer, message_id, "", body, error, headers)
+
+
+def takes_others(consumer: Consumer) -> bool:
+    """Whether the table takes another message of this consumer now, of which nothing is left."""
+    using = database()
+    connections[using].close_if_unusable_or_obsolete()  # what failed may have cost the connection
+    try:
+        with transaction.atomic(using=using):
+            park_raw(consumer, "a trial", b"", ValueError())
+            transaction.set_rollback(True, using=using)
+    except DatabaseFault:
+        return False
+    return True
+
+
+def _keep(
+    consumer: Consumer,
+    message_id: str,
+    kind: str,
+    body: bytes,
+    error: Exception,
+    headers: Iterable[tuple[str, str]],
+) -> None:
+    rows = apps.get_model(_APP, "InboxMessage")._default_manager.using(database())
+    named: dict[str, Any] = {
+        "source": f"consumer:{consumer.name}",
+        "message_id": keys.fit(message_id),
+    }
+    found: dict[str, Any] = {"state": _PARKED, "error": _told(error), "process_after": None}
+    row = rows.model(
+        **named,
+        **found,
+        type=plain(kind, _TYPE_LENGTH),
+        headers=json.dumps([*headers]),
+        body=body,
+        digest=_digest(body),
+        received_at=DatabaseNow(),
+    )
+    rows.bulk_create([row], ignore_conflicts=True)
+    # One that an operator has just sent on its way again stays on its way.
+    rows.filter(**named, state__in=_OVER).update(**found, purge_at=None)
+
+
+def _told(error: Exception) -> str:
+    """The error and what caused it, one in each line."""
+    lines: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(lines) < _CAUSES:
+        lines.append(reason(cause))
+        cause = cause.__cause__
+    return "\n".join(lines)
+
+
+def _digest(body: bytes) -> str:
+    return sha256(body).hexdigest()
+
+
+def together(handlings: list[Handling]) -> list[Outcome]:
+    """Handle events in as few transactions as possible; their outcomes."""
+    if not handlings:
+        return []
+    known = known_duplicates(handlings)
+    rest = [each for each, duplicate in zip(handlings, known, strict=True) if duplicate is None]
+    ended = run_many(handlings[0].plan.store, [each.item for each in rest])
+    outcomes = [handling.outcome(each) for handling, each in zip(rest, ended, strict=True)]
+    if (seen := handlings[0].seen) is not None:
+        pairs = zip(rest, outcomes, strict=True)
+        seen.remember([each.name for each, outcome in pairs if not isinstance(outcome, Failed)])
+    others = iter(outcomes)
+    return [next(others) if duplicate is None else duplicate for duplicate in known]
+
+
+def alone(handlings: list[Handling]) -> list[Outcome]:
+    """Handle one event after the other, each claimed visibly; their outcomes."""
+    outcomes: list[Outcome] = []
+    for handling in handlings:
+        try:
+            outcomes.append(handling.run(visibly=True))
+        except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
+            outcomes.append(Failed(error))
+    return outcomes
+
+
+Handler = Callable[[Event, ExecutionContext], Any]
+
+_NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
+"""Errors that say nothing about the event: if it is parked after one, the next delivery says so."""
+
+
+class VisiblyClaimed(Atomic):
+    """For a claim that is committed first: the handler and its answer are one transaction still.
+
+    In the transactional mode, an attempt that ends with its process leaves nothing that could be
+    counted. This one leaves its claim.
+    """
+
+    def around_handler(self, store: Store) -> AbstractContextManager[bool]:
+        return _shared_transaction(store)
+
+
+@contextmanager
+def _shared_transaction(store: Store) -> Iterator[bool]:
+    with store.transaction():
+        yield True
+
+
+@contextmanager
+def without_exits(*others: type[BaseException]) -> Iterator[None]:
+    """Make ``sys.exit()`` in a handler a failure of its message: the process is for others, too.
+
+    Args:
+        others: further exceptions that are no errors.
+    """
+    ends: tuple[type[BaseException], ...] = (SystemExit, *others)
+    try:
+        yield
+    except ends as error:
+        what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
+        raise RuntimeError(
+            f"The handler has ended with {what}, which would end the process that handles the "
+            "other messages, too. Raise an error instead."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """One event that a consumer is to handle.
+
+    Attributes:
+        plan: the operation, and where its record lives.
+        event: what the handler gets.
+        handler: the consumer's function for events of this type.
+        seen: the consumer's filter of seen events.
+    """
+
+    plan: Plan
+    event: Event
+    handler: Handler
+    seen: SeenFilter | None = None
+
+    def run(self, *, visibly: bool = False) -> Handled | Duplicate:
+        """Handle it now.
+
+        Args:
+            visibly: commit the claim first, even in the transactional mode.
+
+        Raises:
+            Exception: it is not handled, and was not before.
+        """
+        [known] = known_duplicates([self])
+        if known is not None:
+            return known
+        plan, operation, atomic = self.plan, self.plan.operation, Atomic()
+        if visibly and operation.lease is None:
+            operation, atomic = replace(operation, lease=plan.policy.lease), VisiblyClaimed()
+        try:
+            ended = engine.run(plan.store, operation, self._execute, _raise, atomic=atomic)
+        except Exception as error:
+            parked = self._parked(error)
+            if parked is None:
+                raise
+            raise parked from error
+        return remembered(self, self._told(ended))
+
+    async def arun(self) -> Handled | Duplicate:
+        """:meth:`run` for an async handler."""
+        [known] = await sync_to_async(known_duplicates)([self])
+        if known is not None:
+            return known
+        plan = self.plan
+        try:
+            ended = await engine.arun(plan.store, plan.operation, self._aexecute, _raise)
+        except Exception as error:
+            parked = await sync_to_async(self._parked)(error)
+            if parked is None:
+                raise
+            raise parked from error
+        return await sync_to_async(remembered)(self, self._told(ended))
+
+    def refuse_transaction(self, consumer: str) -> None:
+        """Raise ``ImproperlyConfigured`` if nothing would be committed when the call returns."""
+        using = self.plan.store.using
+        if using is not None and is_open(using):
+            raise ImproperlyConfigured(
+                f"The consumer {consumer!r} was called within a transaction on the database "
+                f"{using!r}. When it returns, the message is acknowledged, so what it did must be "
+                "committed by then. Call it outside of transaction.atomic(), and mark a view that "
+                "calls it with transaction.non_atomic_requests and @idempotency_exempt."
+            )
+
+    @property
+    def name(self) -> str:
+        """What a filter knows it by: different for each consumer, source and id."""
+        return reference(self.plan.operation.key, self.plan.operation.scope)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether a duplicate changes nothing, so that the store may be asked without a claim."""
+        return not self.plan.operation.extend_on_replay
+
+    def duplicate(self, record: Record) -> Duplicate | None:
+        """What is said of it if this record is of the same event, and completed."""
+        outcome = engine.decide(record, self.plan.operation)
+        if not isinstance(outcome, engine.Replayed):
+            return None
+        if message := announcement(outcome):
+            send(message[0], self.plan.operation, **message[1])
+        told = self._told(outcome)
+        return told if isinstance(told, Duplicate) else None
+
+    @property
+    def item(self) -> Item:
+        """What a batch needs to know of it."""
+        return Item(self.plan.operation, self._execute)
+
+    def outcome(self, ended: engine.Outcome | Exception) -> Outcome:
+        """What became of it in a batch."""
+        if isinstance(ended, Exception):
+            return Failed(self._parked(ended) or ended)
+        try:
+            return self._told(ended)
+        except IdempotencyError as error:
+            return Failed(error)
+
+    def _execute(self, execution: ExecutionContext) -> engine.Result:
+        with without_exits(GeneratorExit):
+            return answer_of(self.plan, self.handler(self.event, execution))
+
+    async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
+        with without_exits():
+            return answer_of(self.plan, await self.handler(self.event, execution))
+
+    def _told(self, ended: engine.Outcome) -> Handled | Duplicate:
+        """What the consumer says of an outcome; raises if that is nothing to acknowledge."""
+        match ended:
+            case engine.Executed(result):
+                return Handled(result)
+            case engine.Replayed(record):
+                payload = record.payload
+                if payload is None or payload.body is None:
+                    return Duplicate(None, kept=False)
+                return Duplicate(payload.result)
+            case engine.Held():
+                error: IdempotencyError = self._is_parked("An earlier attempt at it")
+            case engine.InProgress() | engine.Mismatched():
+                what = f"The event {self.event.id!r} of {self.event.source!r}"
+                error = engine.refusal(ended, f"{what} for {self.plan.operation.name}")
+            case _:
+                assert_never(ended)
+        error.foreign = True  # a request that made the call is another operation
+        raise error
+
+    def _parked(self, error: Exception) -> MessageParked | None:
+        """What says that this failure was the last one, if the event is parked since."""
+        if isinstance(error, IdempotencyError):
+            error.foreign = True
+        store, operation = self.plan.store, self.plan.operation
+        if operation.max_attempts is None or isinstance(error, _NO_FAILURES):
+            return None
+        try:
+            record = store.get(operation.key, operation.scope)
+        except IdempotencyError:
+            return None  # nobody can say, and the next delivery finds out
+        if record is None or not record.held:
+            return None
+        parked = self._is_parked(f"Attempt {record.attempt} at it")
+        parked.__cause__, parked.foreign = error, True
+        return parked
+
+    def _is_parked(self, what: str) -> MessageParked:
+        return MessageParked(
+            f"The event {self.event.id!r} of {self.event.source!r} is parked by "
+            f"{self.plan.operation.name}. {what} was the last one that is made without an "
+            "operator. Look at its record in the admin, fix what is wrong, and release it there. "
+            "Keep the message until then, for example in a dead-letter queue, and deliver it again."
+        )
+
+
+def known_duplicates(handlings: Sequence[Handling]) -> list[Duplicate | None]:
+    """For each, the answer of the store, if a filter may have seen it and it was handled before.
+
+    It only reads, and claims nothing. ``None``: claim it, which is exact by itself.
+
+    Args:
+        handlings: of one consumer.
+    """
+    nothing: list[Duplicate | None] = [None] * len(handlings)
+    seen = handlings[0].seen
+    if seen is None:
+        return nothing
+    maybe = seen.may_contain([each.name for each in handlings])
+    asked = [index for index, each in enumerate(handlings) if maybe[index] and each.only_reads]
+    operations = [handlings[index].plan.operation for index in asked]
+    try:
+        names = [(operation.key, operation.scope) for operation in operations]
+        records = handlings[0].plan.store.get_many(names) if names else []
+    except IdempotencyError:
+        return nothing  # the claim says what is wrong with the store
+    for index, record in zip(asked, records, strict=True):
+        if record is not None and not record.expired:
+            nothing[index] = handlings[index].duplicate(record)
+    return nothing
+
+
+def remembered(handling: Handling, outcome: Handled | Duplicate) -> Handled | Duplicate:
+    """The outcome, of which the filter hears now that it is committed."""
+    if handling.seen is not None:
+        handling.seen.remember([handling.name])
+    return outcome
+
+
+def _raise(error: Exception) -> engine.Result:
+    raise error
+
 
 METHOD: Final = "EVENT"
 """What stands for the HTTP method in the audit."""
@@ -268,3 +841,41 @@ class Consumer:
 def _content(event: Event) -> str:
     """The digest of what tells two events apart that have one source and id."""
     return content_digest(canonical((event.type, event.subject, event.data)))
+
+
+def consumers() -> dict[str, Consumer]:
+    """The consumers that ``IDEMPOTENCY["CONSUMERS"]`` lists, by name.
+
+    Raises:
+        ImproperlyConfigured: a path leads to no consumer, or two have one name.
+    """
+    found: dict[str, Consumer] = {}
+    for path in conf.consumers:
+        consumer = consumer_at(path)
+        if found.setdefault(consumer.name, consumer) is not consumer:
+            raise ImproperlyConfigured(
+                f"IDEMPOTENCY['CONSUMERS'] lists two consumers that are called {consumer.name!r}. "
+                "Give one of them another name."
+            )
+    return found
+
+
+def consumer_at(path: str) -> Consumer:
+    """The consumer at a path such as ``"shop.consumers.billing"``, or ``"shop.consumers:billing"``.
+
+    Raises:
+        ImproperlyConfigured: the path leads to no consumer.
+    """
+    try:
+        consumer = import_string(path.replace(":", "."))
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"There is no consumer at {path!r}: {error}. Name the module and the consumer in it, "
+            "such as 'shop.consumers.billing'."
+        ) from error
+    if not isinstance(consumer, Consumer):
+        raise ImproperlyConfigured(
+            f"{path!r} is a {type(consumer).__name__}, not a Consumer. Name the module and the "
+            "consumer in it, such as 'shop.consumers.billing'."
+        )
+    return consumer

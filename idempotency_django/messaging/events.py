@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Self
+from urllib.parse import quote, unquote
 
 from ..records import is_reference
-from . import envelopes
 
 CAUSED_BY: Final = "causedby"
 """The extension attribute that names the message or operation that an event comes from."""
@@ -74,7 +78,7 @@ class Event:
         Raises:
             ValueError: it is no such event; the text says why.
         """
-        return cls._of(envelopes.read_json(text))
+        return cls._of(read_json(text))
 
     def to_json(self) -> str:
         """The event in the JSON format; bytes as ``data_base64``.
@@ -82,7 +86,7 @@ class Event:
         Raises:
             ValueError: the data is neither bytes nor what JSON can say.
         """
-        return envelopes.write_json(self._attributes(), self.data)
+        return write_json(self._attributes(), self.data)
 
     @classmethod
     def from_http(cls, headers: Mapping[str, str], body: bytes) -> Self:
@@ -98,7 +102,7 @@ class Event:
         Raises:
             ValueError: it is no such event; the text says why.
         """
-        return cls._of(envelopes.read_http(headers, body))
+        return cls._of(read_http(headers, body))
 
     @property
     def caused_by(self) -> str:
@@ -112,7 +116,7 @@ class Event:
         Raises:
             ValueError: the data is neither bytes nor what JSON can say.
         """
-        return envelopes.write_http(self._attributes(), self.data)
+        return write_http(self._attributes(), self.data)
 
     def to_binary(self, prefix: str) -> tuple[dict[str, str], str, bytes]:
         """The headers, the content type and the body of a message in the binary mode of a broker.
@@ -124,7 +128,7 @@ class Event:
         Raises:
             ValueError: the data is neither bytes nor what JSON can say.
         """
-        attributes, content_type, body = envelopes.write_binary(self._attributes(), self.data)
+        attributes, content_type, body = write_binary(self._attributes(), self.data)
         return {f"{prefix}{name}": text for name, text in attributes.items()}, content_type, body
 
     @classmethod
@@ -135,7 +139,7 @@ class Event:
     def _attributes(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in _OWN}
         if self.time is not None:
-            own["time"] = envelopes.write_time(self.time)
+            own["time"] = write_time(self.time)
         return {name: value for name, value in own.items() if value is not None} | {
             **self.extensions
         }
@@ -167,3 +171,262 @@ def _refuse_extension(name: str, value: object) -> None:
             f"The event's attribute {name!r} is {value!r}. An attribute is a text, a whole number "
             "or a boolean. Put it into data."
         )
+
+
+VERSION: Final = "1.0"
+STRUCTURED: Final = "application/cloudevents+json"
+"""The media type of an event whose attributes and data are one JSON object."""
+
+MAX_NESTING: Final = 100
+"""How many lists and objects within one another the data of an event may have, in and out."""
+
+_ENVELOPE: Final = "application/cloudevents"
+_PREFIX: Final = "ce-"
+_SENT_AS_THEY_ARE: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+_TEXTUAL: Final = re.compile(r"text/.+|application/xml|.+\+xml")
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):(\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII
+)
+
+
+def read_json(text: str | bytes) -> dict[str, Any]:
+    """The attributes and the data of an event in the JSON format.
+
+    Raises:
+        ValueError: it is no such event; the text says why.
+    """
+    members = _loaded(text, "The event")
+    if not isinstance(members, dict):
+        raise ValueError(  # noqa: TRY004  # of a message, not of an argument
+            f"The event is a JSON {_kind(members)}, not an object with the attributes of a "
+            "CloudEvent. A batch is an array of events: read them one by one."
+        )
+    encoded = members.pop("data_base64", None)
+    if encoded is not None:
+        if members.get("data") is not None:
+            raise ValueError("The event has both data and data_base64. Send one of them.")
+        members["data"] = _unbased(encoded)
+    return _known({name: value for name, value in members.items() if value is not None})
+
+
+def write_json(attributes: Mapping[str, Any], data: Any) -> str:
+    """An event in the JSON format, in ASCII.
+
+    Raises:
+        ValueError: the data cannot be said in JSON.
+    """
+    members = {"specversion": VERSION, **attributes}
+    if isinstance(data, bytes):
+        members["data_base64"] = base64.b64encode(data).decode("ascii")
+    elif data is not None:
+        members["data"] = data
+    return _dumped(members)
+
+
+def read_http(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """The attributes and the data of an event in an HTTP message, in either mode.
+
+    Raises:
+        ValueError: it is no such event; the text says why.
+    """
+    lowered = {name.lower(): value for name, value in headers.items()}
+    content_type = lowered.get("content-type", "")
+    media_type = _media_type(content_type)
+    if media_type == STRUCTURED:
+        return read_json(body)
+    if media_type.startswith(_ENVELOPE):
+        raise ValueError(
+            f"The event is sent as {media_type}, which is not supported. Send {STRUCTURED}, one "
+            "event in each message, or the attributes as headers that begin with 'ce-'."
+        )
+    attributes = {
+        name.removeprefix(_PREFIX): _decoded(name, value)
+        for name, value in lowered.items()
+        if name.startswith(_PREFIX)
+    }
+    if not attributes and media_type == "application/json":
+        return read_json(body)  # an event by its content, from a sender that cannot set the type
+    if content_type:
+        attributes["datacontenttype"] = content_type
+    return _known(attributes) | {"data": _parsed(body, media_type)}
+
+
+def write_http(attributes: Mapping[str, Any], data: Any) -> tuple[dict[str, str], bytes]:
+    """An event in HTTP's binary mode: headers that carry its attributes, and a body of its data.
+
+    Raises:
+        ValueError: the data cannot be said in JSON.
+    """
+    texts, content_type, body = write_binary(attributes, data)
+    headers = {
+        f"{_PREFIX}{name}": quote(text, safe=_SENT_AS_THEY_ARE) for name, text in texts.items()
+    }
+    return headers | ({"content-type": content_type} if content_type else {}), body
+
+
+def write_binary(attributes: Mapping[str, Any], data: Any) -> tuple[dict[str, str], str, bytes]:
+    """An event in the binary mode of any protocol: its attributes as texts, its type, and its body.
+
+    Raises:
+        ValueError: the data cannot be said in JSON.
+    """
+    texts = {name: _text(value) for name, value in {"specversion": VERSION, **attributes}.items()}
+    content_type = texts.pop("datacontenttype", "") or _usual_type(data)
+    if data is None:
+        return texts, content_type, b""
+    if isinstance(data, bytes):
+        return texts, content_type, data
+    is_text = isinstance(data, str) and not _is_json(_media_type(content_type))
+    return texts, content_type, (data if is_text else _dumped(data)).encode()
+
+
+def read_time(text: Any) -> datetime:
+    """A timestamp of RFC 3339; what is finer than a microsecond is cut off.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    try:
+        if match is None:
+            raise ValueError
+        day, minute, second, fraction, zone = match.groups(default="")
+        second = min(second, "59")  # Python's days have no leap seconds
+        return datetime.fromisoformat(f"{day}T{minute}:{second}{fraction}{zone.upper()}")
+    except ValueError:
+        raise ValueError(
+            f"The event's time is {text!r}. Send a timestamp of RFC 3339, such as "
+            "'2031-05-07T09:30:00Z'."
+        ) from None
+
+
+def write_time(time: datetime) -> str:
+    """A timestamp of RFC 3339."""
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _known(members: dict[str, Any]) -> dict[str, Any]:
+    """The members of an event of a version that is known, without that version."""
+    version = members.pop("specversion", None)
+    if version != VERSION:
+        found = "no specversion" if version is None else f"specversion {version!r}"
+        raise ValueError(f"The event has {found}. Send a CloudEvent of specversion '{VERSION}'.")
+    if "time" in members:
+        members["time"] = read_time(members["time"])
+    return members
+
+
+def _loaded(text: str | bytes, what: str) -> Any:
+    try:
+        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        loaded = _loads(decoded)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is not JSON in UTF-8: {error}.") from None
+    refuse_deep(what, decoded, loaded, MAX_NESTING + 1)  # the envelope may be one of them
+    return loaded
+
+
+def refuse_deep(what: str, text: str, value: Any, at_most: int = MAX_NESTING) -> None:
+    """Raise ``ValueError`` if there are too many lists and objects within one another.
+
+    Args:
+        what: what it is, for the error.
+        text: the value as JSON.
+        value: the value.
+        at_most: how many there may be.
+    """
+    if text.count("[") + text.count("{") <= at_most:
+        return
+    within = [value]
+    for _ in range(at_most):
+        parts = (each.values() if isinstance(each, dict) else each for each in within)
+        within = [each for part in parts for each in part if isinstance(each, dict | list | tuple)]
+        if not within:
+            return
+    raise ValueError(
+        f"{what} has more than {at_most} lists and objects within one another, which is the "
+        "most that a message may have."
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a name appears twice, and parsers differ in which of the two they take")
+    return members
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+_loads = partial(json.loads, object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def _dumped(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"The event's data is not JSON: {error}. Make it of texts, numbers, lists and dicts, "
+            "or give it as bytes."
+        ) from None
+
+
+def _unbased(encoded: Any) -> bytes:
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise ValueError("The event's data_base64 is not Base64 (RFC 4648).") from None
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _is_json(media_type: str) -> bool:
+    return media_type.endswith(("/json", "+json"))
+
+
+def _usual_type(data: Any) -> str:
+    return "" if data is None or isinstance(data, bytes) else "application/json"
+
+
+def _parsed(body: bytes, media_type: str) -> Any:
+    """The data of a body: the same that the JSON format would carry."""
+    if not body:
+        return None
+    if _is_json(media_type):
+        return _loaded(body, "The event's data")
+    if _TEXTUAL.fullmatch(media_type):
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            pass  # in another charset: its own business
+    return body
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _decoded(name: str, value: str) -> str:
+    """A header's value as text; some senders quote it, which earlier versions of the spec allowed.
+
+    Bytes that are not UTF-8 are refused, not replaced: two ids would become one.
+    """
+    value = value.strip(" \t")
+    if len(value) > 1 and value.startswith('"') and value.endswith('"'):
+        value = re.sub(r"\\(.)", r"\1", value[1:-1])
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError:
+        raise ValueError(
+            f"The header {name} is not percent-encoded UTF-8. Encode its value as the HTTP binding "
+            "of CloudEvents says (section 3.1.3.2)."
+        ) from None

@@ -13,16 +13,13 @@ from django.db.models import Q, QuerySet
 
 from ..models import DatabaseNow
 from ..stores.health import MOST, Finding, Limits, found, overdue, register
+from .consumers import consumers
 from .databases import database
-from .inbox.messages import CONSUMER
 from .inbox.purging import over as inbox_over
-from .inbox.receivers import receiver_of
-from .models import InboxMessage, OutboxMessage
-from .models.inbox import InboxState
-from .models.outbox import OutboxState
+from .inbox.receivers import CONSUMER, receiver_of
+from .models import InboxMessage, InboxState, OutboxMessage, OutboxState
+from .outbox.publishing import topic
 from .outbox.purging import over as outbox_over
-from .outbox.topics import topic
-from .registry import consumers
 
 Pending = tuple[timedelta, timedelta, bool]
 """For how long a message has been due (less than 0: not yet), how old it is, whether it failed."""

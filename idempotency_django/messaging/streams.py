@@ -15,22 +15,145 @@ whatever the broker believes to be acknowledged, and an owner that lost the stre
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache, partial
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import OperationalError, connections, transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
+from django.db.models.expressions import Combinable
 
 from ..concurrency.rollbacks import on_rollback, refuse_marked
 from ..errors import AlreadyProcessed, StreamFenced
+from ..models import DatabaseNow
 from ..policy import scopes
-from ..stores.database.transactions import forbid_atomic_block, without_autocommit
-from . import positions
+from ..stores import stores
+from ..stores.database.dialects import DIALECTS, CombinedMessages
+from ..stores.database.transactional import forbid_atomic_block, without_autocommit
 from .databases import database
+from .models import StreamPosition
+
+PEER: Final = "peer:"
+"""What the names of peers begin with in the table, and those of streams do not."""
+
+LARGEST: Final = 2**63 - 1
+"""The largest number that the columns hold."""
+
+PATIENCE: Final = 10
+"""For so many seconds a change that met another transaction's is tried again."""
+
+# The conditions of the one UPDATE.
+OWNED: Final = "{epoch} = %s AND {position} < %s"
+NEXT: Final = "{epoch} = %s AND {position} = %s"
+FIRST: Final = "({epoch} = %s AND {position} = -1) OR {epoch} < %s"
+CONTINUED: Final = "{epoch} <= %s AND {position} = %s"
+
+
+def advance(
+    using: str, stream: str, epoch: int, position: int, condition: str, *values: int
+) -> bool:
+    """Move the row, and lock it until the transaction's end; ``False``: it does not qualify.
+
+    Args:
+        using: the database, with an open transaction.
+        stream: the row's.
+        epoch: its epoch from now on.
+        position: its position from now on.
+        condition: one of this module's, of what the row must be like.
+        values: the parameters of the condition.
+    """
+    with connections[using].cursor() as cursor, _beginning(using):
+        cursor.execute(_advance(using, condition), (epoch, position, stream, *values))
+        return bool(cursor.rowcount)
+
+
+def _beginning(using: str) -> AbstractContextManager[None]:
+    """What sends BEGIN with the first statement of a transaction, where stores do so, too."""
+    if not DIALECTS[connections[using].vendor].combines:
+        return nullcontext()
+    if not all(getattr(s, "combine_statements", True) for s in stores.all() if s.using == using):
+        return nullcontext()
+    return CombinedMessages(connections[using], lambda _: False).beginning()
+
+
+@cache
+def _advance(using: str, condition: str) -> str:
+    quote = connections[using].ops.quote_name
+    columns = {f.name: quote(str(f.column)) for f in StreamPosition._meta.concrete_fields}
+    now, _ = rows(using, "").query.get_compiler(using).compile(DatabaseNow())
+    return (
+        f"UPDATE {quote(StreamPosition._meta.db_table)} SET {columns['epoch']} = %s, "
+        f"{columns['position']} = %s, {columns['updated_at']} = {now} "
+        f"WHERE {columns['stream']} = %s AND ({condition.format(**columns)})"
+    )
+
+
+def rows(using: str, stream: str) -> QuerySet[StreamPosition]:
+    """The one row of the stream, or none."""
+    return StreamPosition._base_manager.using(using).filter(stream=stream)
+
+
+def locked(using: str, stream: str) -> StreamPosition | None:
+    """The row as it is now, and not as the transaction began with it; locked until its end."""
+    return rows(using, stream).select_for_update().first()
+
+
+def create(using: str, stream: str, *, epoch: int = 0) -> None:
+    """Make the row of a stream of which nothing is processed, unless it is there; locked.
+
+    On MySQL and MariaDB, an INSERT that ignores the row takes a shared lock on it. Two that go on
+    to update it would be a deadlock. One that updates it takes the exclusive lock.
+    """
+    row = StreamPosition(stream=stream, epoch=epoch, updated_at=DatabaseNow())
+    targets = connections[using].features.supports_update_conflicts_with_target
+    StreamPosition._base_manager.using(using).bulk_create(
+        [row],
+        update_conflicts=True,
+        update_fields=["stream"],
+        unique_fields=["stream"] if targets else None,
+    )
+
+
+def change(using: str, stream: str, **values: int | Combinable) -> StreamPosition:
+    """Set columns of the row, which is made if need be; the row after that.
+
+    In a transaction of its own, it is tried again after a conflict with another one.
+
+    Raises:
+        OperationalError: the row stayed locked for longer than the database waits.
+    """
+    connection, started = connections[using], time.monotonic()
+    dialect = DIALECTS[connection.vendor](using)
+    while True:
+        try:
+            with transaction.atomic(using=using):
+                return _changed(using, stream, values)
+        except OperationalError as error:
+            over = connection.in_atomic_block or time.monotonic() - started > PATIENCE
+            if over or not dialect.is_busy(error):
+                raise
+
+
+def _changed(using: str, stream: str, values: dict[str, int | Combinable]) -> StreamPosition:
+    row, changes = rows(using, stream), {**values, "updated_at": DatabaseNow()}
+    if not row.update(**changes):
+        create(using, stream)
+        row.update(**changes)
+    return row.get()
+
+
+def refuse_unfit(what: str, number: int, *, least: int = 0) -> None:
+    """Raise ``ValueError`` if that cannot be an offset, a position, an epoch or a sequence."""
+    if not isinstance(number, int) or not least <= number <= LARGEST:
+        raise ValueError(
+            f"{number!r} cannot be the {what}. It must be a whole number from {least} to {LARGEST}."
+        )
 
 
 class Stream:
@@ -125,9 +248,9 @@ class Stream:
             alone: whether no transaction was open before, which could have raised it as well.
         """
         epoch, given = self.epoch, (self.epoch, to)
-        if positions.advance(self._using, self._row, epoch, to, positions.OWNED, *given):
+        if advance(self._using, self._row, epoch, to, OWNED, *given):
             return
-        row = positions.locked(self._using, self._row)
+        row = locked(self._using, self._row)
         if row is None or row.epoch != self.epoch:
             raise self._fenced()
         if alone:
@@ -144,7 +267,7 @@ class Stream:
             return  # which is of no use any more; the next attempt finds out
         epochs: list[int] = []
         with suppress(DatabaseFault):
-            epochs += positions.rows(self._using, self._row).values_list("epoch", flat=True)
+            epochs += rows(self._using, self._row).values_list("epoch", flat=True)
         if epochs not in ([], [self.epoch]):
             raise self._fenced() from error
 
@@ -169,7 +292,7 @@ class Stream:
             raise ValueError(
                 f"The stream {self.name!r} is closed. Call claim_stream() to own it again."
             )
-        positions.refuse_unfit("offset", to)
+        refuse_unfit("offset", to)
 
 
 def claim_stream(name: str, *, using: str | None = None) -> Stream:
@@ -195,7 +318,7 @@ def claim_stream(name: str, *, using: str | None = None) -> Stream:
     using = using or database()
     _refuse_peer(name)
     forbid_atomic_block(using, f"The claim of the stream {name!r}")
-    row = positions.change(using, scopes.fit(name), epoch=F("epoch") + 1)
+    row = change(using, scopes.fit(name), epoch=F("epoch") + 1)
     return Stream(name, using, row.epoch, row.position)
 
 
@@ -213,14 +336,147 @@ def reset_stream(name: str, *, position: int, using: str | None = None) -> None:
         ValueError: it is the name of a peer, or no position.
     """
     _refuse_peer(name)
-    positions.refuse_unfit("position", position, least=-1)
+    refuse_unfit("position", position, least=-1)
     row = scopes.fit(name)
-    positions.change(using or database(), row, epoch=F("epoch") + 1, position=position)
+    change(using or database(), row, epoch=F("epoch") + 1, position=position)
 
 
 def _refuse_peer(name: str) -> None:
-    if name.startswith(positions.PEER):
+    if name.startswith(PEER):
         raise ValueError(
-            f"A stream cannot be called {name!r}: names that begin with {positions.PEER!r} belong "
+            f"A stream cannot be called {name!r}: names that begin with {PEER!r} belong "
             "to the peers of accept(). Give it another name."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The message is the next one. What the transaction does about it commits with its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The message was accepted before. Do nothing, and acknowledge it.
+
+    Attributes:
+        position: the last number that was accepted.
+    """
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfOrder:
+    """Messages before this one are missing. Do nothing, and do not acknowledge it.
+
+    Attributes:
+        expected: the number of the next message.
+    """
+
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A later incarnation of the peer has sent messages since. Refuse this one for good.
+
+    Attributes:
+        epoch: the epoch of the later one.
+    """
+
+    epoch: int
+
+
+Acceptance = Accepted | Duplicate | OutOfOrder | Fenced
+
+
+def accept(
+    peer: str, *, epoch: int, sequence: int, continued: bool = False, using: str | None = None
+) -> Acceptance:
+    """Take the next message of a peer, in the transaction that is open.
+
+    It is one UPDATE, which locks the peer's row until the transaction ends: simultaneous messages
+    of one peer come one after the other. What is not accepted takes a SELECT more, and changes
+    nothing. If the transaction is rolled back, the message was not accepted.
+
+    Args:
+        peer: who sent the message, as the transport has authenticated them, and to whom: each
+            receiver has a name of its own for it. It must not be what the message itself says.
+        epoch: which incarnation of the peer, 0 or more. One that restarts raises it, so that what
+            the old one still has on its way is fenced.
+        sequence: the number of the message, 0 or more, each one more than the one before.
+        continued: whether a new epoch goes on with the numbers of the one before. By default it
+            begins at 0 again, as Kafka's do.
+        using: the database that the effects are written to; by default
+            ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
+
+    Returns:
+        :class:`Accepted`, :class:`Duplicate`, :class:`OutOfOrder` or :class:`Fenced`.
+
+    Raises:
+        ImproperlyConfigured: no transaction is open, so nothing could commit together.
+        ValueError: the epoch or the number cannot be one.
+        OperationalError: the database's own, for example because of a conflict; the transaction is
+            of no use any more. Roll back, and take the message again.
+    """
+    using, row = using or database(), scopes.fit(PEER + peer)
+    _refuse_outside(using, peer)
+    refuse_unfit("epoch", epoch)
+    refuse_unfit("sequence", sequence)
+    condition, values = _condition(epoch, sequence, continued=continued)
+    if advance(using, row, epoch, sequence, condition, *values):
+        return Accepted()
+    last = locked(using, row)
+    if last is None and sequence == 0:
+        create(using, row, epoch=epoch)  # or somebody else has by now
+        if advance(using, row, epoch, sequence, condition, *values):
+            return Accepted()
+        last = locked(using, row)
+    return OutOfOrder(0) if last is None else _refused(last, epoch, sequence, continued=continued)
+
+
+def reset_peer(peer: str, *, epoch: int, position: int, using: str | None = None) -> None:
+    """Set by hand what was accepted of a peer, for example of one whose messages came elsewhere.
+
+    Args:
+        peer: as for :func:`accept`; it need not be there yet.
+        epoch: the peer's epoch; what it sends under a lower one is fenced.
+        position: the last number that counts as accepted; -1: none.
+        using: as for :func:`accept`.
+
+    Raises:
+        ValueError: the epoch or the position cannot be one.
+    """
+    refuse_unfit("epoch", epoch)
+    refuse_unfit("position", position, least=-1)
+    row = scopes.fit(PEER + peer)
+    change(using or database(), row, epoch=epoch, position=position)
+
+
+def _condition(epoch: int, sequence: int, *, continued: bool) -> tuple[str, tuple[int, ...]]:
+    """What the row must be like if the message is the next one."""
+    if continued:
+        return CONTINUED, (epoch, sequence - 1)
+    if sequence == 0:
+        return FIRST, (epoch, epoch)
+    return NEXT, (epoch, sequence - 1)
+
+
+def _refused(last: StreamPosition, epoch: int, sequence: int, *, continued: bool) -> Acceptance:
+    """Why a message is not the next one after what was accepted last."""
+    if epoch < last.epoch:
+        return Fenced(last.epoch)
+    if epoch > last.epoch and not continued:
+        return OutOfOrder(0)
+    if sequence <= last.position:
+        return Duplicate(last.position)
+    return OutOfOrder(last.position + 1)
+
+
+def _refuse_outside(using: str, peer: str) -> None:
+    if not connections[using].in_atomic_block:
+        raise ImproperlyConfigured(
+            f"A message of the peer {peer!r} was to be accepted, but no transaction is open on the "
+            f"database {using!r}, so its number would not commit together with its effects. Call "
+            "accept() and make the effects within one transaction.atomic()."
         )

@@ -18,15 +18,11 @@ from ..models import DatabaseNow
 from ..policy import keys, scopes
 from ..records import reference, referred
 from ..tracing import register
-from ..tracing.operators import logged
-from ..tracing.sources import UNREACHABLE
-from ..tracing.timelines import Confidential, Entry, Member
+from ..tracing.timelines import UNREACHABLE, Confidential, Entry, Member, logged
+from .consumers import SENDER, message_id_of
 from .databases import database
 from .events import Event
-from .models import InboxMessage, OutboxMessage
-from .models.inbox import InboxState
-from .models.outbox import OutboxState
-from .parking import SENDER, message_id_of
+from .models import InboxMessage, InboxState, OutboxMessage, OutboxState
 
 OUTBOX: Final = "outbox:"
 INBOX: Final = "inbox:"

@@ -14,10 +14,18 @@ threads.
 
 from __future__ import annotations
 
-from .batches import BatchesContract
-from .owners import OwnersContract
-from .races import RacesContract
-from .support import ANSWER, MOMENT, PATIENCE, SECOND, an_operation, eventually, in_threads
+from .contract import (
+    ANSWER,
+    MOMENT,
+    PATIENCE,
+    SECOND,
+    BatchesContract,
+    OwnersContract,
+    RacesContract,
+    an_operation,
+    eventually,
+    in_threads,
+)
 
 __all__ = [
     "ANSWER",

@@ -6,10 +6,7 @@ Each record names the operation that caused it. A source knows the records or me
 
 from __future__ import annotations
 
-from .records import RecordSource
-from .sources import Source, find, register
-from .timelines import Entry, Member, Timeline
-from .walking import trace
+from .timelines import Entry, Member, RecordSource, Source, Timeline, find, register, trace
 
 __all__ = ["Entry", "Member", "Source", "Timeline", "find", "register", "trace"]
 

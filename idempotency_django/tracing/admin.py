@@ -14,10 +14,18 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from .legible import indented
-from .sources import member_of
-from .timelines import MISSING, Confidential, Entry, Member, Timeline
-from .walking import DEEPEST, MOST, trace
+from .timelines import (
+    DEEPEST,
+    MISSING,
+    MOST,
+    Confidential,
+    Entry,
+    Member,
+    Timeline,
+    indented,
+    member_of,
+    trace,
+)
 
 VIEW_RECORDS: Final = "idempotency_django.view_idempotencykey"
 

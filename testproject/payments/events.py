@@ -17,9 +17,8 @@ from rest_framework.exceptions import ValidationError
 from idempotency_django.decorators import idempotency_exempt
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import IdempotencyError
-from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.consumers import Consumer, Handled
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outcomes import Handled
 
 from .auth import token_required
 from .effects import make, understood

@@ -20,10 +20,24 @@ from idempotency_django.functions import idempotent_call
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.testing.chaos import Report, Service, Trial, chaos, crash_point
-from idempotency_django.testing.chaos.boundaries import Blow, Boundaries, Strike, active, shortened
-from idempotency_django.testing.chaos.children import Child, execute, outcome, refuse_unfit
-from idempotency_django.testing.chaos.waits import end_waits, stuck
+from idempotency_django.testing.chaos import (
+    Blow,
+    Boundaries,
+    Child,
+    Report,
+    Service,
+    Strike,
+    Trial,
+    active,
+    chaos,
+    crash_point,
+    end_waits,
+    execute,
+    outcome,
+    refuse_unfit,
+    shortened,
+    stuck,
+)
 from tests.chaos import handlers
 from tests.chaos.handlers import effects, message
 from tests.models import Effect

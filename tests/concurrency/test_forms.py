@@ -22,7 +22,7 @@ from django.utils.html import escape
 from idempotency_django.concurrency.admin import VersionedAdmin
 from idempotency_django.concurrency.forms import STALE, VersionedForm
 from idempotency_django.errors import ConcurrentModification
-from idempotency_django.testing.support import in_threads
+from idempotency_django.testing.contract import in_threads
 from tests.concurrency.models import Extended, Ticket
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]

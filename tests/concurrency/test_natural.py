@@ -11,8 +11,7 @@ from django.db import IntegrityError, connections, models, transaction
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from idempotency_django.concurrency.natural import compared, ensure
-from idempotency_django.concurrency.once import once_per
+from idempotency_django.concurrency.natural import compared, ensure, once_per
 from idempotency_django.errors import (
     FingerprintMismatch,
     OperationInProgress,
@@ -20,7 +19,7 @@ from idempotency_django.errors import (
 )
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.testing.support import PATIENCE, in_threads
+from idempotency_django.testing.contract import PATIENCE, in_threads
 from tests.concurrency.models import CardPayment, Owner, Payment, Seat, Ticket, WindowSeat
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -38,7 +38,7 @@ from idempotency_django.drf.preconditions import PreconditionMixin
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Status
-from idempotency_django.testing.support import in_threads
+from idempotency_django.testing.contract import in_threads
 from tests.concurrency.models import Base, Country, Owner, Ticket
 from tests.support import assert_problem, assert_replays, is_replay
 

@@ -21,7 +21,7 @@ from idempotency_django.concurrency import fsm, viewflow
 from idempotency_django.concurrency.transitions import AlreadyThere, Moved, transition
 from idempotency_django.concurrency.versions import version_field
 from idempotency_django.errors import IllegalTransition
-from idempotency_django.testing.support import PATIENCE, in_threads
+from idempotency_django.testing.contract import PATIENCE, in_threads
 from tests.concurrency.models import (
     Base,
     Extended,

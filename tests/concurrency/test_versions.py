@@ -23,7 +23,7 @@ from idempotency_django.concurrency.versions import (
     version_field,
 )
 from idempotency_django.errors import ConcurrentModification
-from idempotency_django.testing.support import PATIENCE, in_threads
+from idempotency_django.testing.contract import PATIENCE, in_threads
 from tests.concurrency.models import (
     Base,
     Country,

@@ -150,8 +150,8 @@ class Worker:
 
     def handle(self, name: str, messages: list[Message], *, redelivered: bool) -> None:
         """Handle messages, then tell the broker of each."""
+        from idempotency_django.messaging.consumers import Failed
         from idempotency_django.messaging.events import Event
-        from idempotency_django.messaging.outcomes import Failed
 
         events = [Event.from_json(message.body) for message in messages]
         consumer = self.consumers[name]
@@ -171,7 +171,7 @@ class Worker:
 
     def outcome(self, handle: Callable[..., Any], event: Any, redelivered: bool) -> Any:
         """What became of it, when it is handled alone."""
-        from idempotency_django.messaging.outcomes import Failed
+        from idempotency_django.messaging.consumers import Failed
 
         try:
             return handle(event, redelivered=redelivered)

@@ -16,7 +16,7 @@ from tests.models import Effect
 
 OUTBOX: Any = {
     "local": {
-        "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.messaging.brokers.local.LocalPublisher",
         "OPTIONS": {"consumers": ["tests.outbox.killing.deadly"]},
     },
     "after_commit": {"MAX_ATTEMPTS": 2},

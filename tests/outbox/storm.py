@@ -74,7 +74,7 @@ def write(orders: Orders, place: int) -> None:
 
 def relay() -> None:
     """Send what is due, with short leases and retries."""
-    from idempotency_django.messaging.outbox import batches
+    from idempotency_django.messaging.outbox import relay as batches
     from idempotency_django.messaging.outbox.relay import Relay
 
     batches.FIRST_BACKOFF = timedelta(seconds=0.02)

@@ -9,7 +9,7 @@ import pytest
 from idempotency_django.functions import idempotent_call
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.identity import uuid7
+from idempotency_django.messaging.outbox.publishing import uuid7
 from idempotency_django.policy import Policy
 
 pytestmark = [

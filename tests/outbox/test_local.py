@@ -19,8 +19,8 @@ from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import CONTENT, Message, apublish, publish, publish_many
 from idempotency_django.messaging.outbox import relay as relay_module
+from idempotency_django.messaging.outbox.publishing import existing, insert
 from idempotency_django.messaging.outbox.relay import Relay
-from idempotency_django.messaging.outbox.writing import existing, insert
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 
@@ -58,7 +58,7 @@ def local(using: str) -> Iterator[str]:
     fails.clear()
     exits.clear()
     orders = {
-        "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.messaging.brokers.local.LocalPublisher",
         "OPTIONS": {"consumers": [f"{__name__}.first", f"{__name__}.second"]},
     }
     store = {

@@ -15,8 +15,9 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import after_commit, publish, sending
-from idempotency_django.messaging.outbox.publishers.base import Away, Outgoing, Publisher, Refused
+from idempotency_django.messaging.outbox import after_commit, publish
+from idempotency_django.messaging.outbox import relay as sending
+from idempotency_django.messaging.outbox.publishers import Away, Outgoing, Publisher, Refused
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.testing import eventually, in_threads
 
@@ -268,7 +269,7 @@ def test_handlers_that_cannot_be_imported(
     the topic waits and says why, and the message is handled once the module is back.
     """
     local = {
-        "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.messaging.brokers.local.LocalPublisher",
         "OPTIONS": {"consumers": ["deployed_handlers.billing"]},
     }
     store = {

@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from idempotency_django.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.messaging.outbox import publish, purging
-from idempotency_django.messaging.outbox.publishers.base import Outgoing
+from idempotency_django.messaging.outbox.publishers import Outgoing
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.messaging.tasks import relay_outbox
 from idempotency_django.models import DatabaseNow

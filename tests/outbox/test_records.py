@@ -65,7 +65,7 @@ def configured(alias: str, backend: str = DATABASE, **options: Any) -> Any:
     """Settings whose records are in a store, and whose messages are in this database."""
     store = {"BACKEND": backend, "OPTIONS": options}
     records = {"BACKEND": DATABASE, "OPTIONS": {"using": alias}}
-    local = "idempotency_django.messaging.outbox.publishers.local.LocalPublisher"
+    local = "idempotency_django.messaging.brokers.local.LocalPublisher"
     return override_settings(
         IDEMPOTENCY={
             "MESSAGING_DATABASE": alias,

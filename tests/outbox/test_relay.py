@@ -12,10 +12,11 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import publish, sending
+from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox import publishers as base
 from idempotency_django.messaging.outbox import relay as relay_module
-from idempotency_django.messaging.outbox.publishers import base
-from idempotency_django.messaging.outbox.publishers.base import Outgoing
+from idempotency_django.messaging.outbox import relay as sending
+from idempotency_django.messaging.outbox.publishers import Outgoing
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually, in_threads
@@ -350,7 +351,7 @@ def test_killed_after_sending(using: str, group: str | None) -> None:
 
     relay = Relay(using=using)
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Killed):
-        from idempotency_django.messaging.outbox import batches
+        from idempotency_django.messaging.outbox import relay as batches
 
         def die(*_: object) -> None:
             raise Killed

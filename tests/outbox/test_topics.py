@@ -10,15 +10,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
+from idempotency_django.messaging.brokers.loop import Chosen, Incoming, event_of
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.batches import outgoing
 from idempotency_django.messaging.outbox.checks import check_outbox
-from idempotency_django.messaging.outbox.topics import topic
-from idempotency_django.messaging.transports.incoming import Incoming, event_of
-from idempotency_django.messaging.transports.options import Chosen
+from idempotency_django.messaging.outbox.publishing import topic
+from idempotency_django.messaging.outbox.relay import outgoing
 
-LOCAL = "idempotency_django.messaging.outbox.publishers.local.LocalPublisher"
+LOCAL = "idempotency_django.messaging.brokers.local.LocalPublisher"
 BROKER = "tests.outbox.conftest.Broker"
 
 
@@ -83,7 +82,7 @@ def test_two_databases(settings: Any) -> None:
 @pytest.mark.parametrize(("timeout", "found"), [(30, []), (31, ["W047"])])
 def test_timeout_beyond_the_lease(timeout: int, found: list[str]) -> None:
     """A timeout that a relay's lease has no room for is warned of."""
-    backend = "idempotency_django.messaging.outbox.publishers.http.HttpPublisher"
+    backend = "idempotency_django.messaging.brokers.http.HttpPublisher"
     endpoint = "tests.publishing.test_http.endpoint_of"
     topic = {"BACKEND": backend, "OPTIONS": {"endpoint": endpoint, "timeout": timeout}}
     assert ids(OUTBOX={"orders": topic}) == found

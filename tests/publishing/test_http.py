@@ -18,16 +18,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from idempotency_django.messaging.brokers.http import Endpoint, HttpPublisher
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outbox.publishers.base import (
-    Away,
-    NotBegun,
-    Outgoing,
-    Refused,
-)
-from idempotency_django.messaging.outbox.publishers.http import HttpPublisher
-from idempotency_django.messaging.outbox.publishers.webhooks import Endpoint
-from idempotency_django.messaging.outbox.topics import Topic
+from idempotency_django.messaging.outbox.publishers import Away, NotBegun, Outgoing, Refused
+from idempotency_django.messaging.outbox.publishing import Topic
 
 from .brokers import PUBLISHERS
 from .messages import failures, grouped, outgoing

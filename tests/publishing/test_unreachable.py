@@ -15,12 +15,11 @@ import pytest
 from amqp import spec
 from django.core.exceptions import ImproperlyConfigured
 
-from idempotency_django.messaging.outbox.publishers.base import Away, NotBegun, Refused
-from idempotency_django.messaging.outbox.publishers.kafka import KafkaPublisher
-from idempotency_django.messaging.outbox.publishers.kombu import KombuPublisher
-from idempotency_django.messaging.outbox.publishers.lines import Lines
-from idempotency_django.messaging.outbox.publishers.sqs import SqsPublisher
-from idempotency_django.messaging.outbox.topics import Topic
+from idempotency_django.messaging.brokers.kafka import KafkaPublisher
+from idempotency_django.messaging.brokers.rabbitmq import KombuPublisher
+from idempotency_django.messaging.brokers.sqs import SqsPublisher
+from idempotency_django.messaging.outbox.publishers import Away, Lines, NotBegun, Refused
+from idempotency_django.messaging.outbox.publishing import Topic
 from tests.faults.wires import wire_to
 from tests.kafka import bootstrap, kafka, make_topic
 from tests.servers import Server, free_port

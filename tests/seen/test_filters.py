@@ -19,7 +19,7 @@ from idempotency_django.messaging import seen as module
 from idempotency_django.messaging.seen import SeenFilter
 from idempotency_django.messaging.seen.process import InProcessBloom
 from idempotency_django.messaging.seen.redis import RedisBloom, RedisSet
-from idempotency_django.testing.support import in_threads
+from idempotency_django.testing.contract import in_threads
 from tests.redis_servers import client, url, valkey_at
 from tests.servers import free_port
 

@@ -14,8 +14,7 @@ from django.test import Client, override_settings
 
 from idempotency_django.errors import StreamFenced
 from idempotency_django.messaging.models import StreamPosition
-from idempotency_django.messaging.sequences import Accepted, Duplicate, accept
-from idempotency_django.messaging.streams import Stream, claim_stream
+from idempotency_django.messaging.streams import Accepted, Duplicate, Stream, accept, claim_stream
 from tests.factories import StaffFactory
 from tests.settings import ALIASES
 

@@ -14,17 +14,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from idempotency_django.messaging.models import StreamPosition
-from idempotency_django.messaging.sequences import (
+from idempotency_django.messaging.streams import (
     Acceptance,
     Accepted,
     Duplicate,
     Fenced,
     OutOfOrder,
     accept,
+    claim_stream,
     reset_peer,
 )
-from idempotency_django.messaging.streams import claim_stream
-from idempotency_django.testing.support import in_threads
+from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -19,10 +19,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from idempotency_django.errors import AlreadyProcessed, StreamFenced
-from idempotency_django.messaging import positions
+from idempotency_django.messaging import streams as positions
 from idempotency_django.messaging.models import StreamPosition
 from idempotency_django.messaging.streams import Stream, claim_stream, reset_stream
-from idempotency_django.testing.support import in_threads
+from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -24,21 +24,18 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import MessageParked
 from idempotency_django.functions import idempotent_call
 from idempotency_django.jobs.celery import IdempotentTask
-from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.consumers import Consumer, park
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish
 from idempotency_django.messaging.outbox.relay import Relay
-from idempotency_django.messaging.parking import park
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.policy import Policy
 from idempotency_django.records import reference
 from idempotency_django.stores import stores
 from idempotency_django.testing import an_operation
 from idempotency_django.tracing import Member, Timeline, find, trace
-from idempotency_django.tracing.sources import member_of
-from idempotency_django.tracing.timelines import Confidential
-from idempotency_django.tracing.walking import DEEPEST, MOST
+from idempotency_django.tracing.timelines import DEEPEST, MOST, Confidential, member_of
 from tests.factories import ago, copies, record, step
 from tests.plans import rows_read
 from tests.servers import valkey
@@ -72,7 +69,7 @@ def book(event: Event, execution: ExecutionContext) -> None:
 
 OUTBOX = {
     "orders": {
-        "BACKEND": "idempotency_django.messaging.outbox.publishers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.messaging.brokers.local.LocalPublisher",
         "OPTIONS": {"consumers": [f"{__name__}.billing"]},
     }
 }
@@ -155,7 +152,7 @@ def send_receipt(number: int) -> None:
 
 CELERY = {
     "celery": {
-        "BACKEND": "idempotency_django.messaging.outbox.publishers.celery.CeleryPublisher",
+        "BACKEND": "idempotency_django.messaging.brokers.celery.CeleryPublisher",
         "OPTIONS": {"app": f"{__name__}.celery"},
     }
 }

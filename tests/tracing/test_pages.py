@@ -16,8 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from idempotency_django.admin import IdempotencyKeyAdmin
-from idempotency_django.messaging.admin.inbox import InboxMessageAdmin
-from idempotency_django.messaging.admin.outbox import OutboxMessageAdmin
+from idempotency_django.messaging.admin import InboxMessageAdmin, OutboxMessageAdmin
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.records import reference

@@ -7,12 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from idempotency_django.messaging.brokers.loop import Chosen, Incoming, Loop, Transport
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.transports.base import Transport
-from idempotency_django.messaging.transports.incoming import Incoming
-from idempotency_django.messaging.transports.options import Chosen
-from idempotency_django.messaging.transports.running import Loop
 
 
 class Lost(Exception):

@@ -14,7 +14,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.messaging import parking
+from idempotency_django.messaging import consumers as parking
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage

@@ -19,11 +19,11 @@ from idempotency_django.errors import (
     StoreUnavailable,
     UnknownEventType,
 )
-from idempotency_django.messaging import parking
+from idempotency_django.messaging import consumers as parking
+from idempotency_django.messaging.brokers import loop as running
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage
-from idempotency_django.messaging.transports import running
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect

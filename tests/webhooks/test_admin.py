@@ -10,7 +10,7 @@ from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from idempotency_django.messaging.admin import changelist as pages
+from idempotency_django.messaging import admin as pages
 from idempotency_django.messaging.inbox.processing import process_due
 from tests.admin_pages import member, messages, page
 from tests.factories import StaffFactory

@@ -20,16 +20,14 @@ from idempotency_django.errors import (
     StoreUnavailable,
     UnknownEventType,
 )
-from idempotency_django.messaging import parking
-from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging import consumers as parking
+from idempotency_django.messaging.consumers import Consumer, Duplicate
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox import processing
-from idempotency_django.messaging.inbox.claiming import claim, mark
-from idempotency_django.messaging.inbox.processing import process, process_due, run
+from idempotency_django.messaging.inbox.processing import claim, mark, process, process_due, run
 from idempotency_django.messaging.inbox.purging import purge_inbox
 from idempotency_django.messaging.inbox.settling import NotSettled, accept, reprocess, retry
 from idempotency_django.messaging.models import InboxMessage
-from idempotency_django.messaging.outcomes import Duplicate
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.records import referred
 from tests.models import Effect

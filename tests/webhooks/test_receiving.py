@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from idempotency_django.checks import inventory
-from idempotency_django.messaging.inbox import inserting, settling
+from idempotency_django.messaging.inbox import receivers as inserting
+from idempotency_django.messaging.inbox import settling
 from idempotency_django.messaging.inbox.checks import check_receivers
 from idempotency_django.messaging.inbox.processing import process_due
 from idempotency_django.messaging.inbox.receivers import _RECEIVERS, WebhookReceiver, receiver_of

@@ -16,9 +16,8 @@ from django.utils.module_loading import import_string
 
 from ...conf import did_you_mean
 from ...errors import UnknownEventType
-from ...messaging.consumers import Consumer
-from ...messaging.registry import consumer_at, consumers
-from ...messaging.transports.options import Options
+from ...messaging.brokers.loop import Options
+from ...messaging.consumers import Consumer, consumer_at, consumers
 
 TRANSPORTS: Final = ("kafka", "rabbitmq", "sqs")
 

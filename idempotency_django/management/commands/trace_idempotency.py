@@ -11,9 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from ...tracing import Entry, Member, Timeline, find, trace
-from ...tracing.moments import local
-from ...tracing.timelines import MISSING, Confidential
-from ...tracing.walking import DEEPEST, MOST
+from ...tracing.timelines import DEEPEST, MISSING, MOST, Confidential, local
 
 
 class Command(BaseCommand):

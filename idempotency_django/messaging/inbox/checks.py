@@ -12,8 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ...planning import lease_of
 from ...policy import PROJECT_POLICY, resolve
 from ...stores import stores
-from .messages import policy_of
-from .receivers import WebhookReceiver, receivers
+from .receivers import WebhookReceiver, policy_of, receivers
 
 
 def check_receivers(**_: Any) -> Sequence[CheckMessage]:

@@ -11,7 +11,7 @@ from ...models import DatabaseNow
 from ...stores import purging
 from ..databases import database
 from ..models import InboxMessage
-from .claiming import INBOX
+from .processing import INBOX
 
 
 def register_purge() -> None:

@@ -8,31 +8,288 @@ import logging
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse
+from django.db import Error as DatabaseFault
+from django.db import connections
+from django.db.models import AutoField
+from django.db.models.constants import OnConflict
+from django.db.models.sql import InsertQuery
+from django.http import HttpRequest, HttpResponse, UnreadablePostError
+from django.http.request import RawPostDataException
 from django.urls import get_resolver
 from django.utils.crypto import salted_hmac
+from django.utils.datastructures import CaseInsensitiveMapping
 from django.views import View
 
-from ...errors import DeliveryMalformed, IdempotencyError
+from ...conf import conf
+from ...errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
 from ...http.atomic_requests import own
-from ...http.declared import EXEMPT
 from ...http.messages import problem_response
+from ...http.opening import EXEMPT
 from ...models import DatabaseNow
+from ...planning import Plan, plan_call
 from ...policy import Policy, keys, scopes
+from ...policy.canonical import content_digest
+from ...records import reference
+from ...stores import stores
+from ...stores.atomic_blocks import is_open
+from ..consumers import (
+    Consumer,
+    Handler,
+    Handling,
+    RecordOf,
+    consumers,
+    refuse_types,
+    refuse_unfit,
+    sender_of,
+)
+from ..databases import database
 from ..events import Event
-from ..handling import Handler
-from ..models import InboxMessage
-from ..models.inbox import InboxState
-from ..policies import refuse_types, refuse_unfit
-from .deliveries import kept_headers, read_body
-from .inserting import insert, known_digest
+from ..models import InboxMessage, InboxState
 from .verifiers import Contents, Verifier
 
+
+def read_body(request: HttpRequest, at_most: int) -> bytes:
+    """The body.
+
+    Raises:
+        DeliveryTooLarge: it has more bytes than that.
+        DeliveryMalformed: it did not arrive.
+    """
+    length = request.META.get("CONTENT_LENGTH") or ""
+    if length.isdecimal() and int(length[:20]) > at_most:
+        raise DeliveryTooLarge
+    try:
+        # Not request.body, which has a limit of its own, unless a middleware has read it.
+        body = request.body if hasattr(request, "_body") else request.read(at_most + 1)
+    except (UnreadablePostError, RawPostDataException) as error:
+        raise DeliveryMalformed("The body of the delivery could not be read.") from error
+    if len(body) > at_most:
+        raise DeliveryTooLarge
+    if not body and _came_in_chunks(request):
+        raise DeliveryMalformed(
+            "The delivery came in chunks (Transfer-Encoding: chunked), without a Content-Length. "
+            "Django reads no such body from a WSGI server. Put a proxy that buffers requests in "
+            "front of the server, or serve the receiver by ASGI. Nothing was stored."
+        )
+    return bytes(body)
+
+
+def _came_in_chunks(request: HttpRequest) -> bool:
+    """Whether the request has a body that Django takes for an empty one, for want of a length."""
+    encoding = request.META.get("HTTP_TRANSFER_ENCODING", "")
+    no_length = not request.META.get("CONTENT_LENGTH")
+    return no_length and "chunked" in encoding.lower() and "wsgi.input" in request.META
+
+
+def kept_headers(request: HttpRequest) -> list[tuple[str, str]]:
+    """The headers, without credentials."""
+    secret = {"cookie", *(name.lower() for name in conf.credential_headers)}
+    return [(name, value) for name, value in request.headers.items() if name.lower() not in secret]
+
+
+METHOD: Final = "WEBHOOK"
+"""What stands for the HTTP method in the audit."""
+
+CONSUMER: Final = "consumer:"
+"""What the source of a message begins with that a consumer has parked."""
+
+
+class NobodyThere(LookupError):
+    """There is no receiver, or no consumer, for the source of a message."""
+
+
+def known_sources() -> list[str]:
+    """The sources whose messages can be handled: the receivers', and those of listed consumers."""
+    names = consumers() if conf.consumers else ()
+    return [*sorted(receivers()), *(f"{CONSUMER}{name}" for name in sorted(names))]
+
+
+def handling_of(message: InboxMessage) -> Callable[[], object] | None:
+    """What handles the message; ``None``: there is no handler for its type.
+
+    Raises:
+        NobodyThere: there is no receiver or consumer for its source.
+    """
+    if message.source.startswith(CONSUMER):
+        consumer, event, sender = _parked(message)
+        return lambda: consumer.handle(event, sender=sender, redelivered=True)
+    receiver = _receiver(message)
+    handler = receiver.handler_of(message.type)
+    if handler is None:
+        return None
+    headers: Any = CaseInsensitiveMapping(dict(json.loads(message.headers)))
+    contents = receiver.verifier.read(headers, bytes(message.body))
+    handling = Handling(_plan(receiver, message), event_of(message.source, contents), handler)
+    # The claim is committed first, so that an attempt counts that ends with its process.
+    return lambda: handling.run(visibly=True)
+
+
+def record_of(message: InboxMessage) -> RecordOf:
+    """Where the record of the message is, or would be.
+
+    Raises:
+        NobodyThere: there is no receiver or consumer for its source.
+        ValueError: what a consumer has parked is not an event, or lacks its sender.
+    """
+    if message.source.startswith(CONSUMER):
+        consumer, event, sender = _parked(message)
+        return consumer.record_of(event, sender=sender)
+    store = stores[policy_of(_receiver(message)).store]
+    return RecordOf.named(
+        store, message.message_id, scope_of(message.source), content_digest(message.digest)
+    )
+
+
+def scope_of(source: str) -> str:
+    """The scope of the records of a source's messages."""
+    return f"webhook:{source}"
+
+
+def reference_of(message: InboxMessage) -> str:
+    """What names the message in the ``caused_by`` of its record."""
+    return reference(message.message_id, f"inbox:{message.source}")
+
+
+def policy_of(receiver: type[WebhookReceiver]) -> Policy:
+    """The policy of a receiver's handlers, resolved."""
+    return _declared(receiver.policy, receiver.ttl).resolved()
+
+
+@lru_cache(maxsize=256)
+def _declared(policy: Policy | None, ttl: timedelta | None) -> Policy:
+    # A message can wait for the store, which a request cannot.
+    return (policy or Policy()).over(Policy(on_store_error="refuse")).replace(ttl=ttl)
+
+
+def _plan(receiver: type[WebhookReceiver], message: InboxMessage) -> Plan:
+    return plan_call(
+        policy_of(receiver),
+        key=message.message_id,
+        scope=scope_of(message.source),
+        name=f"{message.source} {message.type}"[:255],
+        content=content_digest(message.digest),
+        method=METHOD,
+        max_attempts=receiver.max_attempts,
+        caused_by=reference_of(message),
+    )
+
+
+def _receiver(message: InboxMessage) -> type[WebhookReceiver]:
+    receiver = receiver_of(message.source)
+    if receiver is None:
+        raise NobodyThere(
+            f"No WebhookReceiver has the source {message.source!r}. Is it in the URLconf, and was "
+            "its source renamed?"
+        )
+    return receiver
+
+
+def _parked(message: InboxMessage) -> tuple[Consumer, Event, str]:
+    """The consumer that has parked the message, the event, and its sender."""
+    event = Event.from_json(bytes(message.body))
+    return _consumer(message), event, sender_of(json.loads(message.headers))
+
+
+def _consumer(message: InboxMessage) -> Consumer:
+    name = message.source.removeprefix(CONSUMER)
+    try:
+        return consumers()[name]
+    except KeyError:
+        raise NobodyThere(
+            f"No consumer is called {name!r}. List its path in IDEMPOTENCY['CONSUMERS']."
+        ) from None
+
+
+T = TypeVar("T")
+
 logger = logging.getLogger("idempotency_django")
+
+RETRY_AFTER = 30
+"""Seconds after which a sender may try again when the database cannot be reached."""
+
+_COLUMNS = [
+    field for field in InboxMessage._meta.concrete_fields if not isinstance(field, AutoField)
+]
+
+
+def insert(message: InboxMessage) -> bool:
+    """Commit the message; ``False``: one with its source and id, or its unique digest, is there.
+
+    Raises:
+        StoreUnavailable: it is not known to be committed.
+        ImproperlyConfigured: a transaction is open, with which it would be committed later.
+    """
+    return _done(_inserted, message)
+
+
+def known_digest(message: InboxMessage) -> str | None:
+    """The digest of the message that is there with this source and id; ``None``: there is none.
+
+    Raises:
+        StoreUnavailable: the database cannot be reached.
+        ImproperlyConfigured: a transaction is open.
+    """
+    return _done(_known, message)
+
+
+def _done(statement: Callable[[InboxMessage, str], T], message: InboxMessage) -> T:
+    """What the statement returns, on a second connection if the first one is lost."""
+    using = database()
+    try:
+        _refuse_transaction(using)
+        try:
+            return statement(message, using)
+        except DatabaseFault:
+            if not _is_lost(using):
+                raise
+            connections[using].close()  # the next one may work, and a second INSERT does no harm
+            return statement(message, using)
+    except DatabaseFault as error:
+        logger.exception("A message of %s could not be stored.", message.source)
+        raise StoreUnavailable(
+            "The delivery could not be stored, because the database cannot be reached. Deliver it "
+            "again later.",
+            retry_after=RETRY_AFTER,
+        ) from error
+
+
+def _inserted(message: InboxMessage, using: str) -> bool:
+    query = InsertQuery(InboxMessage, on_conflict=OnConflict.IGNORE)
+    query.insert_values(_COLUMNS, [message])
+    [(statement, parameters)] = query.get_compiler(using=using).as_sql()
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return bool(cursor.rowcount)
+
+
+def _known(message: InboxMessage, using: str) -> str | None:
+    rows = InboxMessage.objects.using(using)
+    same = rows.filter(source=message.source, message_id=message.message_id)
+    return same.values_list("digest", flat=True).first()
+
+
+def _is_lost(using: str) -> bool:
+    """Whether there was a connection that nobody can use any more."""
+    connection = connections[using]
+    if connection.connection is None or connection.in_atomic_block:
+        return False
+    return not connection.is_usable()
+
+
+def _refuse_transaction(using: str) -> None:
+    connection = connections[using]
+    if is_open(using) or not (connection.in_atomic_block or connection.get_autocommit()):
+        raise ImproperlyConfigured(
+            f"A message was to be stored within a transaction on the database {using!r}. The "
+            "sender would be told that it is stored before it is committed. Do not put "
+            "transaction.atomic() around a webhook's view, and do not set AUTOCOMMIT to False."
+        )
+
 
 ANY: Final = "*"
 """The type that a handler is registered for that takes what has no other handler."""

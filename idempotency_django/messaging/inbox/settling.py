@@ -13,11 +13,10 @@ from django.db.models.functions import Coalesce
 
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey
 from ...records import Status
+from ..consumers import RecordOf
 from ..databases import database
-from ..models import InboxMessage
-from ..models.inbox import InboxState
-from ..policies import RecordOf
-from .messages import NobodyThere, record_of
+from ..models import InboxMessage, InboxState
+from .receivers import NobodyThere, record_of
 
 logger = logging.getLogger("idempotency_django")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .effects import after_commit
+from .calls import after_commit
 from .publishing import CONTENT, Message, apublish, publish, publish_many
 
 __all__ = ["CONTENT", "Message", "after_commit", "apublish", "publish", "publish_many"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,14 +14,73 @@ from typing import Any, Final, Self
 
 from asgiref.sync import iscoroutinefunction
 from django.core.signing import BadSignature, Signer
+from django.db import transaction
 
 from ...engine.context import ExecutionContext
 from ...functions import run_plan
 from ...planning import plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
-from ..handling import without_exits
-from .arguments import as_json
+from ...records import reference
+from ..consumers import without_exits
+from ..databases import database
+from ..models import OutboxMessage, OutboxState
+from .publishing import ContentId, as_json, dedup_of, publish, refuse_autocommit, topic
+
+logger = logging.getLogger("idempotency_django")
+
+TOPIC: Final = "after_commit"
+
+
+def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str:
+    """Have a relay call the function once the transaction is committed. ::
+
+        with transaction.atomic():
+            order.pay()
+            after_commit(send_receipt, order.pk)
+
+        def send_receipt(order_id):
+            key = current_execution().derive_key("receipt")
+            mail.send(order_id, idempotency_key=key)
+
+    The call is a message of the outbox, so nothing is lost where a process dies after the commit,
+    and nothing happens after a rollback. It runs in the leased mode, in no transaction: one caller
+    at a time, and not again once the function's return is recorded. A call that fails or is
+    interrupted is repeated, with the same derived keys and without the steps that are done.
+
+    Args:
+        function: a function at the top of a module; what it returns is not kept.
+        args: positional arguments: what JSON can say.
+        kwargs: keyword arguments, likewise.
+
+    Returns:
+        The id of the message, which is also the key of the call's record.
+
+    Raises:
+        ImproperlyConfigured: no transaction is open on the database of the outbox.
+        TypeError: another process would not find the function by its name, it does not take these
+            arguments, or one of them is not JSON.
+    """
+    call = Call.of(function, args, kwargs)
+    refuse_autocommit(database(), "after_commit")
+    at_once = bool(topic(TOPIC).options.get("at_once"))
+    delay = lease() if at_once else None  # then a relay sees to it, if that is necessary
+    message_id = publish(TOPIC, call.signed(), type=call.path, delay=delay)
+    if at_once:
+
+        def attempt() -> None:
+            try:
+                call.run_once(message_id, reference(message_id, f"outbox:{TOPIC}"))
+            except (Exception, SystemExit):  # the request, and what else follows its commit, go on
+                logger.warning(
+                    "The call of %s after the commit has failed. A relay calls it again.",
+                    call.path,
+                    exc_info=True,
+                )
+
+        transaction.on_commit(attempt, using=database())
+    return message_id
+
 
 SCOPE: Final = "call:after_commit"
 """The scope of the records of calls; the key is the message's id."""
@@ -216,3 +276,30 @@ def _refuse_other_than_json(path: str, name: int | str, value: Any) -> None:
             f"The argument {name!r} of {path} is not JSON: {error}. Pass texts, numbers, lists and "
             "dicts, and a primary key instead of an object."
         ) from error
+
+
+CELERY_TOPIC: Final = "celery"
+
+
+def enqueue(
+    task: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    dedup_id: str | None,
+    window: timedelta | None,
+    unfinished: Callable[[], bool],
+) -> str:
+    """Write the message of a task; see :class:`~idempotency_django.jobs.functions.Enqueue`."""
+    using = database()
+    refuse_autocommit(using, "enqueue_once")
+    data = {"args": [*args], "kwargs": {**kwargs}}
+    if dedup_id is None:
+        return publish(CELERY_TOPIC, data, type=task)
+    names = ContentId(dedup_id)
+    sent = OutboxMessage.objects.using(using).filter(
+        dedup=dedup_of(CELERY_TOPIC, names), state=OutboxState.SENT
+    )
+    if sent.exists() and unfinished():
+        sent.update(dedup=None)
+    return publish(CELERY_TOPIC, data, type=task, dedup_id=names, window=window)

@@ -5,28 +5,483 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Iterable, Mapping
+import os
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import IntegrityError, connections
+from django.db.models import F, Q
+from django.db.models.constants import OnConflict
+from django.db.models.sql import InsertQuery
+from django.utils.module_loading import import_string
 
-from ...engine.context import current_execution
+from ...concurrency.rollbacks import on_rollback
+from ...conf import conf, did_you_mean
+from ...engine.context import ExecutionContext, current_execution
+from ...engine.steps import current_step
 from ...models import DatabaseNow
+from ...policy import keys
 from ...policy.canonical import canonical, digest
 from ..databases import database
-from ..envelopes import refuse_deep
-from ..models import OutboxMessage
-from .arguments import as_json, refuse_large, refuse_unfit
-from .identity import next_id, published_by, uuid7
-from .topics import topic
+from ..events import refuse_deep
+from ..models import OutboxMessage, OutboxState, OutboxStream
+from .publishers import Publisher
 from .waking import wake_relays
-from .writing import end_window, existing, insert, next_sequence, schedule, take_back
+
+
+@dataclass(slots=True)
+class _Published:
+    """What one attempt has published so far."""
+
+    ordinals: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    ids: set[str] = field(default_factory=set)
+
+
+_published: Final[WeakKeyDictionary[ExecutionContext, _Published]] = WeakKeyDictionary()
+
+
+def next_id(execution: ExecutionContext, using: str, *what: str) -> str:
+    """The id of the next message of this kind that the attempt publishes.
+
+    Where another attempt may resume this one, it is a UUID (RFC 9562, version 5) of what names the
+    record, the step that runs, the kind of message, and how many of that kind the attempt has
+    published in this step. An attempt that is resumed gives its messages the same ids. What a
+    rollback undoes is not counted. Elsewhere, a rollback takes the message back where it takes the
+    claim back, so each message is a new one.
+
+    Args:
+        execution: the attempt.
+        using: the database that the message is written to.
+        what: the topic, the type and the group.
+    """
+    published = _published.setdefault(execution, _Published())
+    kind = (current_step(), *what)
+    ordinal = published.ordinals[kind]
+    published.ordinals[kind] += 1
+    on_rollback(using, partial(published.ordinals.subtract, [kind]))
+    return execution.derive_id("\0".join((*kind, str(ordinal)))) or uuid7()
+
+
+def published_by(execution: ExecutionContext) -> set[str]:
+    """The ids of what this attempt has published, whether it was rolled back or not."""
+    return _published.setdefault(execution, _Published()).ids
+
+
+def uuid7() -> str:
+    """A UUID (RFC 9562, version 7): unique, and in the order of time for the index's sake."""
+    milliseconds = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(10), "big")
+    value = milliseconds << 80 | 0x7 << 76 | (random >> 68 & 0xFFF) << 64
+    return str(uuid.UUID(int=value | 0b10 << 62 | random & (1 << 62) - 1))
+
+
+LONGEST: Final = timedelta(days=3660)
+"""The longest delay and window."""
+
+MAX_PAYLOAD: Final = 4 * 1024 * 1024
+"""How many characters the data of a message may have, as JSON or Base64: a transport takes 5 MiB,
+and the envelope needs some."""
+
+MAX_HEADERS: Final = 32 * 1024
+"""How many characters the names and values of its headers may have: a transport takes 64 KiB, and
+the envelope needs some."""
+
+_TYPE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
+_GROUP: Final = re.compile(r"[!-~]([ -~]{0,148}[!-~])?", re.ASCII)
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)  # RFC 9110's token
+_VALUE: Final = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*")
+
+
+def as_json(value: Any) -> str:
+    """The value as JSON.
+
+    Raises:
+        ValueError: it has none, or would read back as something else.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+        same = json.loads(text) == value
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not same:
+        raise ValueError("it would read back as something else")
+    return text
+
+
+def refuse_unfit(
+    kind: Any,
+    group: Any,
+    headers: Any,
+    message_id: Any,
+    durations: Mapping[str, timedelta | None],
+) -> None:
+    """Refuse what cannot be stored, or what no broker could be given.
+
+    Args:
+        kind: the type of the message.
+        group: its group; ``None`` or empty: it has none.
+        headers: its headers.
+        message_id: its id, where the program gives one.
+        durations: its delay and its window, by the name of the argument.
+
+    Raises:
+        ValueError: one of them cannot be used.
+    """
+    if not _is(kind, _TYPE):
+        raise ValueError(
+            f"A message cannot have the type {kind!r}. Name what happened in 1 to 255 printable "
+            "characters, such as 'order.paid'."
+        )
+    if group and not _is(group, _GROUP):
+        raise ValueError(
+            f"A message cannot be published to the group {group!r}. Name it with up to 150 "
+            "printable ASCII characters, such as 'order-17'."
+        )
+    is_mapping = isinstance(headers, Mapping)
+    if not is_mapping or not all(_is(k, _NAME) and _is(v, _VALUE) for k, v in headers.items()):
+        raise ValueError(
+            f"A message cannot have the headers {headers!r}. Pass a dict of texts: names as in "
+            "HTTP, and values without control characters."
+        )
+    if message_id is not None and not _is(message_id, keys.VALID):
+        raise ValueError(
+            f"A message cannot have the message_id {message_id!r}. Give it 1 to 255 visible ASCII "
+            "characters, or leave it out."
+        )
+    for name, duration in durations.items():
+        if duration is not None and not _is_duration(duration):
+            raise ValueError(
+                f"A message cannot have {name}={duration!r}. Pass a timedelta from 0 to "
+                f"{LONGEST.days} days."
+            )
+
+
+def refuse_large(payload: str, headers: Mapping[str, str]) -> None:
+    """Refuse what the transports of the other side would set aside.
+
+    Args:
+        payload: the data, as it is stored.
+        headers: the headers.
+
+    Raises:
+        ValueError: it is too large.
+    """
+    if len(payload) > MAX_PAYLOAD:
+        raise ValueError(
+            f"The data of the message has {len(payload):,} characters; {MAX_PAYLOAD:,} is the most "
+            "that can be published. Store it elsewhere, and publish where it is."
+        )
+    size = sum(len(name) + len(value) for name, value in headers.items())
+    if size > MAX_HEADERS:
+        raise ValueError(
+            f"The headers of the message have {size:,} characters; {MAX_HEADERS:,} is the most "
+            "that can be published. Put them into the data."
+        )
+
+
+def _is(value: Any, pattern: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and bool(pattern.fullmatch(value))
+
+
+def _is_duration(value: Any) -> bool:
+    return isinstance(value, timedelta) and timedelta(0) <= value <= LONGEST
+
+
+ALL_OTHERS: Final = "*"
+OWN: Final = {
+    "after_commit": "idempotency_django.messaging.brokers.local.CallPublisher",
+    "celery": "idempotency_django.messaging.brokers.celery.CeleryPublisher",
+}
+"""The topics that are there without being named, for what only these publishers can send."""
+
+_EXTRAS: Final = {
+    "boto3": "sqs",
+    "celery": "celery",
+    "confluent_kafka": "kafka",
+    "httpx": "webhooks",
+    "kombu": "rabbitmq",
+}
+"""What to install for a client, by its name."""
+
+BLOCK: Final = "block"
+SKIP: Final = "skip"
+
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_SETTINGS: Final = {
+    "BACKEND": "backend",
+    "OPTIONS": "options",
+    "SOURCE": "source",
+    "MAX_ATTEMPTS": "max_attempts",
+    "ON_POISON": "on_poison",
+    "RETENTION": "retention",
+    "NOTIFY": "notify",
+    "RELAY": "relay",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic of the outbox.
+
+    Attributes:
+        name: letters, digits and ``_.-``.
+        backend: the path of its publisher's class.
+        options: what the publisher is made with.
+        source: the source of its events.
+        max_attempts: how often the broker may refuse a message; ``None``: any number of times.
+        on_poison: what happens to a message that was refused so often. ``"block"``: it is blocked,
+            and its group waits, until an operator retries or skips it. ``"skip"``: it is skipped,
+            and its group goes on.
+        retention: how long a message is kept after it was sent.
+        notify: whether a commit wakes up the relays that listen (PostgreSQL).
+        relay: whether relays send its messages. ``False``: others do, who read them in the log of
+            the database, such as Debezium.
+    """
+
+    name: str
+    backend: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    max_attempts: int | None = 10
+    on_poison: str = BLOCK
+    retention: timedelta = timedelta(days=7)
+    notify: bool = False
+    relay: bool = True
+
+    def __post_init__(self) -> None:
+        for wrong, what, wanted in (
+            (
+                not _TOPIC_NAME.fullmatch(self.name),
+                self.name,
+                "up to 100 letters, digits and '_.-'",
+            ),
+            (not isinstance(self.relay, bool), "RELAY", "True or False"),
+            (bool(self.backend) != self.relay, "BACKEND", "there where RELAY is not False"),
+            (not isinstance(self.backend, str), "BACKEND", "a path"),
+            (not isinstance(self.options, Mapping), "OPTIONS", "a dict"),
+            (not isinstance(self.source, str), "SOURCE", "a URI reference, such as '/shop'"),
+            (not _is_count(self.max_attempts), "MAX_ATTEMPTS", "1 or more, or None"),
+            (self.on_poison not in (BLOCK, SKIP), "ON_POISON", "'block' or 'skip'"),
+            (not _is_span(self.retention), "RETENTION", "a timedelta, 0 or more"),
+            (not isinstance(self.notify, bool), "NOTIFY", "True or False"),
+        ):
+            if wrong:
+                raise ImproperlyConfigured(
+                    f"The topic {self.name!r} in IDEMPOTENCY['OUTBOX'] is wrong: {what!r} must be "
+                    f"{wanted}."
+                )
+
+    def publisher(self) -> Publisher:
+        """A new publisher for the topic.
+
+        Raises:
+            ImproperlyConfigured: it cannot be made.
+        """
+        try:
+            made = import_string(self.backend)(self.name, **self.options)
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get((error.name or "").partition(".")[0])
+            what = f'Install "idempotency-django[{extra}]"' if extra else "Correct BACKEND"
+            raise ImproperlyConfigured(
+                f"The publisher {self.backend!r} of the topic {self.name!r} cannot be imported: "
+                f"{error}. {what}."
+            ) from error
+        except (ImportError, TypeError, ValueError) as error:
+            raise ImproperlyConfigured(
+                f"The publisher {self.backend!r} of the topic {self.name!r} cannot be made: "
+                f"{error}. Correct BACKEND and OPTIONS in IDEMPOTENCY['OUTBOX']."
+            ) from error
+        if not isinstance(made, Publisher):
+            raise ImproperlyConfigured(
+                f"The BACKEND {self.backend!r} of the topic {self.name!r} makes a "
+                f"{type(made).__name__}, not a Publisher. Name a subclass of "
+                "idempotency_django.messaging.outbox.publishers.Publisher."
+            )
+        if self.source:
+            made.source = self.source
+        return made
+
+
+def topics() -> list[str]:
+    """The names of all topics; ``"*"`` may be one of them."""
+    return list({**conf.outbox, **OWN})
+
+
+def relayed() -> list[str]:
+    """The names of the topics that a relay sends, without ``"*"``; a wrong entry is one of them."""
+    return [name for name in topics() if name != ALL_OTHERS and _is_relayed(name)]
+
+
+def _is_relayed(name: str) -> bool:
+    try:
+        return topic(name).relay
+    except ImproperlyConfigured:  # the relay says it when there is something to send
+        return True
+
+
+def topic(name: str) -> Topic:
+    """The topic of that name.
+
+    Raises:
+        ImproperlyConfigured: there is none, or it is wrong.
+    """
+    others = OWN.get(name, conf.outbox.get(ALL_OTHERS))
+    entry = conf.outbox.get(name, others)
+    if entry is None or name == ALL_OTHERS:
+        raise ImproperlyConfigured(
+            f"There is no topic {name!r} in IDEMPOTENCY['OUTBOX'], so nobody would publish the "
+            "message. Add the topic, or '*' for all that are not named. "
+            + did_you_mean(name, conf.outbox, "Known topics")
+        )
+    return _made(name, entry)
+
+
+def _made(name: str, entry: Any) -> Topic:
+    if isinstance(entry, str):
+        return Topic(name=name, backend=entry)
+    if not isinstance(entry, Mapping):
+        raise ImproperlyConfigured(
+            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] is {entry!r}; it must be the path of a "
+            "publisher, or a dict with BACKEND."
+        )
+    for unknown in entry.keys() - _SETTINGS.keys():
+        raise ImproperlyConfigured(
+            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] has no {unknown!r}. "
+            + did_you_mean(unknown, _SETTINGS)
+        )
+    given = {_SETTINGS[key]: value for key, value in entry.items()}
+    return Topic(**{"name": name, "backend": OWN.get(name, ""), **given})
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (type(value) is int and value >= 1)
+
+
+def _is_span(value: object) -> bool:
+    return isinstance(value, timedelta) and value >= timedelta(0)
+
+
+_FIELDS: Final = [field for field in OutboxMessage._meta.concrete_fields if not field.primary_key]
+_DUPLICATE: Final = 1062  # MariaDB's and MySQL's code for a unique index that has the value
+
+# One statement, so that the first message of a group is like any other. MySQL has no RETURNING.
+_NUMBER: Final = """
+    INSERT INTO {table} ({stream}, {last}) VALUES (%(stream)s, %(count)s)
+    ON CONFLICT ({stream}) DO UPDATE SET {last} = {table}.{last} + %(count)s RETURNING {last}
+"""
+_NUMBER_MYSQL: Final = """
+    INSERT INTO {table} ({stream}, {last}) VALUES (%(stream)s, LAST_INSERT_ID(%(count)s))
+    ON DUPLICATE KEY UPDATE {last} = LAST_INSERT_ID({last} + %(count)s)
+"""
+
+
+def schedule(known: Topic, delay: timedelta | None) -> dict[str, Any]:
+    """The columns that say when a message is to be sent, or that no relay sends it.
+
+    Raises:
+        ValueError: it is to be delayed, and no relay sends it.
+    """
+    now = DatabaseNow()
+    if known.relay:
+        return {"process_after": now + delay if delay else now}
+    if delay:
+        raise ValueError(
+            f"The topic {known.name!r} has no relay (RELAY), so nobody would wait. Leave out delay="
+        )
+    return {"state": OutboxState.LEFT, "purge_at": now + known.retention}
+
+
+def insert(rows: Sequence[OutboxMessage], using: str) -> int:
+    """Write messages, except those whose id or dedup id is there; how many were written.
+
+    It waits for a transaction that is writing the same id. On MariaDB and MySQL, several rows must
+    be new: there, what ignores a duplicate would ignore other errors, too.
+    """
+    if not rows:
+        return 0
+    size = connections[using].ops.bulk_batch_size(_FIELDS, [*rows]) or len(rows)
+    return sum(_insert(rows[at : at + size], using) for at in range(0, len(rows), size))
+
+
+def _insert(rows: Sequence[OutboxMessage], using: str) -> int:
+    connection = connections[using]
+    ignore = None if connection.vendor == "mysql" else OnConflict.IGNORE
+    query = InsertQuery(OutboxMessage, on_conflict=ignore)
+    query.insert_values(_FIELDS, [*rows])
+    written = 0
+    with connection.cursor() as cursor:
+        for statement, parameters in query.get_compiler(using).as_sql():
+            try:
+                cursor.execute(statement, parameters)
+            except IntegrityError as error:
+                if ignore or getattr(error.__cause__, "args", (0,))[0] != _DUPLICATE:
+                    raise
+                return 0
+            written += cursor.rowcount
+    return written
+
+
+def next_sequence(stream: str, using: str, count: int = 1) -> int:
+    """The last of the next ``count`` numbers of a stream, which is locked until the commit."""
+    connection = connections[using]
+    is_mysql = connection.vendor == "mysql"
+    quote = connection.ops.quote_name
+    statement = (_NUMBER_MYSQL if is_mysql else _NUMBER).format(
+        table=quote(OutboxStream._meta.db_table),
+        stream=quote("stream"),
+        last=quote("last_sequence"),
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(statement, {"stream": stream, "count": count})
+        return int(cursor.lastrowid if is_mysql else cursor.fetchone()[0])
+
+
+def take_back(stream: str, using: str) -> None:
+    """Give the last number of a stream back, which this transaction has taken for nothing."""
+    taken = OutboxStream.objects.using(using).filter(stream=stream)
+    taken.update(last_sequence=F("last_sequence") - 1)
+
+
+def end_window(dedup: str, using: str) -> None:
+    """Let the next message have this dedup id, if the window of the last one is over."""
+    over = OutboxMessage.objects.using(using).filter(dedup=dedup, dedup_until__lte=DatabaseNow())
+    over.update(dedup=None)
+
+
+def existing(row: OutboxMessage, using: str) -> OutboxMessage:
+    """The message that kept this one from being written: it has its id, or its dedup id.
+
+    Raises:
+        IntegrityError: it has been purged since.
+    """
+    same = Q(message_id=row.message_id)
+    if row.dedup:
+        same |= Q(dedup=row.dedup)
+    found = OutboxMessage.objects.using(using).filter(same)
+    if connections[using].vendor == "mysql":
+        found = (
+            found.select_for_update()
+        )  # a snapshot that is older than the message has no such row
+    message = found.only("message_id", "topic", "type", "group", "payload", "is_base64").first()
+    if message is None:
+        raise IntegrityError(
+            f"The message {row.message_id!r} was not written: one with its id was there, and was "
+            "purged at this moment. Repeat the transaction."
+        )
+    return message
+
 
 logger = logging.getLogger("idempotency_django")
 

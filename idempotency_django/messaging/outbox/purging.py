@@ -11,7 +11,7 @@ from ...models import DatabaseNow
 from ...stores import purging
 from ..databases import database
 from ..models import OutboxMessage, OutboxStream
-from .batches import OUTBOX
+from .relay import OUTBOX
 
 
 def register_purges() -> None:

@@ -6,12 +6,9 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from ...models import DatabaseNow
-from ..models import OutboxMessage
-from ..models.outbox import OutboxState
-from .batches import OUTBOX
-from .identity import uuid7
-from .topics import topic
-from .writing import insert, next_sequence
+from ..models import OutboxMessage, OutboxState
+from .publishing import insert, next_sequence, topic, uuid7
+from .relay import OUTBOX
 
 
 def retry(rows: QuerySet[OutboxMessage]) -> int:

@@ -2,27 +2,268 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from django.core.checks import CheckMessage
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
+from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
+from django.db.models.functions import Coalesce
 
 from ...errors import OperationInProgress, StoreUnavailable
-from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from ...models import (
+    NO_OWNER,
+    DatabaseNow,
+    IdempotencyKey,
+    IdempotencyKeyQuerySet,
+    IdempotencyStep,
+    lease_is_over,
+)
 from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
-from ..codec import decode_step, encode, encode_step
-from .batches import acquire_many, get_many
+from ..codec import decode, decode_step, encode, encode_step
 from .checks import check_database, check_migrated, check_writable, lacks_functions
-from .dialects import Batching, plain
-from .replays import record_replays
-from .rows import in_progress, lifetime, record_of
-from .takeover import take_over
-from .transactional import TransactionalStore
-from .transactions import forbid_atomic_block, restore_autocommit
+from .dialects import Batching, Dialect, plain
+from .transactional import TransactionalStore, forbid_atomic_block, restore_autocommit
+
+logger = logging.getLogger("idempotency_django")
+
+
+def record_replays(
+    rows: IdempotencyKeyQuerySet, replays: Sequence[tuple[Record, Operation]]
+) -> None:
+    """Note replays, now or after the running transaction, as their operations ask.
+
+    It neither raises nor waits: a replay that cannot be counted at once is not counted.
+
+    Args:
+        rows: all rows.
+        replays: what is replayed, and for which operation.
+    """
+    alike: dict[object, list[tuple[Record, Operation]]] = {}
+    for record, operation in replays:
+        if operation.count_replays or operation.extend_on_replay:
+            alike.setdefault(_written(operation), []).append((record, operation))
+    for group in alike.values():
+        _record(rows, [record for record, _ in group], group[0][1])
+
+
+def _written(operation: Operation) -> object:
+    """What the row of a replay depends on: the same for all operations of one policy."""
+    lifetime = (operation.ttl, operation.retention) if operation.extend_on_replay else None
+    return operation.count_replays, lifetime
+
+
+def _record(rows: IdempotencyKeyQuerySet, records: list[Record], operation: Operation) -> None:
+    def count() -> None:
+        try:
+            _count(rows, [record.record_id for record in records], operation)
+        except DatabaseFault:
+            keys = ", ".join(record.key for record in records)
+            logger.warning("A replay of %s was not counted.", keys, exc_info=True)
+
+    if connections[rows.db].vendor == "sqlite":
+        count()  # this transaction holds SQLite's one write lock; a later one would wait for it
+    else:
+        # On its own, so that its row locks are gone at once and its failure fails nothing else.
+        transaction.on_commit(count, using=rows.db, robust=True)
+
+
+def _count(rows: IdempotencyKeyQuerySet, ids: list[int], operation: Operation) -> None:
+    changes: dict[str, Any] = {}
+    if operation.count_replays:
+        changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
+    if operation.extend_on_replay:
+        changes |= lifetime(operation)
+    skip = connections[rows.db].features.has_select_for_update_skip_locked
+    with transaction.atomic(using=rows.db):
+        free = rows.filter(pk__in=ids).order_by("pk").select_for_update(skip_locked=skip)
+        if locked := [*free.values_list("pk", flat=True)]:
+            rows.filter(pk__in=locked).update(**changes)
+
+
+def in_progress(operation: Operation) -> Record:
+    """The record that stands for a row that cannot be seen, or cannot be locked, now."""
+    return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
+
+
+def lifetime(operation: Operation) -> dict[str, Any]:
+    """The columns that say how long a row lives that is written or used now."""
+    if operation.ttl is None:
+        return {"expires_at": None, "purge_at": None}
+    return {
+        "expires_at": DatabaseNow() + operation.ttl,
+        "purge_at": DatabaseNow() + (operation.ttl + operation.retention),
+    }
+
+
+def record_of(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = False) -> Record:
+    """The record in a row of the columns that a dialect selects."""
+    record_id, status, attempt, fingerprint, code, headers, body, expired, lapsed, hold, left = row
+    interrupted = status == Status.IN_PROGRESS and bool(lapsed)
+    completed = status == Status.COMPLETED
+    return Record(
+        key=key,
+        scope=scope,
+        status=Status(status),
+        attempt=attempt,
+        fingerprint=fingerprint,
+        payload=decode(code, headers, body) if completed else None,
+        expired=bool(expired) and status != Status.IN_PROGRESS,
+        interrupted=interrupted,
+        held=interrupted and bool(hold),
+        lease_left=None if left is None else max(0.0, left),
+        counted=counted,
+        record_id=record_id,
+    )
+
+
+def take_over(dialect: Dialect, operation: Operation, before: Record) -> Claim | Record:
+    """Claim a key that has a record, if it is free, unless another contender is faster.
+
+    Args:
+        dialect: of the database that has the record.
+        operation: what wants the key.
+        before: the record, as it was seen before anything was locked.
+    """
+    mine = IdempotencyKeyQuerySet(IdempotencyKey, using=dialect.using).filter(pk=before.record_id)
+    row = _locked(dialect, operation, mine)
+    if row is None:
+        return in_progress(operation)
+    attempt, token, status, same, expired, interrupted, hold, pinned = row
+    if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
+        return before if before.status is Status.IN_PROGRESS else in_progress(operation)
+    if status == Status.COMPLETED and not expired:
+        return in_progress(operation)  # since we looked; the next retry is answered
+    steps = IdempotencyStep.objects.using(dialect.using).filter(record=before.record_id)
+    if status == Status.IN_PROGRESS:
+        pinned = True  # nobody knows what its owner has done
+    elif expired or status == Status.COMPLETED:
+        pinned = False
+        steps.delete()
+    elif not same and (pinned or steps.exists()):
+        failed_for_another = (
+            before.status is Status.FAILED and before.fingerprint != operation.fingerprint
+        )
+        return before if failed_for_another else in_progress(operation)  # since we looked, likewise
+    late = status == Status.IN_PROGRESS
+    resumed = late or (same and not expired)
+    token = new_token(token if resumed else "")
+    claim = Claim(operation, attempt + 1, token, before.record_id, interrupted=late)
+    mine.update(**_fresh(claim), pinned=pinned)
+    return claim
+
+
+def _locked(
+    dialect: Dialect, operation: Operation, rows: QuerySet[Any, Any]
+) -> tuple[Any, ...] | None:
+    """What a take-over depends on; the row is locked from here on."""
+    skip = connections[dialect.using].features.has_select_for_update_skip_locked
+    described: QuerySet[Any, Any] = rows.annotate(
+        same=_is(fingerprint=operation.fingerprint),
+        expired=_is(expires_at__lte=DatabaseNow()),
+        interrupted=_is(lease_is_over()),
+    )
+    free: Any = dialect.lockable(described, operation).select_for_update(skip_locked=skip)
+    row: tuple[Any, ...] | None = free.values_list(
+        "attempt", "owner_token", "status", "same", "expired", "interrupted", "hold", "pinned"
+    ).first()
+    return row
+
+
+def _is(*conditions: Q, **condition: Any) -> ExpressionWrapper[Any]:
+    """Whether a row fulfils the condition; what is unknown does not."""
+    wanted = Q(*conditions, **condition)
+    return ExpressionWrapper(Coalesce(wanted, False), output_field=BooleanField())
+
+
+def _fresh(claim: Claim) -> dict[str, Any]:
+    """The columns of a row that starts over."""
+    operation = claim.operation
+    lease = operation.lease
+    return {
+        "operation": plain(operation.name, 255),
+        "fingerprint": operation.fingerprint,
+        "status": Status.IN_PROGRESS,
+        "attempt": claim.attempt,
+        "owner_token": claim.token,
+        "lease_expires_at": None if lease is None else DatabaseNow() + lease,
+        "hold": operation.hold,
+        "response_status": None,
+        "response_headers": "[]",
+        "response_body": None,
+        "error": "",
+        "created_at": DatabaseNow(),
+        "completed_at": None,
+        "replay_count": 0,
+        "last_replayed_at": None,
+        "principal": plain(operation.principal, 255),
+        "method": plain(operation.method, 16),
+        "path": plain(operation.path, 2048),
+        "caused_by": operation.caused_by,
+        **lifetime(operation),
+    }
+
+
+Name = tuple[str, str]
+"""A key and its scope."""
+
+
+def acquire_many(
+    dialect: Batching,
+    operations: Sequence[Operation],
+    asked_at: float,
+    resolved: Callable[[Operation, Record], Claim | Record],
+) -> list[Claim | Record]:
+    """Claim the operations, or return their records: one statement, and one look at what is left.
+
+    Args:
+        dialect: of the database.
+        operations: what is wanted.
+        asked_at: a value of ``time.monotonic()`` from now.
+        resolved: takes over the key of a record if it is free.
+    """
+    wanted: dict[Name, Operation] = {}
+    for operation in operations:
+        wanted.setdefault(_name(operation), operation)
+    # In one order everywhere, so that two batches do not wait for each other.
+    tokens = {name: new_token() for name in sorted(wanted)}
+    ids = dialect.claim_many([(wanted[name], token) for name, token in tokens.items()])
+    rest = [name for name, token in tokens.items() if token not in ids]
+    rows = dialect.read_many(rest) if rest else {}
+    by_name: dict[Name, Claim | Record] = {}
+    for name, token in tokens.items():
+        operation = wanted[name]
+        if token in ids:
+            by_name[name] = Claim(operation, 1, token, ids[token], asked_at)
+        elif name in rows:
+            by_name[name] = resolved(operation, record_of(*name, rows[name]))
+        else:  # an insert that is not committed yet holds the key
+            by_name[name] = in_progress(operation)
+    results: list[Claim | Record] = []
+    for operation in operations:
+        result = by_name[_name(operation)]
+        results.append(result)
+        if isinstance(result, Claim):  # which the first one gets; for others, it is in progress
+            by_name[_name(operation)] = in_progress(operation)
+    return results
+
+
+def get_many(dialect: Dialect, names: Sequence[Name]) -> list[Record | None]:
+    """The records of these keys and scopes, in their order: one statement, where there is one."""
+    if isinstance(dialect, Batching):
+        rows = dialect.read_many(names)
+    else:
+        rows = {name: dialect.read(*name) for name in names}
+    return [record_of(*name, row) if (row := rows.get(name)) else None for name in names]
+
+
+def _name(operation: Operation) -> Name:
+    return operation.key, operation.scope
+
 
 PROMPT: Final = 10
 """An attempt is prompt if it takes less than this fraction of its time to live."""

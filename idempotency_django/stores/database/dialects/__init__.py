@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from .base import Dialect
-from .batches import Batching
-from .messages import CombinedMessages
+from .base import Batching, Dialect, plain
 from .mysql import MySQL
+from .pipelining import CombinedMessages
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
-from .values import plain
 
 __all__ = [
     "DIALECTS",

@@ -6,12 +6,15 @@ that it is one; the index alone would make it wait.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from django.db import Error as DatabaseFault
 from django.db import connections
@@ -19,9 +22,67 @@ from django.db.models import QuerySet
 
 from ....models import GRACE, IdempotencyKey
 from ....records import Claim, Operation, Step
-from ...codec import StoredStep
-from .messages import CombinedMessages
+from ...codec import StoredPayload, StoredStep
+from .pipelining import CombinedMessages
 from .statements import Parameters, statements
+
+_PLAIN: Final = re.compile(
+    r"[\x01-\x09\x0b-\x7f]{0,255}\n[\x01-\x09\x0b-\x7f]{0,255}\n"
+    r"[\x01-\x09\x0b-\x7f]{0,16}\n[\x01-\x09\x0b-\x7f]{0,2048}"
+)
+"""A name, a principal, a method and a path, one a line, that :func:`plain` leaves as they are."""
+
+
+def plain(text: str, limit: int) -> str:
+    """The text, cut to a column's length and rid of what a database refuses (NUL, surrogates)."""
+    return (
+        text[:limit].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+    )
+
+
+def ids_of(claims: Sequence[Claim]) -> list[int]:
+    return [claim.record_id for claim in claims]
+
+
+def tokens_of(claims: Sequence[Claim]) -> list[str]:
+    """The owners' tokens: each is of one claim only, so that a set of them need not be paired."""
+    return [claim.token for claim in claims]
+
+
+def lock_digest(operation: Operation, size: int) -> bytes:
+    name = f"idempotency_django:{len(operation.key)}:{operation.key}{operation.scope}"
+    return hashlib.blake2b(name.encode(), digest_size=size).digest()
+
+
+def lock_number(operation: Operation) -> int:
+    """The number of PostgreSQL's advisory lock on the operation's key."""
+    return int.from_bytes(lock_digest(operation, 8), signed=True)
+
+
+def values_of(operation: Operation, token: str) -> dict[str, Any]:
+    """The parameters of the statements that claim, besides the lock."""
+    ttl = None if operation.ttl is None else operation.ttl.total_seconds()
+    texts = operation.name, operation.principal, operation.method, operation.path
+    if not _PLAIN.fullmatch("\n".join(texts)):  # which few are not
+        limits = 255, 255, 16, 2048
+        texts = tuple(map(plain, texts, limits))  # type: ignore[assignment]
+    name, principal, method, path = texts
+    return {
+        "key": operation.key,
+        "scope": operation.scope,
+        "operation": name,
+        "fingerprint": operation.fingerprint,
+        "owner_token": token,
+        "principal": principal,
+        "method": method,
+        "path": path,
+        "caused_by": operation.caused_by,
+        "hold": operation.hold,
+        "ttl": ttl,
+        "kept": None if ttl is None else ttl + operation.retention.total_seconds(),
+        "lease": None if operation.lease is None else operation.lease.total_seconds(),
+    }
+
 
 # Space and comments before a statement. Possessive, so that nothing of it is looked at twice.
 _BEFORE = r"(?:\s|;|--[^\n]*|#[^\n]*|/\*(?s:.*?)\*/)*+"
@@ -249,3 +310,58 @@ class Dialect(ABC):
 def counts_in_place(operation: Operation) -> bool:
     """Whether a replay can be counted where its record is read."""
     return operation.count_replays and not operation.extend_on_replay
+
+
+class Batching(Dialect):
+    """A dialect that claims, selects and completes many rows in one statement each."""
+
+    def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
+        """Insert the rows of those that are new, each with its token; the ids by token."""
+        rows = [claim_values(operation, token) for operation, token in wanted]
+        with connections[self.using].cursor() as cursor, self.beginning():
+            cursor.execute(self.sql["claim_many"], {"rows": json.dumps(rows)})
+            return dict(cursor.fetchall())
+
+    def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        """The rows of these keys and scopes, as :meth:`read` has them, by key and scope."""
+        keys, scopes = [key for key, _ in names], sorted({scope for _, scope in names})
+        parameters: dict[str, Any] = {
+            "keys": keys,
+            "scopes": scopes,
+            "grace": GRACE.total_seconds(),
+        }
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(self.sql["read_many"], parameters)
+            return {(key, scope): tuple(row) for key, scope, *row in cursor.fetchall()}
+
+    def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
+        """Store the answers of those claims that are their owners'; their tokens."""
+        rows = json.dumps([_answer(claim, answer) for claim, answer in answers])
+        ids = [claim.record_id for claim, _ in answers]
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(self.sql["complete_many"], {"answers": rows, "ids": ids})
+            return {row[0] for row in cursor.fetchall()}
+
+    @abstractmethod
+    def beginning(self) -> AbstractContextManager[None]:
+        """The statement in the block may be the first one of a transaction."""
+
+
+def claim_values(operation: Operation, token: str) -> dict[str, Any]:
+    """The parameters of the statements that claim; durations as PostgreSQL writes intervals."""
+    values = values_of(operation, token)
+    values["lock"] = lock_number(operation)
+    for name in ("ttl", "kept", "lease"):
+        if values[name] is not None:
+            values[name] = f"{values[name]:f} seconds"
+    return values
+
+
+def _answer(claim: Claim, answer: StoredPayload) -> dict[str, Any]:
+    return {
+        "id": claim.record_id,
+        "token": claim.token,
+        "code": answer.status,
+        "headers": answer.headers,
+        "body": None if answer.body is None else b64encode(answer.body).decode(),
+    }

@@ -14,8 +14,7 @@ from django.db.models import QuerySet
 
 from ....models import IdempotencyKey
 from ....records import Claim, Operation
-from .base import Dialect
-from .values import lock_digest, values_of
+from .base import Dialect, lock_digest, values_of
 
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the protocol
 

@@ -14,12 +14,18 @@ from django.db.models import BooleanField, Func, QuerySet, Value
 
 from ....models import GRACE, IdempotencyKey
 from ....records import Claim, Operation
-from .base import Dialect, Row, counts_in_place
-from .batches import Batching, claim_values
-from .joining import LOST, or_lost
-from .messages import CombinedMessages, Kept, Messages
+from .base import (
+    Batching,
+    Dialect,
+    Row,
+    claim_values,
+    counts_in_place,
+    ids_of,
+    lock_number,
+    tokens_of,
+)
+from .pipelining import LOST, CombinedMessages, Kept, Messages, or_lost
 from .statements import Parameters
-from .values import ids_of, lock_number, tokens_of
 
 _ONE_BY_ONE: Final = Messages()
 _FUNCTIONS: Final = ("idempotency_acquire_1", "idempotency_complete_1")

@@ -10,8 +10,7 @@ from operator import attrgetter
 from django.db import connections
 
 from ....records import Claim, Operation
-from .base import Dialect
-from .values import ids_of, tokens_of, values_of
+from .base import Dialect, ids_of, tokens_of, values_of
 
 
 class SQLite(Dialect):

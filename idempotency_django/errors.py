@@ -1,0 +1,430 @@
+"""The errors of idempotency_django, each with its one home, HTTP status and slug.
+
+::
+
+    IdempotencyError
+    ├── KeyRefused                 400  the key itself is the problem
+    │   ├── KeyMissing             400  the operation requires a key, but none was sent
+    │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
+    │   └── KeyGuessable           400  an anonymous caller's key that could be guessed
+    ├── OperationInProgress        409  somebody else is executing this operation now
+    ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
+    ├── MessageParked              409  a message failed too often; an operator must settle it
+    ├── UnknownEventType           422  the consumer has no handler for an event of this type
+    ├── SignatureRefused           401  a webhook is not signed with a secret of its receiver
+    ├── DeliveryMalformed          400  a signed webhook does not say which message it is
+    ├── DeliveryTooLarge           413  a webhook's body is larger than its receiver takes
+    ├── FingerprintMismatch        422  the key was used before, for a different request
+    ├── ResponseNotStored          409  executed before, but its answer was not kept
+    ├── AnswerNotAcceptable        406  executed before, but its answer is in another form
+    ├── PreconditionFailed         412  ``If-Match`` or ``If-None-Match`` does not hold
+    ├── PreconditionRequired       428  a change must say which version it is meant for
+    ├── ConcurrentModification     409  the object was changed after it was loaded
+    ├── IllegalTransition          409  the object is in a state that this step does not start from
+    ├── StoreUnavailable           503  the store cannot be reached; nothing was executed
+    ├── StepsChanged               500  the stored steps are not the steps of the code
+    └── ClaimLost                  500  the claim was lost during execution
+
+:exc:`StepFailed` is not one of them: it is raised *to* a handler, as an error of one of its steps.
+Nor are :exc:`StreamFenced` and :exc:`AlreadyProcessed`, which end the loop that reads a stream.
+
+The slug names the page of the documentation that explains the problem; the status is the
+default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
+:exc:`django.core.exceptions.ImproperlyConfigured`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+
+class IdempotencyError(Exception):
+    """The base of all errors that an operation can end in.
+
+    ``str(error)`` is written for the person who reads it: what was wrong and what to do.
+
+    Args:
+        detail: what was wrong with this request; by default the class's own text.
+        retry_after: seconds after which a retry makes sense; ``None``: a retry makes no sense.
+
+    Attributes:
+        foreign: whether it is about another operation than the request's: an ``idempotent_call``,
+            or what a hook did after the commit. An adapter treats it like any other exception of
+            the view.
+    """
+
+    status: ClassVar[int] = 500
+    slug: ClassVar[str] = "error"
+    title: ClassVar[str] = "The operation could not be made safe to retry"
+    default_detail: ClassVar[str] = "The operation could not be made safe to retry."
+    foreign: bool = False
+
+    def __init__(self, detail: str = "", *, retry_after: int | None = None) -> None:
+        self.detail = detail or self.default_detail
+        self.retry_after = retry_after
+        super().__init__(self.detail)
+
+
+def all_errors(base: type[IdempotencyError] = IdempotencyError) -> Iterator[type[IdempotencyError]]:
+    """Every error that is raised: the leaves of the tree below ``base``."""
+    for error in base.__subclasses__():
+        if error.__subclasses__():
+            yield from all_errors(error)
+        else:
+            yield error
+
+
+class KeyRefused(IdempotencyError):
+    """The key cannot be used; nothing was looked up and nothing was executed."""
+
+    status = 400
+    slug = "key-refused"
+    title = "The idempotency key cannot be used"
+    default_detail = "The idempotency key cannot be used for this operation."
+
+
+class KeyMissing(KeyRefused):
+    """The operation requires a key and the request carries none."""
+
+    slug = "key-missing"
+    title = "An idempotency key is required"
+    default_detail = (
+        "This operation requires an idempotency key. Send a new, unique key with each new "
+        "operation and the same key with each retry of it."
+    )
+
+
+class KeyMalformed(KeyRefused):
+    """The key is not 1-255 visible ASCII characters, or not in the policy's format."""
+
+    slug = "key-malformed"
+    title = "The idempotency key is malformed"
+    default_detail = "The idempotency key must be one string of 1-255 visible ASCII characters."
+
+
+class KeyGuessable(KeyRefused):
+    """Callers who are not told apart share a scope, so their keys must be unguessable."""
+
+    slug = "key-guessable"
+    title = "The idempotency key could be guessed"
+    default_detail = (
+        "Without authentication, only the idempotency key protects the answer, so the key must "
+        "be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
+    )
+
+
+class OperationInProgress(IdempotencyError):
+    """Somebody else is executing the operation now.
+
+    Attributes:
+        remaining: seconds until the owner's lease ends, if the owner does not renew it; ``None``:
+            unknown, or a transaction holds the claim. A retry before that finds out no more, unless
+            the owner has finished.
+        busy: whether something else has locked the whole database, as on SQLite: then this
+            operation may not be in progress at all.
+    """
+
+    status = 409
+    slug = "in-progress"
+    title = "The operation is still in progress"
+    default_detail = (
+        "A request with this idempotency key is being processed. Retry later with the same key "
+        "to receive its answer."
+    )
+    remaining: float | None = None
+    busy: bool = False
+
+
+class OperationHeld(IdempotencyError):
+    """An operator must say what becomes of the operation.
+
+    An attempt was interrupted, what it did is unknown, and the policy says to ask a person; or as
+    many attempts as its caller allows have failed or were interrupted.
+    """
+
+    status = 409
+    slug = "held"
+    title = "The operation is held for an operator"
+    default_detail = (
+        "An earlier attempt at this operation was interrupted, and how much of it was done is "
+        "unknown; or it has failed as often as is allowed. It is not repeated until an operator "
+        "settles it."
+    )
+
+
+class FingerprintMismatch(IdempotencyError):
+    """The key was used before for a request that asked for something else."""
+
+    status = 422
+    slug = "mismatch"
+    title = "The idempotency key was used for a different request"
+    default_detail = (
+        "This idempotency key was already used with a different request. Retry with the "
+        "original request, or send the new request with a new key."
+    )
+
+
+class ResponseNotStored(IdempotencyError):
+    """The operation was executed before, but its answer was not kept.
+
+    It was streamed, too large, or a page that contains its visitor's CSRF token, or a CSP nonce.
+    """
+
+    status = 409
+    slug = "response-not-stored"
+    title = "The operation was executed, but its answer was not kept"
+    default_detail = (
+        "The operation with this idempotency key was executed and is not executed again. Its "
+        "answer was not kept, because it was streamed, too large, or a page made for one "
+        "visitor. Look the result up instead of retrying."
+    )
+
+
+class AnswerNotAcceptable(IdempotencyError):
+    """The operation was executed before, and ``Accept`` does not admit the form of its answer."""
+
+    status = 406
+    slug = "not-acceptable"
+    title = "The stored answer is in a form that the request does not accept"
+    default_detail = (
+        "The operation with this idempotency key was executed and is not executed again. Its "
+        "answer was stored in a media type that this request's Accept header does not admit. "
+        "Retry with the Accept header of the first request."
+    )
+
+
+UNCONFIRMED_MESSAGE: Final = (
+    "The database did not confirm the commit of the operation, so nobody knows whether it was "
+    "committed. Retry later with the same key: the retry gets the answer, or executes the "
+    "operation."
+)
+
+BUSY_MESSAGE: Final = (
+    "The database is busy: other work has locked it, so nothing was executed. Retry later with the "
+    "same key."
+)
+ROLLED_BACK_MESSAGE: Final = (
+    "The connection to the database was lost before the operation was committed, so nothing of it "
+    "is committed. Retry later with the same key."
+)
+
+
+class StoreUnavailable(IdempotencyError):
+    """The store cannot be reached; nothing was executed.
+
+    Attributes:
+        rolled_back: whether a transaction that was to be committed is known to be rolled back.
+    """
+
+    status = 503
+    slug = "store-unavailable"
+    rolled_back = False
+    title = "The operation cannot be made safe to retry right now"
+    default_detail = (
+        "The idempotency store cannot be reached, so nothing was executed. Retry later with "
+        "the same key."
+    )
+
+
+class StepsChanged(IdempotencyError):
+    """An earlier attempt stored steps that the code no longer has, or has in another order."""
+
+    slug = "steps-changed"
+    title = "The steps of the operation have changed"
+    default_detail = (
+        "An earlier attempt at this operation stored steps that the program no longer has in "
+        "this order, so the operation cannot be resumed. What the earlier attempt and this one "
+        "have done so far stays done. An operator must settle the operation."
+    )
+
+
+class StepFailed(Exception):
+    """A step failed in an earlier attempt, whose handler caught the error and went on.
+
+    It is raised if the error's class was not passed to
+    :meth:`~idempotency_django.engine.context.ExecutionContext.expect`.
+
+    Args:
+        step: the step's name.
+        attempt: the attempt that called it.
+        error: the name of the error's class.
+        text: the error's text.
+    """
+
+    def __init__(self, step: str, attempt: int, error: str, text: str) -> None:
+        self.step = step
+        self.attempt = attempt
+        super().__init__(
+            f"The step {step!r} failed in attempt {attempt} with {error}: {text}. That attempt "
+            "went on without it, so the step is not called again. Catch StepFailed, or call "
+            f"expect({error}) before the steps to get the original error."
+        )
+
+
+class ClaimLost(IdempotencyError):
+    """The claim was lost while its owner executed: taken over after its lease, or deleted."""
+
+    slug = "claim-lost"
+    title = "The claim on the operation was lost"
+    default_detail = (
+        "The claim on this idempotency key was lost during execution, so the attempt could not "
+        "commit. Was its record deleted or changed by hand? Retry with the same key."
+    )
+
+
+class PreconditionFailed(IdempotencyError):
+    """A conditional header of the request does not hold; nothing was done."""
+
+    status = 412
+    slug = "precondition-failed"
+    title = "The resource is not in the state that the request was made for"
+    default_detail = (
+        "The resource was changed since you read it, or it exists already, so the request was not "
+        "executed. Read the resource again, decide again, and send its new ETag."
+    )
+
+
+class PreconditionRequired(IdempotencyError):
+    """The change must be conditional, and the request has no ``If-Match``."""
+
+    status = 428
+    slug = "precondition-required"
+    title = "The request must be conditional"
+    default_detail = (
+        "This resource is changed only on condition that it is still what you have read. Send "
+        "If-Match with the ETag that you received with it."
+    )
+
+
+class ConcurrentModification(IdempotencyError):
+    """The object was changed or deleted by somebody else after it was loaded; nothing was written.
+
+    It can be caught within a transaction, which stays usable.
+    """
+
+    status = 409
+    slug = "concurrent-modification"
+    title = "Somebody else changed the object in the meantime"
+    default_detail = (
+        "The object was changed by somebody else after it was loaded, so nothing was written. "
+        "Load it again and decide again."
+    )
+
+
+class IllegalTransition(IdempotencyError):
+    """The object's state is none that the transition starts from; the effect was not run."""
+
+    status = 409
+    slug = "illegal-transition"
+    title = "The object is in a state that does not allow this"
+    default_detail = (
+        "The object is in a state that this transition does not start from, so nothing was done."
+    )
+
+
+class MessageParked(IdempotencyError):
+    """A message failed as often as its consumer allows, and is held until an operator settles it.
+
+    Its ``__cause__`` is the handler's error, if the handler ran in this call. Keep the message: a
+    transport moves it to a dead-letter queue. Once an operator has released it in the admin, the
+    next delivery runs the handler again.
+    """
+
+    status = 409
+    slug = "message-parked"
+    title = "The message failed too often and is parked"
+    default_detail = (
+        "The handler of this message failed as often as its consumer allows, so the message is "
+        "parked. It is not handled again until an operator releases it. Keep the message, for "
+        "example in a dead-letter queue, and deliver it again after that."
+    )
+
+
+class UnknownEventType(IdempotencyError):
+    """The consumer has no handler for an event of this type; nothing was claimed or executed."""
+
+    status = 422
+    slug = "unknown-event-type"
+    title = "The consumer has no handler for events of this type"
+    default_detail = (
+        "The consumer has no handler for an event of this type. Nothing was executed, and nothing "
+        "is recorded: register a handler, and deliver the event again."
+    )
+
+
+class StreamFenced(Exception):
+    """Somebody else has claimed the stream since; nothing of this call is committed.
+
+    Like :exc:`AlreadyProcessed`, it is for the loop that reads a stream, and no answer to a
+    request, so it has no status and no slug.
+    """
+
+
+class AlreadyProcessed(Exception):
+    """The effects of this offset of the stream were committed before; nothing was executed."""
+
+
+class SignatureRefused(IdempotencyError):
+    """A webhook was not signed with one of the receiver's secrets, or not lately."""
+
+    status = 401
+    slug = "signature-refused"
+    title = "The delivery is not signed as it has to be"
+    default_detail = (
+        "The delivery was not signed with a secret of this receiver, or its timestamp is too far "
+        "from now. Nothing was stored."
+    )
+
+
+class DeliveryMalformed(IdempotencyError):
+    """A webhook does not say which message it is, or its body could not be read."""
+
+    status = 400
+    slug = "delivery-malformed"
+    title = "The delivery cannot be understood"
+    default_detail = (
+        "The delivery has a valid signature, but its id or its type is missing or cannot be kept. "
+        "Nothing was stored."
+    )
+
+
+class DeliveryTooLarge(IdempotencyError):
+    """The body of a webhook is larger than its receiver takes; it was not read."""
+
+    status = 413
+    slug = "delivery-too-large"
+    title = "The delivery is too large"
+    default_detail = (
+        "The body of the delivery is larger than this receiver takes. Nothing was stored."
+    )
+
+
+__all__ = [
+    "AlreadyProcessed",
+    "AnswerNotAcceptable",
+    "ClaimLost",
+    "ConcurrentModification",
+    "DeliveryMalformed",
+    "DeliveryTooLarge",
+    "FingerprintMismatch",
+    "IdempotencyError",
+    "IllegalTransition",
+    "KeyGuessable",
+    "KeyMalformed",
+    "KeyMissing",
+    "KeyRefused",
+    "MessageParked",
+    "OperationHeld",
+    "OperationInProgress",
+    "PreconditionFailed",
+    "PreconditionRequired",
+    "ResponseNotStored",
+    "SignatureRefused",
+    "StepFailed",
+    "StepsChanged",
+    "StoreUnavailable",
+    "StreamFenced",
+    "UnknownEventType",
+    "all_errors",
+]

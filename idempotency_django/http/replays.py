@@ -1,0 +1,416 @@
+"""What must hold of the caller and of the request before an answer is replayed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.core.exceptions import (
+    FieldError,
+    ImproperlyConfigured,
+    ObjectDoesNotExist,
+    ValidationError,
+)
+from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.db.transaction import TransactionManagementError
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.middleware import csrf
+from django.views.generic.edit import BaseCreateView
+
+from ..errors import AnswerNotAcceptable
+from ..records import Payload, Record
+
+_ANY_FORM: Final = (":accept", "*/*")
+"""A note among the stored headers of an answer whose form did not depend on ``Accept``."""
+
+GIVEN_OUT: Final = "CSRF_COOKIE_NEEDS_UPDATE"
+"""Where Django notes in ``request.META`` that a CSRF token was given out or changed.
+
+It is there from then on: true until the token's cookie is set, then false.
+"""
+
+_PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
+
+_matches: Final[Callable[[str, str], bool]] = csrf._does_token_match  # type: ignore[attr-defined]
+"""Django has no public name for it: whether a token, or a secret, is that of a secret."""
+
+_LETTERS: Final = re.compile(rb"[A-Za-z0-9]{%d,}" % csrf.CSRF_SECRET_LENGTH)
+"""What may hold a token, or the secret that it is made of."""
+
+
+class GivenTokens:
+    """Whether CSRF tokens were given out while the answer to a request was made.
+
+    Args:
+        request: the one that is answered.
+    """
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._request = request
+        self._given = False
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        """Notice those of the block, and none before it, as by a decorator around the view."""
+        before = self._request.META.pop(GIVEN_OUT, False)
+        try:
+            yield
+        finally:
+            self._given = self._given or GIVEN_OUT in self._request.META
+            if before:
+                self._request.META[GIVEN_OUT] = True
+
+    def are_in(self, response: HttpResponseBase) -> bool:
+        """Whether an answer that was made in such blocks holds this visitor's token.
+
+        A page is taken to hold what was given out, however it is encoded. In anything else the
+        token is looked for: ``login()`` changes it, and most answers do not show it.
+        """
+        if not (self._given or GIVEN_OUT in self._request.META):
+            return False
+        if not isinstance(response, HttpResponse):
+            return True  # it is streamed, and not kept anyway
+        if response.content and _media_type(response.get("Content-Type", "")) in _PAGES:
+            return True
+        secret = self._request.META.get("CSRF_COOKIE", "")
+        return any(_matches(text, secret) for text in _candidates(response.content))
+
+
+def nonce_of(request: HttpRequest) -> str:
+    """The nonce of this answer's Content-Security-Policy, which lets its scripts run; empty: none.
+
+    Django's middleware and that of django-csp send another one with each answer.
+    """
+    nonce = getattr(request, "_csp_nonce", None)
+    return str(nonce) if nonce else ""  # Django's is false until it is used
+
+
+def nonce_is_in(response: HttpResponseBase, request: HttpRequest) -> bool:
+    """Whether an answer holds that nonce: with another one, its scripts would not run."""
+    nonce = nonce_of(request)
+    return bool(nonce) and nonce.encode() in getattr(response, "content", b"")
+
+
+def _candidates(content: bytes) -> Iterator[str]:
+    """What may be a token; letters of an escape sequence may stand before it or after it."""
+    for match in _LETTERS.finditer(content):
+        letters = match[0].decode()
+        for length in (csrf.CSRF_TOKEN_LENGTH, csrf.CSRF_SECRET_LENGTH):
+            if len(letters) >= length:
+                yield letters[:length]
+                yield letters[-length:]
+
+
+def suited_to(request: HttpRequest, payload: Payload, content_type: str) -> Payload:
+    """The payload, marked where its request did not choose its form by ``Accept``.
+
+    A view that ignores ``Accept`` gives a retry the same answer as the first request.
+
+    Args:
+        request: the one that is answered.
+        payload: what is to be stored of the answer.
+        content_type: the answer's.
+    """
+    if _admits(request.META.get("HTTP_ACCEPT", ""), content_type):
+        return payload
+    return replace(payload, headers=(*payload.headers, _ANY_FORM))
+
+
+def refuse_unacceptable(request: HttpRequest, payload: Payload) -> None:
+    """Refuse a replay in a form that the request does not accept.
+
+    Raises:
+        AnswerNotAcceptable: the stored ``Content-Type`` is not among what ``Accept`` admits.
+    """
+    if not payload.body or _ANY_FORM in payload.headers:
+        return
+    accept = request.META.get("HTTP_ACCEPT", "")
+    for name, value in payload.headers:
+        if name.lower() == "content-type" and not _admits(accept, value):
+            raise AnswerNotAcceptable
+
+
+@lru_cache(maxsize=256)  # a client sends the same header with each request
+def _admits(accept: str, content_type: str) -> bool:
+    if accept in ("", "*/*", content_type) or not content_type:
+        return True
+    request = HttpRequest()
+    request.META["HTTP_ACCEPT"] = accept
+    # Parameters say how to write a type ("indent=4"), or which version of it, not which it is.
+    media_type = _media_type(content_type)
+    ranges = (f"{each.main_type}/{each.sub_type}".lower() for each in request.accepted_types)
+    return request.accepts(media_type) or media_type in ranges
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+_FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")
+
+_OURS: Final = __name__.partition(".")[0] + "."
+
+_OF_OBJECTS: Final = {"RetrieveModelMixin", "UpdateModelMixin", "DestroyModelMixin"}
+
+_VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+_NO_TELLING: Final = (Http404, FieldError, ImproperlyConfigured, AttributeError, AssertionError)
+"""What a view raises when it is asked for its model, or a model for what it has no field for."""
+
+
+def check_object(view: Any, record: Record) -> None:
+    """Let a class-based view look up the object in its URL, as its handler does.
+
+    The view refuses callers who may not have the object, and callers for whom an existing object is
+    not visible. An object that is gone is not a reason to refuse. Where the URL does not name the
+    primary key, nobody can tell an object that is gone from one that was renamed: then only what
+    the request itself has deleted is gone, and what it has renamed is looked up by its new name.
+
+    Args:
+        view: the view, which has its request.
+        record: what is to be replayed.
+
+    Raises:
+        Exception: whatever the view's ``get_object()`` raises.
+    """
+    if not has_object(view):
+        return
+    try:
+        _get_object(view)
+    except Exception as error:
+        missing = isinstance(error, ObjectDoesNotExist)
+        if not (missing or _is_not_found(error)):
+            raise
+        if _is_gone(view, record) or _has_renamed(view):
+            return
+        if missing:
+            raise Http404 from error
+        raise
+
+
+def _get_object(view: Any) -> None:
+    look_up: Any = lookup_of(view)
+    if iscoroutinefunction(look_up):
+        async_to_sync(look_up)()
+        return
+    try:
+        look_up()
+    except TransactionManagementError:
+        alias = _alias(view)
+        if connections[alias].in_atomic_block:
+            raise
+        with transaction.atomic(using=alias):  # it locks the object, as a leased handler's does
+            look_up()
+
+
+def has_object(view: Any) -> bool:
+    """Whether ``get_object()`` of a view finds what this request is about."""
+    if getattr(view, "get_object", None) is None:
+        return False
+    detail = getattr(view, "detail", None)  # REST framework's routers tell
+    if _creates(view) if detail is None else not detail:
+        return False
+    own = _has_own_lookup(view)
+    if not (own or _has_rows(view)) or lookup_of(view) is None:
+        return False
+    return detail is not None or own or bool(_lookup(view))
+
+
+def lookup_of(view: Any) -> Callable[[], Any] | None:
+    """``get_object()`` with what the view's URL has for it; ``None``: nobody can tell how.
+
+    Some views give it arguments, as REST framework's tutorial does (``self.get_object(pk)``). It
+    gets those of the same name, or else the only one that the URL has.
+    """
+    get_object = getattr(view, "get_object", None)
+    if get_object is None:
+        return None
+    signature = inspect.signature(get_object)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    if kinds & _VARIADIC and not _overrides_lookup(view):
+        return None  # its signature does not say what it needs
+    given = {"request": view.request, **view.kwargs}
+    named = {name: given[name] for name in signature.parameters if name in given}
+    values = (*view.args, *view.kwargs.values())
+    calls = [partial(get_object, **named)]
+    if len(values) == 1:
+        calls.append(partial(get_object, *values))
+    return next((call for call in calls if _fits(signature, call)), None)
+
+
+def is_named_by_key(view: Any, model: Any) -> bool:
+    """Whether the view's URLs name objects of a model by their primary key."""
+    fields = ("pk", model._meta.pk.name)
+    return not _has_own_lookup(view) and getattr(view, "lookup_field", None) in fields
+
+
+def _fits(signature: inspect.Signature, call: partial[Any]) -> bool:
+    try:
+        signature.bind(*call.args, **call.keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def _overrides_lookup(view: Any) -> bool:
+    """Whether a framework calls the view's ``get_object()``, which it does without arguments."""
+    bases = [base for base in type(view).__mro__ if base.__module__.startswith(_FRAMEWORKS)]
+    return any("get_object" in vars(base) for base in bases)
+
+
+def _has_own_lookup(view: Any) -> bool:
+    return not _module(view, "get_object").startswith(_FRAMEWORKS)
+
+
+def _has_rows(view: Any) -> bool:
+    """Whether the view declares where its objects are."""
+    if any(getattr(view, name, None) is not None for name in ("queryset", "model")):
+        return True
+    return not _module(view, "get_queryset").startswith(_FRAMEWORKS)
+
+
+def _creates(view: Any) -> bool:
+    """Whether the view makes an object, so that its URL can only name another one."""
+    if isinstance(view, BaseCreateView):
+        return True
+    if getattr(view, "action", None) is not None:
+        return bool(view.action == "create")
+    if view.request.method != "POST":
+        return False
+    names = _mixins(view.__class__)
+    if "CreateModelMixin" in names and not names & _OF_OBJECTS and not _has_own_lookup(view):
+        return True
+    return _module(view, "post") == "rest_framework.generics"
+
+
+@lru_cache(maxsize=1024)
+def _mixins(view_class: type) -> frozenset[str]:
+    """The names of REST framework's mixins that a view is made of."""
+    bases = view_class.__mro__
+    return frozenset(b.__name__ for b in bases if b.__module__ == "rest_framework.mixins")
+
+
+def _module(view: Any, name: str) -> str:
+    """Where a method of a view is from."""
+    return _module_of(view.__class__, name)
+
+
+@lru_cache(maxsize=1024)
+def _module_of(view_class: type, name: str) -> str:
+    found = (vars(base).get(name) for base in view_class.__mro__)
+    modules = (str(getattr(method, "__module__", "")) for method in found if method is not None)
+    return next((module for module in modules if not module.startswith(_OURS)), "")
+
+
+def _lookup(view: Any) -> dict[str, Any]:
+    """The fields by which the view's URL names its object, and their values; or none."""
+    return {field: view.kwargs[name] for name, field in _names(view).items()}
+
+
+def _names(view: Any) -> dict[str, str]:
+    """The arguments of the URL that name the view's object, and the fields that they are."""
+    names = {}
+    if hasattr(view, "lookup_field"):
+        names = {view.lookup_url_kwarg or view.lookup_field: view.lookup_field}
+    elif hasattr(view, "pk_url_kwarg"):
+        names = {view.slug_url_kwarg: view.get_slug_field(), view.pk_url_kwarg: "pk"}
+    return {name: field for name, field in names.items() if name in view.kwargs}
+
+
+def _is_not_found(error: Exception) -> bool:
+    """Whether the error means that there is no such object; REST framework has its own."""
+    return isinstance(error, Http404) or getattr(error, "status_code", None) == 404
+
+
+def _is_gone(view: Any, record: Record) -> bool:
+    """Whether the object in the URL does not exist for anybody; ``False``: nobody can tell."""
+    lookup = _lookup(view)
+    keys = {name: value for name, value in lookup.items() if _is_key(view, name)}
+    exists = _exists(view, keys or lookup)
+    if exists is not None and (keys or exists):
+        return not exists
+    # No object has that name now, or a lookup of the view's own has not found it, by whatever the
+    # URL has. That a field is named alike shows that an object exists, never that none does: it may
+    # be looked up in another way.
+    return _has_deleted(view, record) and not _exists(view, _fields_in_url(view))
+
+
+def _is_key(view: Any, name: str) -> bool:
+    """Whether a field is the primary key, which no object changes."""
+    try:
+        return name in ("pk", _model(view)._meta.pk.name)
+    except _NO_TELLING:
+        return False
+
+
+def _has_renamed(view: Any) -> bool:
+    """Whether the caller has the object by the name that this request itself has given it."""
+    data = getattr(view.request, "data", None) or view.request.POST
+    if not isinstance(data, dict) or _exists(view, _lookup(view)):
+        return False
+    names = {name: field for name, field in _names(view).items() if not _is_key(view, field)}
+    given = {name: data[field] for name, field in names.items() if field in data}
+    url = view.kwargs
+    if given.items() <= url.items():
+        return False
+    view.kwargs = {**url, **given}
+    try:
+        _get_object(view)
+    except Exception as error:
+        if isinstance(error, ObjectDoesNotExist) or _is_not_found(error):
+            return False
+        raise
+    finally:
+        view.kwargs = url
+    return True
+
+
+def _has_deleted(view: Any, record: Record) -> bool:
+    """Whether the object is gone according to the record: a DELETE was a success."""
+    payload = record.payload
+    return view.request.method == "DELETE" and payload is not None and 200 <= payload.status < 300
+
+
+def _exists(view: Any, lookup: dict[str, Any]) -> bool | None:
+    """Whether the model has such an object; ``None``: nobody can tell."""
+    if not lookup:
+        return None
+    try:
+        rows = _model(view)._base_manager.using(_alias(view))
+        return bool(rows.filter(**lookup).exists())
+    except _NO_TELLING:
+        return None
+    except (TypeError, ValueError, OverflowError, ValidationError):
+        return False  # it can be the name of no object
+
+
+def _fields_in_url(view: Any) -> dict[str, Any]:
+    """What the URL has under the names of the model's fields."""
+    try:
+        fields = _model(view)._meta.concrete_fields
+    except _NO_TELLING:
+        return {}
+    names = {name for field in fields for name in (field.name, field.attname)}
+    return {name: value for name, value in view.kwargs.items() if name in names}
+
+
+def _alias(view: Any) -> str:
+    """The database in which the view's objects are written."""
+    try:
+        return router.db_for_write(_model(view))
+    except _NO_TELLING:
+        return DEFAULT_DB_ALIAS
+
+
+def _model(view: Any) -> Any:
+    queryset = getattr(view, "queryset", None)
+    if queryset is not None:
+        return queryset.model
+    return getattr(view, "model", None) or view.get_queryset().model

@@ -1,0 +1,1 @@
+"""One module for each broker: its publisher, and its transport."""

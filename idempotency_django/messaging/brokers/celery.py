@@ -1,0 +1,150 @@
+"""Celery's tasks: the extra ``[celery]``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from celery import Celery, current_app
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import autodiscover_modules, import_string
+from kombu.exceptions import OperationalError
+from kombu.utils.json import loads
+
+from ...jobs.celery import CAUSED_BY
+from ..outbox.publishers import Lines, Outgoing, Publisher
+
+_AGAIN: Final = {"max_retries": 1, "interval_start": 0}
+"""The broker may have closed the connection, because nobody used it for a while."""
+
+_NO_EXCHANGE: Final = (403, 404)
+"""The codes with which RabbitMQ says that there is no exchange, or no right to write to it."""
+
+
+class CeleryPublisher(Publisher):
+    """Sends each message as a Celery task, whose id is the message's.
+
+    The message's type is the task's name. Its data is ``{"args": […], "kwargs": {…}}``, of which
+    both may be missing. :meth:`~idempotency_django.jobs.celery.IdempotentTask.enqueue_once` writes
+    such messages. RabbitMQ confirms each.
+
+    Args:
+        topic: the topic.
+        app: the path of the Celery app, such as ``"shop.celery.app"``; by default, the current one.
+        timeout: seconds that the broker may take to accept the connection, or a message.
+    """
+
+    def __init__(self, topic: str, *, app: str = "", timeout: float = 10.0) -> None:
+        super().__init__(topic)
+        self._path = app
+        self._timeout = timeout
+        self._connection: Any = None
+        self._producer: Any = None
+        self._app: Any = None
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        app = self._open()
+        lines = Lines(messages)
+        while lines.heads:
+            place = lines.heads[0]
+            if late := self.late():
+                lines.fail(place, late)
+                continue
+            try:
+                self._send(app, messages[place])
+            except (OSError, OperationalError, ImportError) as error:
+                lines.give_up(error)
+            except Exception as error:  # noqa: BLE001  # it is the message's, whatever it is
+                if getattr(error, "code", None) in _NO_EXCHANGE:
+                    lines.give_up(error)
+                else:
+                    lines.fail(place, error)
+            else:
+                lines.confirm(place)
+        return lines.answers
+
+    def close(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            connection.collect(socket_timeout=1)  # also where the broker does not answer
+
+    def check(self) -> list[CheckMessage]:
+        try:
+            self._found()
+        except ImproperlyConfigured as error:
+            return [Error(str(error), id="idempotency_django.E049")]
+        return []
+
+    def _send(self, app: Any, message: Outgoing) -> None:
+        args, kwargs = _arguments(message)
+        options = {
+            "task_id": message.message_id,
+            "headers": {**message.headers, CAUSED_BY: message.reference},
+            "add_to_parent": False,
+        }
+        if not app.conf.task_always_eager:
+            options |= {"timeout": self._timeout, "confirm_timeout": self._timeout}
+            options |= {"retry": True, "retry_policy": _AGAIN, "producer": self._made(app)}
+        task = app.tasks.get(message.type)
+        if task is None:  # other workers know it
+            app.send_task(message.type, args, kwargs, **options)
+        else:
+            task.apply_async(args, kwargs, **options)
+
+    def _open(self) -> Any:
+        """The app, which knows the project's tasks: each of them says how it is sent."""
+        if self._app is None:
+            self._app = self._found()
+            autodiscover_modules("tasks")
+        return self._app
+
+    def _made(self, app: Any) -> Any:
+        if self._producer is None:
+            self._connection = app.connection_for_write(
+                connect_timeout=self._timeout, transport_options={"confirm_publish": True}
+            )
+            self._producer = app.amqp.Producer(self._connection, auto_declare=False)
+        return self._producer
+
+    def _found(self) -> Any:
+        if not self._path:
+            return current_app
+        try:
+            app = import_string(self._path)
+        except ImportError as error:
+            raise ImproperlyConfigured(
+                f"The topic {self.topic!r} of the outbox is to use the Celery app {self._path!r}, "
+                f"which cannot be imported: {error}. Write a path such as 'shop.celery.app'."
+            ) from error
+        if isinstance(app, Celery):
+            return app
+        raise ImproperlyConfigured(
+            f"The topic {self.topic!r} of the outbox is to use the Celery app {self._path!r}, but "
+            f"that is a {type(app).__name__}. Write a path such as 'shop.celery.app'."
+        )
+
+
+def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of the task. What Celery's JSON can hold keeps its type: dates, decimals, …
+
+    Raises:
+        ValueError: the data are no arguments, or none that Celery's JSON can read.
+    """
+    data = message.data
+    known = isinstance(data, dict) and not data.keys() - {"args", "kwargs"}
+    args, kwargs = (data.get("args", []), data.get("kwargs", {})) if known else (None, None)
+    if not (isinstance(args, list) and isinstance(kwargs, dict)):
+        raise ValueError(  # noqa: TRY004  # of a message, not of an argument
+            f"The message for the task {message.type} has no arguments of a task. Publish "
+            '{"args": […], "kwargs": {…}}, or use enqueue_once().'
+        )
+    try:
+        return loads(json.dumps(args)), loads(json.dumps(kwargs))
+    except Exception as error:  # whatever is raised for a value that does not fit its type
+        raise ValueError(
+            f"An argument of the task {message.type} has the keys __type__ and __value__, which "
+            f"Celery's JSON takes for a date or the like, and cannot read as one: {error!r}. "
+            "Publish what a client has sent as a text."
+        ) from error

@@ -1,0 +1,398 @@
+"""Kafka: its publisher and its transport."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, Unpack
+
+from confluent_kafka import Consumer as Client
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from django.core.exceptions import ImproperlyConfigured
+
+from ..consumers import Consumer, reason
+from ..outbox.publishers import Lines, Outgoing, Publisher
+from .loop import NO_DEAD_LETTERS, Chosen, Incoming, Loop, Options, Partition, Transport
+
+logger = logging.getLogger("idempotency_django")
+
+PREFIX: Final = "ce_"
+"""What the headers begin with that carry an event's attributes: CloudEvents' binding for Kafka."""
+
+_REFUSED: Final = frozenset(
+    {
+        KafkaError._INVALID_ARG,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+    }
+)
+"""The errors that say something of one message. All others are no message's fault: the way to the
+broker, a missing topic or right, a producer that Kafka has fenced."""
+
+
+class KafkaPublisher(Publisher):
+    """Publishes to Kafka, each message confirmed by all replicas that are in sync.
+
+    The key of a record is the message's group, so that a group is in one partition. One message of
+    a group is under way at a time: the next one is sent when it is confirmed.
+
+    Args:
+        topic: the topic of the outbox.
+        config: the producer's configuration, such as ``{"bootstrap.servers": "kafka:9092"}``.
+        kafka_topic: the topic in Kafka; by default, it has the same name.
+        timeout: seconds that Kafka may take to confirm a message.
+
+    Raises:
+        ValueError: the configuration turns off what the promise needs.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        config: Mapping[str, Any],
+        kafka_topic: str = "",
+        timeout: float = 10.0,
+    ) -> None:
+        super().__init__(topic)
+        self._kafka_topic = kafka_topic or topic
+        self._config = {
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 0,  # what waits in the queue is sent together anyway
+            "message.timeout.ms": int(timeout * 1000),
+            **config,
+        }
+        if "bootstrap.servers" not in config:
+            raise ValueError("its config does not name bootstrap.servers")
+        if self._config["enable.idempotence"] is not True or str(self._config["acks"]) not in (
+            "all",
+            "-1",
+        ):
+            raise ValueError(
+                "its config turns off enable.idempotence or acks=all, so that Kafka may lose or "
+                "reorder what it has confirmed. Leave both out"
+            )
+        self._producer: Producer | None = None
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        if self._producer is None:
+            self._producer = Producer(self._config, logger=logger)
+        batch = _Batch(self, self._producer, self._kafka_topic, Lines(messages))
+        try:
+            return batch.answers()
+        finally:
+            if not batch.is_settled:
+                self._producer = None  # with it goes what it has not sent, which is sent again
+
+    def close(self) -> None:
+        self._producer = None  # it has nothing to send: publish() waits for all confirmations
+
+
+class _Batch:
+    """One call of publish(): of each group, the first message that is not confirmed is under way.
+
+    Args:
+        publisher: whose source the events have, and which knows when it is late.
+        producer: sends them.
+        kafka_topic: where to.
+        lines: what to send.
+    """
+
+    def __init__(
+        self, publisher: Publisher, producer: Producer, kafka_topic: str, lines: Lines
+    ) -> None:
+        self._publisher = publisher
+        self._producer = producer
+        self._kafka_topic = kafka_topic
+        self._lines = lines
+        self._under_way = 0
+        self._away: Exception | None = None  # why Kafka cannot be reached
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether Kafka has said of each what has become of it."""
+        return not self._under_way and self._away is None
+
+    def answers(self) -> list[Exception | None]:
+        """Send them, and wait for what Kafka says of each."""
+        for place in self._lines.heads:
+            if self._away is None:
+                self._send(place)
+        while self._under_way:  # each is confirmed, or fails, within the timeout
+            self._producer.poll(0.1)
+        if self._away is not None:
+            self._lines.give_up(self._away)
+        return self._lines.answers
+
+    def _send(self, place: int) -> None:
+        message = self._lines.messages[place]
+        if late := self._publisher.late():
+            self._lines.fail(place, late)
+            return
+        try:
+            attributes, content_type, body = message.event(self._publisher.source).to_binary(PREFIX)
+            headers = {**message.headers, **attributes, "content-type": content_type}
+            self._producer.produce(
+                self._kafka_topic,
+                key=message.group.encode() or None,
+                value=body,
+                headers={name: text.encode() for name, text in headers.items() if text},
+                on_delivery=partial(self._note, place),
+            )
+        except KafkaException as error:
+            self._fail(place, error.args[0])
+        except ValueError as error:
+            self._lines.fail(place, error)
+        else:
+            self._under_way += 1
+
+    def _note(self, place: int, error: KafkaError | None, _: Message) -> None:
+        """Called by poll() with what has become of a message."""
+        self._under_way -= 1
+        if error is None:
+            following = self._lines.confirm(place)
+            if following is not None and self._away is None:
+                self._send(following)
+        else:
+            self._fail(place, error)
+
+    def _fail(self, place: int, error: KafkaError) -> None:
+        if error.code() in _REFUSED:
+            self._lines.fail(place, KafkaException(error))
+        else:
+            self._away = KafkaException(error)
+
+
+POLL: Final = 1.0  # seconds
+_FLUSH: Final = 30.0  # seconds
+
+_Place = tuple[str, int]
+
+
+def run(
+    consumer: Consumer,
+    topics: Sequence[str],
+    *,
+    config: Mapping[str, Any],
+    dead_letter: str | None = None,
+    **options: Unpack[Options],
+) -> None:
+    """Handle the messages of topics until SIGTERM; several processes of a group share partitions.
+
+    An offset is committed after what its message asked for. A message that fails holds up its
+    partition, and no other, until it is handled or set aside.
+
+    Args:
+        consumer: the consumer; its name is the ``group.id``, unless the configuration has one.
+        topics: the topics.
+        config: the configuration of librdkafka, with at least ``bootstrap.servers``.
+        dead_letter: the topic for messages that cannot be handled; required where
+            ``idempotency_django.messaging`` is not installed to keep them.
+        options: see :class:`~idempotency_django.messaging.transports.options.Options`.
+
+    Raises:
+        ImproperlyConfigured: an option cannot be used, or there is no place for messages that
+            cannot be handled.
+        UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
+    """
+    chosen = Chosen(**options)
+    usual = {"group.id": consumer.name, "auto.offset.reset": "earliest"}
+    transport = Kafka(topics, {**usual, **config}, dead_letter, chosen.batch)
+    Loop(transport, consumer, chosen).run()
+
+
+class Kafka(Transport):
+    """One member of a consumer group.
+
+    Args:
+        topics: the topics.
+        config: the configuration of librdkafka.
+        dead_letter: the topic for messages that cannot be handled.
+        batch: how many messages the process before us may have begun in each partition.
+    """
+
+    name: ClassVar[str] = "Kafka"
+    lost: ClassVar[tuple[type[BaseException], ...]] = (KafkaException,)
+
+    def __init__(
+        self, topics: Sequence[str], config: Mapping[str, Any], dead_letter: str | None, batch: int
+    ) -> None:
+        if isinstance(topics, str) or not topics:
+            raise ImproperlyConfigured(f"topics is {topics!r}; make it a list of topics.")
+        if not config.get("bootstrap.servers"):
+            raise ImproperlyConfigured(
+                "The configuration has no 'bootstrap.servers'. Name the servers of Kafka in it, "
+                "such as 'kafka-1:9092,kafka-2:9092'."
+            )
+        self._topics = [*topics]
+        # An offset is committed when we say so, after the commit to the database.
+        self._config = {**config, "enable.auto.commit": False, "enable.auto.offset.store": False}
+        self._dead_letter = dead_letter
+        self._batch = batch
+        self._client: Client | None = None
+        self._partitions: dict[_Place, Partition] = {}
+        self._early: list[Message] = []
+        # librdkafka keeps a partition paused while somebody else has it, too.
+        self._paused: set[_Place] = set()
+
+    def open(self) -> None:
+        self._client = Client(self._config, logger=logger)
+        self._client.subscribe(
+            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+        )
+
+    def fetch(self, limit: int) -> list[Incoming]:
+        self._resume()
+        messages, self._early = self._early[:limit], self._early[limit:]
+        if not messages:
+            first = self._open.poll(POLL)
+            messages = [] if first is None else [first]
+            if messages and limit > 1:  # and what has come already, without waiting for more
+                messages += self._open.consume(limit - 1, 0)
+        return [incoming for message in messages if (incoming := self._incoming(message))]
+
+    def beat(self, messages: Sequence[Incoming]) -> None:
+        # Kafka takes a member for dead that does not poll for max.poll.interval.ms.
+        self._pause(self._open.assignment())
+        message = self._open.poll(0)
+        if message is not None:  # of a partition that was assigned just now
+            self._early.append(message)
+
+    def acknowledge(self, messages: Sequence[Incoming]) -> None:
+        offsets = {}
+        for message in messages:
+            place, offset = _place_of(message.native)
+            partition = self._partitions.get(place)
+            if partition is None or partition.following is None:
+                continue  # it was revoked: somebody else will be told that it is a duplicate
+            partition.open.discard(offset)
+            offsets[place] = min(partition.open, default=partition.following)
+        if offsets:
+            self._commit([TopicPartition(*place, offset) for place, offset in offsets.items()])
+
+    def postpone(self, message: Incoming, seconds: float) -> None:
+        place, offset = _place_of(message.native)
+        partition = self._partitions.get(place)
+        if partition is None:
+            return
+        partition.postponed(offset, time.monotonic() + seconds)
+        self._pause([TopicPartition(*place)])
+        self._open.seek(TopicPartition(*place, partition.following or 0))
+
+    def refuse_loss(self) -> None:
+        if self._dead_letter is None:
+            raise ImproperlyConfigured(NO_DEAD_LETTERS.format("topic"))
+
+    def reject(self, message: Incoming, error: Exception) -> None:
+        self._produce(str(self._dead_letter), message, error)
+        self.acknowledge([message])
+
+    def release(self, messages: Sequence[Incoming]) -> None:
+        """Nothing to do: their offsets are not committed."""
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        self._forget()
+        if client is not None:
+            client.close()
+
+    @property
+    def _open(self) -> Client:
+        if self._client is None:
+            raise RuntimeError("The transport is not open.")
+        return self._client
+
+    def _incoming(self, message: Message) -> Incoming | None:
+        error = message.error()
+        if error is not None:
+            if error.fatal():
+                raise KafkaException(error)
+            logger.warning("Kafka reports a problem: %s", error)
+            return None
+        place, offset = _place_of(message)
+        partition = self._partitions.setdefault(place, Partition(self._batch))
+        value = message.value()
+        return Incoming(
+            place="/".join(map(str, (*place, offset))),
+            body=b"" if value is None else value,
+            headers=[*(message.headers() or ())],
+            redelivered=partition.fetched(offset),
+            native=message,
+        )
+
+    def _resume(self) -> None:
+        """Go on with the partitions in which nothing waits for its next attempt."""
+        now = time.monotonic()
+        due = []
+        for place in self._paused & self._partitions.keys():
+            partition = self._partitions[place]
+            if partition.resumes is None or partition.resumes <= now:
+                partition.resumes = None
+                due.append(place)
+        if due:
+            self._open.resume([TopicPartition(*place) for place in due])
+            self._paused.difference_update(due)
+
+    def _pause(self, partitions: list[TopicPartition]) -> None:
+        self._open.pause(partitions)
+        self._paused.update((each.topic, each.partition) for each in partitions)
+
+    def _commit(self, offsets: list[TopicPartition]) -> None:
+        try:
+            self._open.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].fatal():
+                raise
+            # A later commit says the same. If none follows, the messages come again, as duplicates.
+            logger.warning("Kafka has refused a commit of offsets: %s", error)
+
+    def _assigned(self, client: Client, partitions: list[TopicPartition]) -> None:
+        for each in partitions:
+            self._partitions[each.topic, each.partition] = Partition(self._batch)
+
+    def _revoked(self, client: Client, partitions: list[TopicPartition]) -> None:
+        # A handler that runs may end: the next owner of the partition gets its result.
+        revoked = {(each.topic, each.partition) for each in partitions}
+        for place in revoked:
+            self._partitions.pop(place, None)
+        self._early = [each for each in self._early if _place_of(each)[0] not in revoked]
+
+    def _forget(self) -> None:
+        self._partitions.clear()
+        self._early.clear()
+        self._paused.clear()
+
+    def _produce(self, topic: str, message: Incoming, error: Exception) -> None:
+        """Send it to a topic, and return when Kafka has it."""
+        problems: list[Any] = []
+        told = {"dead-letter-reason": reason(error).encode()}
+        ours = {"bootstrap.servers", "security.protocol"}
+        config = {
+            name: value
+            for name, value in self._config.items()
+            if name in ours or name.startswith(("sasl.", "ssl."))
+        }
+        producer = Producer({**config, "enable.idempotence": True}, logger=logger)
+        producer.produce(
+            topic,
+            message.body,
+            key=message.native.key(),
+            headers=[*message.headers, *told.items()],
+            on_delivery=lambda problem, _: problems.append(problem),
+        )
+        producer.flush(_FLUSH)
+        if problems != [None]:
+            raise KafkaException(*problems)
+
+
+def _place_of(message: Message) -> tuple[_Place, int]:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    return (str(topic), int(partition or 0)), int(offset or 0)

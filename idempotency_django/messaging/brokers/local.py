@@ -1,0 +1,116 @@
+"""Publishers that need no broker: consumers of the same project, and calls after a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signing import BadSignature
+
+from ...errors import MessageParked, OperationInProgress, StoreUnavailable, UnknownEventType
+from ..consumers import Consumer, consumer_at, reason
+from ..outbox.calls import Call, EndsProcesses
+from ..outbox.publishers import Outgoing, Publisher, Refused, SendLater, away, in_order
+from ..outbox.publishing import topic
+
+
+class LocalPublisher(Publisher):
+    """Gives each message to consumers in the process of the relay, one after the other.
+
+    A message is sent once all of them have handled it. Where one fails, all get it again, and those
+    that had handled it recognise it. Where one has parked it, it is blocked or skipped, as the
+    topic says. It fits tests, demos and small projects: no broker is needed.
+
+    Args:
+        topic: the topic.
+        consumers: the paths of the consumers, such as ``["shop.consumers.billing"]``. Those that do
+            not handle a type of events do not get it.
+    """
+
+    def __init__(self, topic: str, *, consumers: Sequence[str], **options: Any) -> None:
+        super().__init__(topic, **options)
+        self._paths = consumers
+
+    @cached_property
+    def consumers(self) -> list[Consumer]:
+        """The consumers."""
+        return [consumer_at(path) for path in self._paths]
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        return in_order(messages, lambda message: self.late() or self._handle(message))
+
+    def _handle(self, message: Outgoing) -> Exception | None:
+        consumers = self.consumers
+        try:
+            event = message.event(self.source)
+            handling = [consumer for consumer in consumers if consumer.handles(event.type)]
+            if not handling:
+                raise UnknownEventType(
+                    f"None of the consumers {', '.join(self._paths)} handles {event.type!r}. "
+                    "Register a handler for it, or publish it to another topic."
+                )
+            for consumer in handling:
+                # The claim is committed first, so that an attempt counts that ends the relay.
+                consumer.handle(event, redelivered=True)
+        except OperationInProgress as error:
+            return SendLater(str(error), delay=error.remaining or 0)
+        except (StoreUnavailable, ImportError) as error:
+            return away(error)
+        except MessageParked as error:
+            why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
+            return Refused(f"{error}{why}", final=True)
+        except Exception as error:  # noqa: BLE001  # it is the message's
+            return error
+        return None
+
+    def check(self) -> list[CheckMessage]:
+        try:
+            return [] if self.consumers else [self._wrong("no consumers are listed")]
+        except ImproperlyConfigured as error:
+            return [self._wrong(str(error))]
+
+    def _wrong(self, why: str) -> CheckMessage:
+        return Error(
+            f"The topic {self.topic!r} of the outbox has no one to handle its messages: {why}",
+            hint="List consumers in IDEMPOTENCY['OUTBOX'], such as "
+            "'OPTIONS': {'consumers': ['shop.consumers.billing']}.",
+            id="idempotency_django.E043",
+        )
+
+
+class CallPublisher(Publisher):
+    """Calls the function of each message, in the process of the relay, one after the other.
+
+    Args:
+        topic: the topic.
+        at_once: whether the process that has committed makes the first attempt itself, right after
+            the commit.
+    """
+
+    def __init__(self, topic: str, *, at_once: bool = False) -> None:
+        super().__init__(topic)
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        most = topic(self.topic).max_attempts
+        return in_order(messages, lambda message: self.late() or _call(message, most))
+
+
+def _call(message: Outgoing, max_attempts: int | None) -> Exception | None:
+    try:
+        call = Call.read(message.type, message.data)
+    except BadSignature as error:
+        return Refused(str(error), final=True)
+    try:
+        call.run_once(message.message_id, message.reference, max_attempts=max_attempts)
+    except EndsProcesses as error:
+        return Refused(str(error), final=True)
+    except OperationInProgress as error:
+        return SendLater(str(error), delay=error.remaining or 0)
+    except (StoreUnavailable, ImportError) as error:
+        return away(error)
+    except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is
+        return error
+    return None

@@ -1,0 +1,708 @@
+"""The loop of all transports: fetch, hand over, acknowledge after the commit.
+
+Handlers run in a thread of their own, one batch at a time. The loop's thread meanwhile tells the
+broker that the messages are being handled, so a handler may take longer than the broker waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar, assert_never, get_args
+from urllib.parse import quote
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+
+from ...errors import OperationInProgress, StoreUnavailable, UnknownEventType
+from .. import consumers as parking
+from .. import events as envelopes
+from ..consumers import Consumer, Duplicate, Failed, Handled, Outcome
+from ..events import Event
+from ..stopping import stop_on_signals
+
+NO_DEAD_LETTERS: Final = (
+    "There is no place for messages that cannot be handled, so they would be lost. Name a {} for "
+    "them by dead_letter=, or add 'idempotency_django.messaging' to INSTALLED_APPS, which keeps "
+    "them in the database."
+)
+
+
+class Transport(ABC):
+    """A connection to one broker. All of it is called by one thread, which runs no handler.
+
+    Attributes:
+        name: what it is called in logs.
+        lost: the errors that say that the broker cannot be reached, or has sent us away. The loop
+            then closes the transport, waits, and opens it again.
+    """
+
+    name: ClassVar[str]
+    lost: ClassVar[tuple[type[BaseException], ...]]
+
+    @abstractmethod
+    def open(self) -> None:
+        """Connect to the broker.
+
+        Raises:
+            ImproperlyConfigured: there is nothing to read from, and no waiting will help.
+        """
+
+    @abstractmethod
+    def refuse_loss(self) -> None:
+        """Make sure that the broker keeps what :meth:`reject` is called with.
+
+        The loop calls it after :meth:`open`, where no table keeps such messages.
+
+        Raises:
+            ImproperlyConfigured: it would lose them.
+        """
+
+    @abstractmethod
+    def fetch(self, limit: int) -> list[Incoming]:
+        """Wait a few seconds for messages.
+
+        Args:
+            limit: how many to return at most.
+        """
+
+    @abstractmethod
+    def beat(self, messages: Sequence[Incoming]) -> None:
+        """Tell the broker that these messages are being handled still; called each second."""
+
+    @abstractmethod
+    def acknowledge(self, messages: Sequence[Incoming]) -> None:
+        """Tell the broker to forget these messages: what they asked for is committed."""
+
+    @abstractmethod
+    def postpone(self, message: Incoming, seconds: float) -> None:
+        """Have this message delivered again after some seconds."""
+
+    @abstractmethod
+    def reject(self, message: Incoming, error: Exception) -> None:
+        """Have the broker keep this message with those that could not be handled.
+
+        It is not acknowledged before the broker has it there.
+        """
+
+    @abstractmethod
+    def release(self, messages: Sequence[Incoming]) -> None:
+        """Give these messages back: this process ends, and has not handled them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the broker; what was not acknowledged is delivered to somebody else."""
+
+
+MAX_HEADERS: Final = 64 * 1024
+"""How many characters the names and values of a message's headers may have."""
+
+_ATTRIBUTE: Final = re.compile(r"(?:ce[_-]|cloudevents[:_])(.+)", re.IGNORECASE)
+_ENVELOPE: Final = "application/cloudevents"
+_CONTENT_TYPES: Final = frozenset({"content-type", "content_type", "contenttype"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Incoming:
+    """One delivery of a message.
+
+    Attributes:
+        place: where it is at its broker; the same at each delivery, as far as the broker can say.
+        body: its body, as it came.
+        headers: its headers, with its media type as ``content-type``.
+        redelivered: whether it may have been delivered before.
+        native: the message of the broker's client library.
+        error: why the body is not what the sender has sent; ``None``: it is.
+    """
+
+    place: str
+    body: bytes
+    headers: Sequence[tuple[str, Any]]
+    redelivered: bool
+    native: Any
+    error: Exception | None = None
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """The headers as texts, whatever is in them."""
+        return [(name, as_text(value)) for name, value in self.headers]
+
+    def refuse_large(self, max_body_bytes: int) -> None:
+        """Raise ``ValueError`` if the body or the headers are too large to be read."""
+        if len(self.body) > max_body_bytes:
+            raise ValueError(
+                f"The body has {len(self.body)} bytes, which is more than {max_body_bytes} "
+                "(max_body_bytes)."
+            )
+        if (size := sum(len(name) + len(text) for name, text in self.texts)) > MAX_HEADERS:
+            raise ValueError(
+                f"The headers have {size} characters, which is more than {MAX_HEADERS}."
+            )
+
+
+def as_text(value: Any) -> str:
+    """A header's value as a text, whatever it is."""
+    try:
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    except RecursionError:
+        return "nested too deeply to be shown"
+
+
+def event_of(message: Incoming) -> Event:
+    """The event in a message: its attributes are headers, or all of it is JSON in the body.
+
+    Raises:
+        ValueError: there is none; the text says why.
+    """
+    attributes: dict[str, str] = {}
+    content_type = ""
+    for name, value in message.headers:
+        if value is None:
+            continue
+        attribute = _ATTRIBUTE.fullmatch(name)
+        if attribute:
+            header = f"ce-{attribute[1].lower()}"
+            if header in attributes:
+                raise ValueError(f"The message has two headers for the attribute {attribute[1]}.")
+            attributes[header] = quote(_text(name, value), safe="")
+        elif name.lower() in _CONTENT_TYPES:
+            content_type = _text(name, value)
+    if not attributes and not content_type.startswith(_ENVELOPE):
+        content_type = envelopes.STRUCTURED  # or it is none: many senders set another type
+    headers = {**attributes, **({"content-type": content_type} if content_type else {})}
+    return Event.from_http(headers, message.body)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"The header {name} is not text in UTF-8.") from None
+    if isinstance(value, datetime):
+        return envelopes.write_time(value)
+    return str(value).lower() if isinstance(value, bool) else as_text(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All that the message asks for is committed, or it is kept elsewhere. Acknowledge it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Deliver it again after some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """It cannot be handled, and only the broker can keep it."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The database does not answer. Keep the message, and hand it over again.
+
+    A broker that got it back would count that, and give the message up during a long outage.
+    """
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The loop is to end: the message cannot be handled, and must stay where it is."""
+
+    error: Exception
+
+
+Verdict = Done | Later | Rejected | Unavailable | Refused
+
+
+@dataclass(slots=True)
+class Partition:
+    """A partition that is assigned to this process.
+
+    Attributes:
+        doubtful: how many of the next messages the process before us may have begun.
+        following: the offset after the last one that was fetched.
+        open: the offsets that were fetched, and not acknowledged.
+        resumes: when to fetch again, after a failure.
+    """
+
+    doubtful: int
+    following: int | None = None
+    open: set[int] = field(default_factory=set)
+    resumes: float | None = None
+
+    def fetched(self, offset: int) -> bool:
+        """Note that a message was fetched; whether it may have been delivered before."""
+        self.following = offset + 1
+        self.open.add(offset)
+        self.doubtful -= 1
+        return self.doubtful >= 0
+
+    def postponed(self, offset: int, until: float) -> None:
+        """Note that this message, and all after it, are to be fetched again."""
+        self.open = {other for other in self.open if other < offset}
+        self.following = min(offset, offset if self.following is None else self.following)
+        self.resumes = max(until, self.resumes or until)
+
+
+Unknown = Literal["park", "ignore", "stop"]
+
+_LARGEST_POWER: Final = 32  # 2 ** 32 pauses are longer than any
+
+
+class Options(TypedDict, total=False):
+    """The options that all transports have.
+
+    Attributes:
+        batch: how many messages to handle in one transaction, if so many are there (default: 1).
+            The order of messages is kept if it is 1; otherwise a message that fails is handled
+            after those that came with it.
+        event: makes an :class:`~idempotency_django.messaging.events.Event` of the message of the
+            broker's client library; ``None``: skip the message. By default the message is a
+            CloudEvent.
+        sender: says who sent the message of the broker's client library, as the broker has
+            authenticated them; for a federated consumer.
+        max_body_bytes: how large the body of a message may be, inflated (default: 5 MiB). A larger
+            one is set aside unread.
+        unknown: what to do with an event for which the consumer has no handler: ``"park"``
+            (default), ``"ignore"``: acknowledge it, or ``"stop"``: end with an error, and leave it.
+        pause: seconds before a message that failed is delivered again, doubled at each failure
+            (default: 1).
+        longest_pause: the upper limit of these seconds (default: 60).
+        patience: seconds that handling a batch may take (default: 900). After that, the process
+            does not renew its claim on the messages, nor touch the health file.
+        health: the path of a file that is touched at least every few seconds, for probes.
+        stop: the loop ends after it is set. SIGTERM and SIGINT set it, too.
+    """
+
+    batch: int
+    event: Callable[[Any], Event | None] | None
+    sender: Callable[[Any], str] | None
+    max_body_bytes: int
+    unknown: Unknown
+    pause: float
+    longest_pause: float
+    patience: float
+    health: str | os.PathLike[str] | None
+    stop: threading.Event | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The options of one loop, each with its value; see :class:`Options`."""
+
+    batch: int = 1
+    event: Callable[[Any], Event | None] | None = None
+    sender: Callable[[Any], str] | None = None
+    max_body_bytes: int = 5 * 1024 * 1024
+    unknown: Unknown = "park"
+    pause: float = 1.0
+    longest_pause: float = 60.0
+    patience: float = 900.0
+    health: str | os.PathLike[str] | None = None
+    stop: threading.Event | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "max_body_bytes"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value >= 1):
+                raise ImproperlyConfigured(f"{name} is {value!r}; make it 1 or more.")
+        if self.unknown not in get_args(Unknown):
+            raise ImproperlyConfigured(
+                f"unknown is {self.unknown!r}; make it one of {', '.join(get_args(Unknown))}."
+            )
+        for name in ("pause", "longest_pause", "patience"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and value > 0):
+                raise ImproperlyConfigured(f"{name} is {value!r}; make it a number of seconds.")
+
+    def check(self, consumer: Consumer) -> None:
+        """Refuse a consumer that these options do not fit.
+
+        Raises:
+            ImproperlyConfigured: no event could be handled.
+        """
+        if consumer.federated and self.sender is None:
+            raise ImproperlyConfigured(
+                f"The consumer {consumer.name!r} is federated, so the transport must know who sent "
+                "a message. Pass sender=, a function that takes the broker's message."
+            )
+        if self.sender is not None and not consumer.federated:
+            raise ImproperlyConfigured(
+                f"The consumer {consumer.name!r} is not federated. Leave out sender=, or make it a "
+                "Consumer(…, federated=True)."
+            )
+
+    def pause_after(self, failures: int) -> float:
+        """Seconds to wait after so many failures, one after the other."""
+        power = min(failures - 1, _LARGEST_POWER)
+        return float(min(self.longest_pause, self.pause * 2**power))
+
+
+logger = logging.getLogger("idempotency_django")
+
+_DOWN: Final = (StoreUnavailable, DatabaseError, InterfaceError)
+_REMEMBERED: Final = 10_000
+"""Of how many messages to know the failures: SQS may deliver a message to somebody else next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """A message that is an event, which the consumer can be called with."""
+
+    message: Incoming
+    event: Event
+    sender: str = ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"sender": self.sender, "redelivered": self.message.redelivered}
+
+
+class Handover:
+    """Hands over messages of one transport to one consumer; says what is to be done with each.
+
+    Args:
+        consumer: the consumer.
+        chosen: the loop's options.
+    """
+
+    def __init__(self, consumer: Consumer, chosen: Chosen) -> None:
+        self._consumer = consumer
+        self._chosen = chosen
+        self._failures: dict[str, int] = {}
+
+    def __call__(self, messages: Sequence[Incoming]) -> list[Verdict]:
+        """Handle the messages in their order; the verdict on each."""
+        read = [self._read(message) for message in messages]
+        deliveries = [each for each in read if isinstance(each, _Delivery)]
+        verdicts = iter(self._handled(deliveries))
+        return [next(verdicts) if isinstance(each, _Delivery) else each for each in read]
+
+    def _read(self, message: Incoming) -> _Delivery | Verdict:
+        chosen = self._chosen
+        try:
+            if message.error is not None:
+                raise message.error
+            message.refuse_large(chosen.max_body_bytes)
+            event = chosen.event(message.native) if chosen.event else event_of(message)
+            sender = chosen.sender(message.native) if chosen.sender else ""
+        except Exception as error:  # noqa: BLE001  # whatever a function of the project raises
+            return self._kept(message, None, error)
+        if event is None:
+            return self._over(message)
+        if message.place in self._failures:
+            message = replace(message, redelivered=True)
+        return _Delivery(message, event, sender)
+
+    def _handled(self, deliveries: list[_Delivery]) -> list[Verdict]:
+        """The verdicts on events; neighbours for whom the consumer is called alike are a batch."""
+        verdicts: list[Verdict] = []
+        for _, alike in groupby(deliveries, lambda delivery: delivery.arguments):
+            batch = list(alike)
+            outcomes = self._outcomes(batch)
+            verdicts += map(self._verdict, batch, outcomes)
+        return verdicts
+
+    def _outcomes(self, batch: list[_Delivery]) -> list[Outcome]:
+        if len(batch) > 1:
+            events = [delivery.event for delivery in batch]
+            return self._consumer.handle_many(events, **batch[0].arguments)
+        [delivery] = batch
+        try:
+            return [self._consumer.handle(delivery.event, **delivery.arguments)]
+        except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
+            return [Failed(error)]
+
+    def _verdict(self, delivery: _Delivery, outcome: Outcome) -> Verdict:
+        message = delivery.message
+        match outcome:
+            case Handled() | Duplicate():
+                return self._over(message)
+            case Failed(StoreUnavailable() as error):
+                return Unavailable(error)
+            case Failed(UnknownEventType() as error):
+                return self._unknown(delivery, error)
+            case Failed(error) if outcome.rejected:
+                return self._kept(message, delivery, error)
+            case Failed(OperationInProgress()):
+                return Later(self._soon(outcome.delay))
+            case Failed(error):
+                return self._failed(delivery, error)
+
+    def _unknown(self, delivery: _Delivery, error: Exception) -> Verdict:
+        match self._chosen.unknown:
+            case "ignore":
+                return self._over(delivery.message)
+            case "stop":
+                return Refused(error)
+            case "park":
+                return self._kept(delivery.message, delivery, error)
+
+    def _failed(self, delivery: _Delivery, error: Exception) -> Verdict:
+        """Another delivery may help, unless it was tried as often as the consumer allows.
+
+        The consumer counts attempts by itself. What fails before an attempt begins it cannot count.
+        """
+        limit, failures = self._consumer.max_attempts, self._counted(delivery.message)
+        logger.error(
+            "The event %s of %s was not handled by the consumer %s.",
+            delivery.event.id,
+            delivery.event.source,
+            self._consumer.name,
+            exc_info=error,
+        )
+        if limit is not None and failures >= limit:
+            return self._kept(delivery.message, delivery, error)
+        return Later(self._chosen.pause_after(failures))
+
+    def _kept(self, message: Incoming, delivery: _Delivery | None, error: Exception) -> Verdict:
+        """Keep a message that cannot be handled, or have the broker keep it."""
+        logger.error(
+            "The message at %s cannot be handled by the consumer %s, and is set aside.",
+            message.place,
+            self._consumer.name,
+            exc_info=error,
+        )
+        if not parking.can_park():
+            self._over(message)
+            return Rejected(error)
+        try:
+            self._park(message, delivery, error)
+        except _DOWN as down:
+            return self._not_kept(message, down)
+        return self._over(message)
+
+    def _not_kept(self, message: Incoming, error: Exception) -> Verdict:
+        """Wait for the database, unless it is the message that it does not take.
+
+        Such a message must not hold up all others, and must not be lost either.
+        """
+        if not parking.takes_others(self._consumer):
+            return Unavailable(error)
+        logger.error(
+            "The message at %s (%d bytes) cannot be parked: the database takes others, but not "
+            "this one: %s. It stays at its broker, and is tried again. If it is too large, raise "
+            "the database's limit (max_allowed_packet of MariaDB and MySQL).",
+            message.place,
+            len(message.body),
+            error,
+        )
+        return Later(self._chosen.pause_after(self._counted(message)))
+
+    def _counted(self, message: Incoming) -> int:
+        """How often the message has failed here, with this time."""
+        failures = self._failures[message.place] = self._failures.pop(message.place, 0) + 1
+        while len(self._failures) > _REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        return failures
+
+    def _park(self, message: Incoming, delivery: _Delivery | None, error: Exception) -> None:
+        if delivery is not None:
+            try:
+                parking.park(self._consumer, delivery.event, error, sender=delivery.sender)
+            except (ValueError, TypeError):  # data that a function of the project made
+                delivery = None
+        if delivery is None:
+            texts = message.texts
+            parking.park_raw(self._consumer, message.place, message.body, error, texts)
+
+    def _over(self, message: Incoming) -> Verdict:
+        self._failures.pop(message.place, None)
+        return Done()
+
+    def _soon(self, remaining: float | None) -> float:
+        chosen = self._chosen
+        return chosen.pause if remaining is None else max(0.1, min(remaining, chosen.longest_pause))
+
+
+BEAT: Final = 1.0
+"""Seconds between two signs of life to the broker while a handler runs."""
+RENEWAL: Final = 60.0
+"""Seconds after which a busy process looks whether its database connections are too old."""
+
+_T = TypeVar("_T")
+
+
+class Loop:
+    """Takes messages from a transport until it is told to stop.
+
+    Args:
+        transport: the broker, not open yet.
+        consumer: who handles the messages.
+        chosen: the options.
+
+    Raises:
+        ImproperlyConfigured: the options do not fit the consumer, or it can handle no event.
+    """
+
+    def __init__(self, transport: Transport, consumer: Consumer, chosen: Chosen) -> None:
+        chosen.check(consumer)
+        consumer.refuse_unready()
+        self._transport = transport
+        self._chosen = chosen
+        self._stop = chosen.stop or threading.Event()
+        self._handover = Handover(consumer, chosen)
+        self._name = f"{consumer.name} on {transport.name}"
+        self._renewed = 0.0
+
+    def run(self) -> None:
+        """Handle messages until the loop is stopped; then finish the batch in hand, and leave.
+
+        Raises:
+            ImproperlyConfigured: there is nothing to read from, or no place for messages that
+                cannot be handled.
+            UnknownEventType: the consumer has no handler for an event, with ``unknown="stop"``.
+        """
+        self._alive()  # a path that cannot be written to fails at once
+        with stop_on_signals(self._stop), ThreadPoolExecutor(1, "handlers") as self._handlers:
+            try:
+                self._run()
+            finally:
+                self._handlers.submit(connections.close_all).result()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                self._transport.open()
+                if not parking.can_park():
+                    self._transport.refuse_loss()
+                while not self._stop.is_set():
+                    self._round()
+                    failures = 0
+            except self._transport.lost as error:
+                failures += 1
+                logger.warning(
+                    "The consumer %s cannot reach its broker, and tries again soon: %r",
+                    self._name,
+                    error,
+                )
+            finally:
+                self._leave()
+            if failures:
+                self._sleep(self._chosen.pause_after(failures))
+
+    def _round(self) -> None:
+        self._alive()
+        messages = self._transport.fetch(self._chosen.batch)
+        if not messages or time.monotonic() - self._renewed > RENEWAL:
+            self._renew()
+        failures = 0
+        while messages:
+            messages, error = self._settled(messages, self._handled(messages))
+            if error is None:
+                return
+            failures += 1
+            pause = self._chosen.pause_after(failures)
+            logger.error(
+                "The database is unavailable, so the consumer %s waits for %s seconds: %s",
+                self._name,
+                pause,
+                error,
+            )
+            self._sleep(pause, messages)
+            if self._stop.is_set():
+                self._transport.release(messages)
+                return
+            self._renew()
+
+    def _handled(self, messages: Sequence[Incoming]) -> list[Verdict]:
+        return self._awaited(self._handlers.submit(self._handover, messages), messages)
+
+    def _settled(
+        self, messages: Sequence[Incoming], verdicts: Sequence[Verdict]
+    ) -> tuple[list[Incoming], Exception | None]:
+        """Tell the broker of each message; those to be handed over again, and why."""
+        done, kept = [], []
+        problem: Exception | None = None
+        refusal: Exception | None = None
+        for message, verdict in zip(messages, verdicts, strict=True):
+            match verdict:
+                case Done():
+                    done.append(message)
+                case Later(seconds):
+                    self._transport.postpone(message, seconds)
+                case Rejected(error):
+                    rejection = self._rejected(message, error)
+                    refusal = refusal or rejection
+                case Unavailable(error):
+                    kept.append(message)
+                    problem = error
+                case Refused(error):
+                    refusal = refusal or error
+                case _:
+                    assert_never(verdict)
+        self._transport.acknowledge(done)
+        if refusal is not None:
+            raise refusal
+        return kept, problem
+
+    def _rejected(self, message: Incoming, error: Exception) -> Exception | None:
+        """What the transport raises; its neighbours are to be acknowledged before."""
+        try:
+            self._transport.reject(message, error)
+        except self._transport.lost:
+            raise
+        except Exception as refusal:  # noqa: BLE001  # raised later
+            return refusal
+        return None
+
+    def _awaited(self, future: Future[_T], messages: Sequence[Incoming]) -> _T:
+        """The result of what the other thread does, with signs of life while it does it."""
+        started = time.monotonic()
+        lost: BaseException | None = None
+        while not wait([future], BEAT).done:
+            if time.monotonic() - started > self._chosen.patience:
+                continue
+            self._alive()
+            if lost is None:
+                try:
+                    self._transport.beat(messages)
+                except self._transport.lost as error:
+                    lost = error  # what the handler does is committed, and comes again
+        result = future.result()
+        if lost is not None:
+            raise lost
+        return result
+
+    def _sleep(self, seconds: float, messages: Sequence[Incoming] = ()) -> None:
+        """Wait, unless the loop is stopped."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._stop.wait(min(BEAT, left)):
+            self._alive()
+            if messages:
+                self._transport.beat(messages)
+
+    def _renew(self) -> None:
+        """Close the database connections that are unusable, or older than the settings allow."""
+        self._handlers.submit(close_old_connections).result()
+        self._renewed = time.monotonic()
+
+    def _alive(self) -> None:
+        if self._chosen.health is not None:
+            Path(self._chosen.health).touch()
+
+    def _leave(self) -> None:
+        try:
+            self._transport.close()
+        except self._transport.lost as error:
+            logger.warning("The consumer %s could not leave its broker: %r", self._name, error)

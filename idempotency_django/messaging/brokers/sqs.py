@@ -1,0 +1,340 @@
+"""SQS: its publisher and its transport."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, Unpack
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+from django.core.exceptions import ImproperlyConfigured
+
+from ...policy.canonical import digest
+from ..consumers import Consumer
+from ..outbox.publishers import Away, Lines, Outgoing, Publisher, Refused
+from .loop import Chosen, Incoming, Loop, Options, Transport
+
+AT_ONCE: Final = 10
+"""Messages in one request: what SQS allows."""
+
+LARGEST: Final = 256 * 1024
+"""Bytes of all messages in one request: what SQS has always allowed."""
+
+MOST_HEADERS: Final = 10
+"""Attributes of one message: what SQS allows."""
+
+_UNFIT: Final = frozenset(
+    {
+        "AWS.SimpleQueueService.BatchRequestTooLong",
+        "InvalidMessageContents",
+        "InvalidParameterValue",
+    }
+)
+"""What SQS says to a request with a message that it does not take, such as one too large."""
+
+_NAME: Final = re.compile(r"(?!(AWS|Amazon)\.)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.IGNORECASE)
+
+_ID: Final = re.compile(r"[A-Za-z0-9!-/:-@[-`{-~]{1,128}")
+
+
+class SqsPublisher(Publisher):
+    """Publishes to a queue of Amazon SQS, each message as a CloudEvent in the JSON format.
+
+    In a FIFO queue, a group of the outbox is a group of SQS, and SQS itself drops what is sent a
+    second time within five minutes. A message without a group is a group of its own there.
+
+    Args:
+        topic: the topic.
+        queue_url: the queue; its name ends in ``.fifo`` if it is a FIFO queue.
+        timeout: seconds that SQS may take to accept the connection, and to answer.
+        client: further arguments of ``boto3.client("sqs", …)``, such as ``region_name``.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        queue_url: str,
+        timeout: float = 10.0,
+        client: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(topic)
+        self._queue_url = queue_url
+        self._is_fifo = queue_url.endswith(".fifo")
+        self._options = {
+            "config": Config(connect_timeout=timeout, read_timeout=timeout),
+            **(client or {}),
+        }
+        self._client: Any = None
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        lines = Lines(messages)
+        if self._client is None:
+            self._client = boto3.client("sqs", **self._options)
+        while lines.heads:
+            try:
+                for request in list(self._requests(lines)):
+                    self._send(lines, request)
+            except (BotoCoreError, ClientError) as error:
+                lines.give_up(error)
+        return lines.answers
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _requests(self, lines: Lines) -> Iterator[dict[int, dict[str, Any]]]:
+        """The first message of each line as entries of requests, none larger than SQS takes."""
+        request: dict[int, dict[str, Any]] = {}
+        size = 0
+        for place in lines.heads:
+            try:
+                entry = self._entry(place, lines.messages[place])
+            except ValueError as error:
+                lines.fail(place, error)
+                continue
+            length = len(entry["MessageBody"])  # it is ASCII
+            if request and (len(request) == AT_ONCE or size + length > LARGEST):
+                yield request
+                request, size = {}, 0
+            request[place] = entry
+            size += length
+        if request:
+            yield request
+
+    def _entry(self, place: int, message: Outgoing) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "Id": str(place),
+            "MessageBody": message.event(self.source).to_json(),
+            "MessageAttributes": _attributes(message.headers),
+        }
+        if self._is_fifo:
+            entry["MessageDeduplicationId"] = _fit(message.message_id)
+            entry["MessageGroupId"] = _fit(message.group or message.message_id)
+        return entry
+
+    def _send(self, lines: Lines, request: dict[int, dict[str, Any]]) -> None:
+        """Send a request, and note what SQS says of each of its entries.
+
+        Raises:
+            Exception: SQS cannot be reached, or refuses the queue.
+        """
+        if late := self.late():
+            for place in request:
+                lines.fail(place, late)
+            return
+        try:
+            answer = self._client.send_message_batch(
+                QueueUrl=self._queue_url, Entries=list(request.values())
+            )
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in _UNFIT:
+                raise
+            for place, entry in request.items():
+                if len(request) > 1:
+                    self._send(lines, {place: entry})
+                else:
+                    lines.fail(place, error)
+            return
+        for sent in answer.get("Successful", ()):
+            lines.confirm(int(sent["Id"]))
+        for failed in answer.get("Failed", ()):
+            kind = Refused if failed.get("SenderFault", True) else Away
+            lines.fail(int(failed["Id"]), kind(f"{failed['Code']}: {failed.get('Message')}"))
+
+
+def _attributes(headers: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Headers as the attributes of a message.
+
+    Raises:
+        ValueError: SQS takes none of these; it would refuse the whole request.
+    """
+    if len(headers) > MOST_HEADERS or not all(
+        _NAME.fullmatch(name) and text.isprintable() for name, text in headers.items()
+    ):
+        raise ValueError(
+            f"SQS does not take the headers {dict(headers)}. Publish at most {MOST_HEADERS}, with "
+            "names of letters, digits and '_-.', and with printable texts."
+        )
+    return {
+        name: {"DataType": "String", "StringValue": text} for name, text in headers.items() if text
+    }
+
+
+def _fit(text: str) -> str:
+    """The text as an id of SQS, different for different texts."""
+    return text if _ID.fullmatch(text) else digest(text)
+
+
+logger = logging.getLogger("idempotency_django")
+
+AT_MOST: Final = 10
+"""How many messages SQS returns to one call."""
+_LONGEST: Final = 43_200  # seconds that SQS lets a message be invisible
+_LONGEST_WAIT: Final = 20  # seconds that a call to SQS may wait for messages
+_CONNECT: Final = 5  # seconds
+
+
+def run(
+    consumer: Consumer,
+    url: str,
+    *,
+    visibility: int = 60,
+    wait: int = 5,
+    client: Mapping[str, Any] | None = None,
+    **options: Unpack[Options],
+) -> None:
+    """Handle the messages of a queue until SIGTERM.
+
+    A message is deleted after what it asked for is committed. While it is being handled, it is kept
+    invisible to others.
+
+    Args:
+        consumer: the consumer.
+        url: the queue's URL.
+        visibility: seconds after which SQS delivers again what a process that died has received.
+        wait: seconds that a call waits for messages, 1 to 20; SIGTERM waits for the call.
+        client: arguments for ``boto3.client``, such as ``{"region_name": "eu-central-1"}``.
+        options: see :class:`~idempotency_django.messaging.transports.options.Options`.
+
+    Raises:
+        ImproperlyConfigured: an option cannot be used.
+        UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
+    """
+    chosen = Chosen(**options)
+    if chosen.batch > AT_MOST:
+        raise ImproperlyConfigured(f"batch is {chosen.batch}; SQS returns {AT_MOST} at most.")
+    if not 3 <= visibility <= _LONGEST:
+        raise ImproperlyConfigured(f"visibility is {visibility}; make it 3 to {_LONGEST} seconds.")
+    if not 1 <= wait <= _LONGEST_WAIT:
+        raise ImproperlyConfigured(f"wait is {wait}; make it 1 to {_LONGEST_WAIT} seconds.")
+    Loop(SQS(url, visibility, wait, client or {}), consumer, chosen).run()
+
+
+class SQS(Transport):
+    """A queue.
+
+    Args:
+        url: the queue's URL.
+        visibility: seconds that a received message is invisible to others.
+        wait: seconds that a call waits for messages.
+        client: arguments for ``boto3.client``.
+    """
+
+    name: ClassVar[str] = "SQS"
+    lost: ClassVar[tuple[type[BaseException], ...]] = (BotoCoreError, ClientError)
+
+    def __init__(self, url: str, visibility: int, wait: int, client: Mapping[str, Any]) -> None:
+        self._url = url
+        self._visibility = visibility
+        self._wait = wait
+        self._arguments = client
+        self._client: Any = None
+        self._renewed = 0.0
+
+    def open(self) -> None:
+        if self._client is None:
+            config = Config(connect_timeout=_CONNECT, read_timeout=self._wait + 2 * _CONNECT)
+            try:
+                self._client = boto3.client("sqs", **{"config": config, **self._arguments})
+            except NoRegionError as error:
+                raise ImproperlyConfigured(
+                    "No AWS region is known for SQS. Set AWS_DEFAULT_REGION, or pass it on: "
+                    "--option client.region_name=eu-central-1, in code "
+                    'client={"region_name": "eu-central-1"}.'
+                ) from error
+
+    def fetch(self, limit: int) -> list[Incoming]:
+        self._renewed = time.monotonic()
+        answer = self._client.receive_message(
+            QueueUrl=self._url,
+            MaxNumberOfMessages=min(limit, AT_MOST),
+            VisibilityTimeout=self._visibility,
+            WaitTimeSeconds=self._wait,
+            AttributeNames=["All"],
+            MessageAttributeNames=["All"],
+        )
+        return [self._incoming(message) for message in answer.get("Messages", ())]
+
+    def beat(self, messages: Sequence[Incoming]) -> None:
+        now = time.monotonic()
+        if now - self._renewed >= self._visibility / 3:
+            self._renewed = now
+            self._set_visibility(messages, self._visibility)
+
+    def acknowledge(self, messages: Sequence[Incoming]) -> None:
+        self._each(self._client_call("delete_message_batch"), messages)
+
+    def postpone(self, message: Incoming, seconds: float) -> None:
+        self._set_visibility([message], min(_LONGEST, max(1, round(seconds))))
+
+    def refuse_loss(self) -> None:
+        answer = self._client.get_queue_attributes(
+            QueueUrl=self._url, AttributeNames=["RedrivePolicy"]
+        )
+        if "RedrivePolicy" not in answer.get("Attributes", {}):
+            raise ImproperlyConfigured(
+                f"The queue {self._url} has no redrive policy, so a message that cannot be handled "
+                "would come again until SQS deletes it. Give the queue a redrive policy with a "
+                "dead-letter queue, or add 'idempotency_django.messaging' to INSTALLED_APPS, which "
+                "keeps such messages in the database."
+            )
+
+    def reject(self, message: Incoming, error: Exception) -> None:
+        """Leave it to the queue's redrive policy, which counts how often it was received."""
+        self._set_visibility([message], self._visibility)
+
+    def release(self, messages: Sequence[Incoming]) -> None:
+        self._set_visibility(messages, 0)
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _incoming(self, message: dict[str, Any]) -> Incoming:
+        received = int(message.get("Attributes", {}).get("ApproximateReceiveCount", 1))
+        attributes = message.get("MessageAttributes", {})
+        return Incoming(
+            place=f"{self._url}/{message['MessageId']}",
+            body=message["Body"].encode(),
+            headers=[(name, _value(attribute)) for name, attribute in attributes.items()],
+            redelivered=received > 1,
+            native=message,
+        )
+
+    def _set_visibility(self, messages: Sequence[Incoming], seconds: int) -> None:
+        call = self._client_call("change_message_visibility_batch")
+        self._each(call, messages, VisibilityTimeout=seconds)
+
+    def _client_call(self, name: str) -> Callable[..., Any]:
+        call: Callable[..., Any] = getattr(self._client, name)
+        return call
+
+    def _each(
+        self, call: Callable[..., Any], messages: Sequence[Incoming], **arguments: Any
+    ) -> None:
+        """Make a call for a batch of messages. One that fails is delivered again."""
+        if not messages:
+            return
+        entries: Iterable[dict[str, Any]] = [
+            {"Id": str(at), "ReceiptHandle": message.native["ReceiptHandle"], **arguments}
+            for at, message in enumerate(messages)
+        ]
+        answer = call(QueueUrl=self._url, Entries=entries)
+        for failed in answer.get("Failed", ()):
+            message = messages[int(failed["Id"])]
+            logger.warning(
+                "SQS has refused a change to the message at %s: %s",
+                message.place,
+                failed.get("Message") or failed["Code"],
+            )
+
+
+def _value(attribute: dict[str, Any]) -> Any:
+    return attribute.get("StringValue", attribute.get("BinaryValue"))

@@ -1,0 +1,185 @@
+"""The tables of the app ``idempotency_django.messaging``."""
+
+from __future__ import annotations
+
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ..models import ExactCharField
+
+
+class StreamPosition(models.Model):
+    """How far one stream is processed. One row per stream, however many messages it has."""
+
+    id = models.BigAutoField(primary_key=True)
+    stream = ExactCharField(_("stream"), max_length=255, unique=True)
+    # Raised by each new owner: what an earlier one does then matches no row. A peer counts its own.
+    epoch = models.BigIntegerField(_("epoch"), default=0)
+    # The offset of the last message whose effects are committed; -1: none yet.
+    position = models.BigIntegerField(_("position"), default=-1)
+    updated_at = models.DateTimeField(_("updated"))
+
+    class Meta:
+        verbose_name = _("stream position")
+        verbose_name_plural = _("stream positions")
+        permissions = [("reset_streamposition", _("Can reset the positions of streams"))]
+
+    def __str__(self) -> str:
+        return str(self.stream)
+
+
+class InboxState(models.TextChoices):
+    """Where a message of the inbox is on its way."""
+
+    PENDING = "pending", _("pending")  # due at process_after
+    HANDLED = "handled", _("handled")
+    IGNORED = "ignored", _("ignored")  # no handler for its type
+    HELD = "held", _("held")  # an operator must say whether to handle it
+    PARKED = "parked", _("parked")  # its attempts are used up: an operator must retry it
+
+
+class InboxMessage(models.Model):
+    """A message that was received: verified, durable, and handled once."""
+
+    id = models.BigAutoField(primary_key=True)
+    # "stripe" for a webhook; "consumer:billing" for a message that a consumer has parked.
+    source = ExactCharField(_("source"), max_length=150)
+    message_id = ExactCharField(_("message id"), max_length=255)
+    type = models.CharField(_("type"), max_length=255, default="", blank=True)
+    # Messages of one group are handled one after the other, in the order they came in.
+    group = ExactCharField(_("group"), max_length=255, default="", blank=True)
+    headers = models.TextField(_("headers"), default="[]", blank=True)
+    body = models.BinaryField(_("body"))
+    digest = ExactCharField(_("digest"), max_length=64)
+    # The digest again where the signature does not cover the id: no two messages have it that are
+    # handled without an operator. Null for all others.
+    unique_digest = ExactCharField(_("unique digest"), max_length=64, null=True, blank=True)
+    state = models.CharField(
+        _("state"), max_length=16, choices=InboxState, default=InboxState.PENDING
+    )
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    # Null where nothing is to be done, or after an earlier message of its group only: the index
+    # then leads to what is due.
+    process_after = models.DateTimeField(_("process after"), null=True, blank=True)
+    error = models.TextField(_("error"), default="", blank=True)
+    received_at = models.DateTimeField(_("received"))
+    processed_at = models.DateTimeField(_("processed"), null=True, blank=True)
+    purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("inbox message")
+        verbose_name_plural = _("inbox messages")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["source", "message_id"], name="idempotency_inbox_message_uniq"
+            ),
+            models.UniqueConstraint(
+                fields=["unique_digest", "source"], name="idempotency_inbox_digest_uniq"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["process_after"], name="idempotency_inbox_due_idx"),
+            # For the messages before and after one of a group. PostgreSQL has an expression in
+            # place of the id; see the migration.
+            models.Index(
+                fields=["group", "source", "state", "id"], name="idempotency_inbox_order_idx"
+            ),
+            models.Index(fields=["purge_at"], name="idempotency_inbox_purge_idx"),
+            # For the admin, which lists the newest first.
+            models.Index(fields=["received_at"], name="idempotency_inbox_received_idx"),
+        ]
+        permissions = [
+            ("view_body", _("Can see the bodies, headers and errors of inbox messages")),
+            ("settle_message", _("Can retry, reprocess and accept inbox messages")),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.message_id} ({self.source})"
+
+
+class OutboxState(models.TextChoices):
+    """Where a message of the outbox is on its way."""
+
+    PENDING = "pending", _("pending")  # due at process_after
+    SENT = "sent", _("sent")
+    BLOCKED = "blocked", _("blocked")  # its attempts are used up, and its group waits
+    SKIPPED = "skipped", _("skipped")  # its attempts are used up, and its group goes on
+    LEFT = "left", _("left to others")  # its topic has no relay: others read it in the log
+
+
+class OutboxStream(models.Model):
+    """The numbers of one topic and group. Only writers touch it, so no relay waits for them."""
+
+    stream = ExactCharField(_("stream"), max_length=255, primary_key=True)
+    # Writers raise it, and hold the row until they commit: they commit in the order of the numbers.
+    last_sequence = models.BigIntegerField(_("last sequence"), default=0)
+
+    class Meta:
+        verbose_name = _("outbox stream")
+        verbose_name_plural = _("outbox streams")
+
+    def __str__(self) -> str:
+        return str(self.stream)
+
+
+class OutboxMessage(models.Model):
+    """A message that is published if, and only if, the transaction that wrote it was committed."""
+
+    id = models.BigAutoField(primary_key=True)
+    message_id = ExactCharField(_("message id"), max_length=255, unique=True)
+    topic = ExactCharField(_("topic"), max_length=100)
+    # Empty: published in no particular order.
+    stream = ExactCharField(_("stream"), max_length=255, default="", blank=True)
+    sequence = models.BigIntegerField(_("sequence"), default=0)
+    type = models.CharField(_("type"), max_length=255)
+    group = ExactCharField(_("group"), max_length=255, default="", blank=True)
+    payload = models.TextField(_("payload"))
+    # Whether the payload is bytes, in Base64; else it is JSON.
+    is_base64 = models.BooleanField(_("payload is Base64"), default=False, db_default=False)
+    headers = models.TextField(_("headers"), default="{}", blank=True)
+    state = models.CharField(
+        _("state"), max_length=16, choices=OutboxState, default=OutboxState.PENDING
+    )
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    # Null where nothing is to be done, or after an earlier message of its stream only: the index
+    # then leads to what is due.
+    process_after = models.DateTimeField(_("process after"), null=True, blank=True)
+    token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
+    error = models.TextField(_("error"), default="", blank=True)
+    # The reference of the record whose handler published it; see records.reference().
+    caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
+    # The topic and the dedup id, digested; null when the window is over, or if there was none.
+    dedup = ExactCharField(_("dedup id"), max_length=64, null=True, blank=True, unique=True)
+    dedup_until = models.DateTimeField(_("window ends"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created"))
+    sent_at = models.DateTimeField(_("sent"), null=True, blank=True)
+    purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
+        permissions = [
+            ("view_outbox_payload", _("Can see the payloads of outbox messages")),
+            ("settle_outbox", _("Can retry, skip and resend outbox messages")),
+        ]
+        indexes = [
+            models.Index(fields=["process_after"], name="idempotency_outbox_due_idx"),
+            models.Index(
+                fields=["stream", "state", "sequence"], name="idempotency_outbox_order_idx"
+            ),
+            models.Index(fields=["purge_at"], name="idempotency_outbox_purge_idx"),
+            # For timelines, which ask what an operation has published.
+            models.Index(fields=["caused_by"], name="idempotency_outbox_cause_idx"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.message_id} ({self.topic})"
+
+
+if not apps.is_installed("idempotency_django.messaging"):
+    raise ImproperlyConfigured(
+        "Streams, the webhook inbox and the outbox have tables of their own. Add "
+        '"idempotency_django.messaging" to INSTALLED_APPS and run "manage.py migrate".'
+    )

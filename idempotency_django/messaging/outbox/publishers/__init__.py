@@ -1,1 +1,0 @@
-"""Publishers: how the relay hands messages to a broker, one module for each client."""

@@ -1,0 +1,993 @@
+"""For tests: what becomes of a message when the process that handles it is killed, at each point.
+
+:func:`chaos` kills, pauses, duplicates and reorders deliveries to a handler, a view or a task on
+real databases, and counts the effects of each message. It makes processes with ``os.fork()``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, Generic, NoReturn, TypeVar
+from unittest.mock import patch
+from uuid import uuid4
+from weakref import finalize
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError, connections
+from django.db.backends.utils import CursorWrapper
+from django.db.models import Count, QuerySet
+
+from ..messaging.databases import database
+from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
+from ..records import Status
+from ..stores import stores
+
+ACKNOWLEDGEMENT: Final = "the acknowledgement"
+"""The last boundary: the handler has returned, and nobody knows it yet."""
+
+CALL: Final = "the call of "
+COMMIT: Final = "COMMIT"
+"""The boundaries whose answer can be lost are those that begin with one of these."""
+
+SHOWN: Final = 60  # characters of a statement
+HEARTBEAT: Final = "idempotency-heartbeat"
+"""How the names of the threads begin that renew leases, whenever they are due."""
+
+_UNQUOTED: Final = str.maketrans("", "", '"`')
+_SELECTED: Final = re.compile(r"\bSELECT .*? FROM\b")
+_INSERTED: Final = re.compile(r"(\bINSERT\b.*?INTO \S+) ?\(.*")
+_TRANSACTIONS: Final = {"_commit": COMMIT, "_rollback": "ROLLBACK"}
+
+
+class Blow(StrEnum):
+    """What happens to a process at a boundary."""
+
+    KILL = "kill"
+    PAUSE = "pause"
+    LOSE = "lose"  # it is done, and the answer does not arrive
+
+
+@dataclass(frozen=True)
+class Strike:
+    """A blow at the boundary of that number."""
+
+    blow: Blow
+    number: int
+
+
+class Boundaries:
+    """What this process has passed.
+
+    Nothing can happen between what comes back from a server and what is sent next, so that there is
+    one boundary between the two. A lease is renewed whenever it is due, so that counts as nothing.
+
+    Args:
+        strike: what is to happen, and at which boundary.
+        tell: called with what a process comes to before it is killed or paused there.
+    """
+
+    def __init__(
+        self, strike: Strike | None = None, tell: Callable[[str], object] | None = None
+    ) -> None:
+        self.passed: list[str] = []
+        self._strike = strike
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._connecting = threading.local()
+
+    def before(self, what: str) -> bool:
+        """Pass the boundary before something; whether its answer is to be lost."""
+        quiet = getattr(self._connecting, "now", False)
+        if quiet or threading.current_thread().name.startswith(HEARTBEAT):
+            return False
+        with self._lock:
+            number = len(self.passed)
+            self.passed.append(what)
+            if self._strike is None or self._strike.number != number:
+                return False
+            if self._tell is not None:
+                self._tell(what)
+            match self._strike.blow:
+                case Blow.KILL:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case Blow.PAUSE:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            return self._strike.blow is Blow.LOSE
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """The block connects to a database. What it executes to that end is no boundary."""
+        self.before("CONNECT")
+        self._connecting.now = True
+        try:
+            yield
+        finally:
+            self._connecting.now = False
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """In the block, whatever goes to a database passes a boundary first."""
+        with ExitStack() as patches:
+
+            def replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
+                patches.enter_context(patch.object(owner, name, make(getattr(owner, name))))
+
+            for name in ("_execute", "_executemany"):  # below all wrappers: what is really sent
+                replace(CursorWrapper, name, self._executing)
+            backends = {type(connection) for connection in connections.all()}
+            # A class before the one that it inherits from, or it would inherit what is put there.
+            for backend in sorted(backends, key=lambda backend: -len(backend.__mro__)):
+                replace(backend, "connect", self._opening)
+                for name, what in _TRANSACTIONS.items():
+                    replace(backend, name, partial(self._ending, what))
+            yield
+
+    def _executing(self, execute: Callable[..., Any]) -> Callable[..., Any]:
+        def executed(cursor: CursorWrapper, sql: Any, *arguments: Any) -> Any:
+            self.before(shortened(sql))
+            return execute(cursor, sql, *arguments)
+
+        return executed
+
+    def _opening(self, connect: Callable[[Any], None]) -> Callable[[Any], None]:
+        def connected(connection: Any) -> None:
+            with self.connecting():
+                connect(connection)
+
+        return connected
+
+    def _ending(self, what: str, end: Callable[[Any], None]) -> Callable[[Any], None]:
+        def ended(connection: Any) -> None:
+            lost = self.before(what)
+            end(connection)
+            if lost:
+                connection.connection.close()
+                raise OperationalError(f"The connection was lost, so nobody knows of the {what}.")
+
+        return ended
+
+
+_active: Boundaries | None = None
+
+
+@contextmanager
+def active(boundaries: Boundaries) -> Iterator[None]:
+    """In the block, :func:`crash_point` and services pass boundaries of these."""
+    global _active  # noqa: PLW0603  # a process has one delivery at a time
+    _active = boundaries
+    try:
+        yield
+    finally:
+        _active = None
+
+
+def before(what: str) -> bool:
+    """Pass a boundary, if there are any; whether the answer is to be lost."""
+    return _active is not None and _active.before(what)
+
+
+def crash_point(name: str) -> None:
+    """Mark a point at which :func:`chaos` is to kill and pause the process; else it does nothing.
+
+    Statements, commits and the calls of a :class:`Service` are such points already. Mark what a
+    process does elsewhere: where it writes a file, or calls a service of its own.
+
+    Args:
+        name: what comes next, for the report, such as ``"the upload"``.
+    """
+    before(name)
+
+
+def shortened(sql: object) -> str:
+    """The statement on one line without its columns, as much of it as a report has room for."""
+    line = " ".join(str(sql).translate(_UNQUOTED).split())
+    line = _INSERTED.sub(r"\1 (…)", _SELECTED.sub("SELECT … FROM", line, count=1))
+    return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
+
+
+_PAST: Final = timedelta(seconds=1)
+_UNTIL: Final = "process_after"
+"""The column of the tables of messaging that says until when something waits."""
+_DONE: Final = ("handled", "ignored", "sent")
+
+
+def end_waits() -> int:
+    """End all leases, and make all messages due; how many rows that changed.
+
+    Time is not passed by waiting: what ends in the future by the database's clock has ended.
+    """
+    past = DatabaseNow() - _PAST
+    changed = [
+        records.filter(status=Status.IN_PROGRESS)
+        .exclude(lease_expires_at__lte=DatabaseNow())
+        .update(lease_expires_at=past)
+        for records in _records()
+    ]
+    for rows in _messaging():
+        if _UNTIL in _columns(rows):
+            waiting = rows.filter(process_after__gt=DatabaseNow())
+            changed.append(waiting.update(process_after=past))
+    return sum(changed)
+
+
+def stuck() -> Counter[str]:
+    """What the package's tables say is neither done nor given up, by its state."""
+    found: Counter[str] = Counter()
+    for records in _records():
+        in_progress = records.filter(status=Status.IN_PROGRESS)
+        found["record held"] += in_progress.filter(hold=True).count()
+        found["record in progress"] += in_progress.filter(hold=False).count()
+    for rows in _messaging():
+        if "state" in _columns(rows):
+            left = rows.exclude(state__in=_DONE).values_list("state").annotate(Count("pk"))
+            name = rows.model._meta.verbose_name
+            found.update({f"{name} {state}": count for state, count in left.order_by("state")})
+    return +found
+
+
+def _records() -> Iterator[IdempotencyKeyQuerySet]:
+    for using in {store.using for store in stores.all()} - {None}:
+        yield IdempotencyKeyQuerySet(IdempotencyKey, using=using)
+
+
+def _messaging() -> Iterator[QuerySet[Any]]:
+    """The tables of messaging, where its app is installed."""
+    if apps.is_installed("idempotency_django.messaging"):
+        for model in apps.get_app_config("idempotency_messaging").get_models():
+            yield QuerySet(model, using=database())
+
+
+def _columns(rows: QuerySet[Any]) -> set[str]:
+    return {field.name for field in rows.model._meta.fields}
+
+
+_TABLE = "CREATE TABLE done (number INTEGER PRIMARY KEY, reference TEXT, key TEXT UNIQUE)"
+_PATIENCE = 60.0  # seconds
+
+
+class Service:
+    """Stands for a service outside of the database, such as a payment provider. ::
+
+        provider = Service("provider")
+
+        def charge(order, execution):
+            return provider.call(order.reference, key=execution.derive_key("charge"))
+
+        provider.effects("order-17")  # 1
+
+    It does something once per key, as such services promise; without a key, at each call. What it
+    has done outlives the process that called it. Before a call, :func:`chaos` can kill and pause
+    the process; it can also lose the answer.
+
+    Args:
+        name: for the report.
+    """
+
+    def __init__(self, name: str = "service") -> None:
+        self.name = name
+        folder = tempfile.mkdtemp(prefix="idempotency-service-")
+        finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._path = Path(folder, "done.sqlite3")
+        with self._opened() as database:
+            database.execute(_TABLE)
+
+    def call(self, reference: object, *, key: str = "") -> str:
+        """Do something, unless it was done under this key.
+
+        Args:
+            reference: what it is done for: the order, the message.
+            key: the caller's idempotency key.
+
+        Returns:
+            What names it, such as ``"provider-1"``: the same for each call with a key.
+
+        Raises:
+            TimeoutError: it is done, but the answer is lost.
+        """
+        lost = before(CALL + self.name)
+        key = key or uuid4().hex
+        with self._opened() as database:
+            database.execute(
+                "INSERT OR IGNORE INTO done (reference, key) VALUES (?, ?)", [str(reference), key]
+            )
+            [number] = database.execute("SELECT number FROM done WHERE key = ?", [key]).fetchone()
+        if lost:
+            raise TimeoutError(f"{self.name} did not answer.")
+        return f"{self.name}-{number}"
+
+    def effects(self, reference: object) -> int:
+        """How often it was done for this reference."""
+        query = "SELECT count(*) FROM done WHERE reference = ?"
+        with self._opened() as database:
+            [count] = database.execute(query, [str(reference)]).fetchone()
+        return int(count)
+
+    def forget(self) -> None:
+        """Forget all that was done, as a database of tests does between two of them."""
+        with self._opened() as database:
+            database.execute("DELETE FROM done")
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self._path, timeout=_PATIENCE)) as database:
+            database.execute("PRAGMA synchronous = OFF")
+            with database:
+                yield database
+
+
+LONGEST: Final = 60
+"""Seconds after which a delivery is ended: it waits for something that does not come."""
+
+_REFUSED: Final = 400  # HTTP statuses from here on acknowledge nothing
+
+
+@dataclass
+class Ended:
+    """How a delivery ended.
+
+    Attributes:
+        error: why the message is not acknowledged; empty: it is.
+        passed: what its boundaries were before.
+        struck: before what it was struck; empty: it was not.
+    """
+
+    error: str = "its process did not say how it ended"
+    passed: list[str] = field(default_factory=list)
+    struck: str = ""
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether the message need not be delivered again."""
+        return not self.error
+
+
+class Child:
+    """A process that executes a function, whose connections to databases are its own.
+
+    Args:
+        call: the function.
+        strike: what is to happen to the process.
+    """
+
+    def __init__(self, call: Callable[[], Any], strike: Strike | None = None) -> None:
+        close_connections()
+        self._reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            # Python warns of threads. The heartbeats know about forks; others should not be there.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._pid = os.fork()
+        if self._pid == 0:
+            _execute(call, strike, writer)
+        os.close(writer)
+        self._ended = Ended()
+        self._over = False
+        self._said = b""
+
+    def wait(self) -> Ended:
+        """How it ended, once it has."""
+        while not self._over:
+            self._read(None)
+        return self._ended
+
+    def wait_for(self, seconds: float) -> Ended | None:
+        """How it ended; ``None``: it goes on for longer than that."""
+        deadline = time.monotonic() + seconds
+        while not self._over:
+            if not self._read(max(0.0, deadline - time.monotonic())):
+                return None
+        return self._ended
+
+    def wait_for_pause(self) -> bool:
+        """Return when it is paused (``True``), or has ended before that."""
+        while not (self._over or self._ended.struck):
+            self._read(None)
+        if not self._over:
+            os.waitpid(self._pid, os.WUNTRACED)
+        return not self._over
+
+    def resume(self) -> None:
+        """Let it go on."""
+        os.kill(self._pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kill it, if it has not ended."""
+        if not self._over:
+            os.kill(self._pid, signal.SIGKILL)
+            self.wait()
+
+    def _read(self, seconds: float | None) -> bool:
+        """Take in what it says next; ``False``: it said nothing for so long."""
+        readable, _, _ = select.select([self._reader], [], [], seconds)
+        if not readable:
+            return False
+        said = os.read(self._reader, 1 << 16)
+        *lines, self._said = (self._said + said).split(b"\n")
+        for line in lines:
+            vars(self._ended).update(json.loads(line))
+        if not said:
+            self._over = True
+            os.close(self._reader)
+            _, status = os.waitpid(self._pid, 0)
+            if os.WIFSIGNALED(status):
+                self._ended.error = _killed(os.WTERMSIG(status))
+        return True
+
+
+def _execute(  # pragma: no cover  # only in processes that are not measured, and that are killed
+    call: Callable[[], Any], strike: Strike | None, writer: int
+) -> NoReturn:
+    """What the new process does."""
+    try:
+        gc.freeze()  # what the parent has left for its collector is none of ours
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(LONGEST)
+        execute(call, strike, lambda **said: os.write(writer, json.dumps(said).encode() + b"\n"))
+    except BaseException:  # noqa: BLE001  # it must not go on as a copy of its parent
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def execute(call: Callable[[], Any], strike: Strike | None, tell: Callable[..., object]) -> None:
+    """Call the function, and say how that ended, in the words of :class:`Ended`."""
+    boundaries = Boundaries(strike, lambda what: tell(struck=what))
+    with active(boundaries), boundaries.observed():
+        error = outcome(call)
+        if not error:
+            boundaries.before(ACKNOWLEDGEMENT)
+    connections.close_all()
+    tell(error=error, passed=boundaries.passed)
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """Call a function that delivers a message: why it is not acknowledged, or nothing."""
+    try:
+        returned = call()
+    except Exception as error:  # noqa: BLE001  # whatever it is, the message is delivered again
+        return f"{type(error).__name__}: {error}"
+    status = getattr(returned, "status_code", 0)
+    return f"HTTP {status}" if status >= _REFUSED else ""
+
+
+def close_connections() -> None:
+    """Leave the databases, so that a process that is made now has nothing of this one's."""
+    connections.close_all()
+    for connection in connections.all(initialized_only=True):
+        if hasattr(connection, "close_pool"):
+            connection.close_pool()
+
+
+def refuse_unfit() -> None:
+    """Refuse to work where processes cannot be made, or would not see what this one has written.
+
+    Raises:
+        ImproperlyConfigured: this is Windows; a transaction is open; or a database is in memory.
+    """
+    if not hasattr(os, "fork"):
+        raise ImproperlyConfigured(
+            "chaos() kills processes that it makes with os.fork(), which this system does not "
+            "have. Run the test on Linux or macOS, and skip it elsewhere: "
+            '@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork").'
+        )
+    for connection in connections.all():
+        if connection.in_atomic_block:
+            raise ImproperlyConfigured(
+                f"A transaction is open on the database {connection.alias!r}, so nothing that the "
+                "test has written is there for the processes that chaos() makes. Use a "
+                "TransactionTestCase, or pytest.mark.django_db(transaction=True)."
+            )
+        if getattr(connection, "is_in_memory_db", bool)():
+            raise ImproperlyConfigured(
+                f"The database {connection.alias!r} is in the memory of this process, where the "
+                "processes that chaos() makes do not see it. Give it a file for tests: "
+                'DATABASES["default"]["TEST"] = {"NAME": BASE_DIR / "test.sqlite3"}.'
+            )
+
+
+def _killed(number: int) -> str:
+    if number == signal.SIGALRM:
+        return f"it took longer than {LONGEST} seconds"
+    return f"its process ended with {signal.Signals(number).name}"
+
+
+M = TypeVar("M")
+
+_PAUSES: Final = (0.01, 1.0)
+"""Seconds before the next delivery: the first time, and at most."""
+
+_SHORTEST: Final = 0.25
+_SLOWEST: Final = 3
+"""A duplicate that takes so many times as long as an undisturbed delivery, and so many seconds at
+least, waits for a process that is paused. Nothing but the length of a trial depends on it."""
+
+_WORDS: Final = {Blow.KILL: "killed before", Blow.PAUSE: "paused before", Blow.LOSE: "no answer to"}
+
+
+class _NothingWaits(Exception):
+    """There is no lease that could be over."""
+
+
+@dataclass
+class Deliveries(Generic[M]):
+    """Those of one message so far."""
+
+    message: M
+    count: int = 0
+    kills: int = 0
+    last: Ended = field(default_factory=Ended)
+
+    def note(self, ended: Ended, strike: Strike | None = None) -> None:
+        """One more has ended."""
+        self.count += 1
+        self.kills += bool(ended.struck) and strike is not None and strike.blow is Blow.KILL
+        self.last = ended
+
+
+@dataclass
+class Trials(Generic[M]):
+    """The trials of one handler.
+
+    The arguments are those of :func:`~idempotency_django.testing.chaos.chaos`.
+    """
+
+    deliver: Callable[[M], object]
+    message: Callable[[int], M]
+    effects: Callable[[M], Effects]
+    expected: Effects
+    recover: Callable[[], object]
+    kills: int
+    attempts: int
+    chance: random.Random
+    boundaries: list[str] = field(default_factory=list)
+    _patience: float = _SHORTEST
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def undisturbed(self) -> Trial:
+        """Deliver a message that nothing happens to, and once more; learn the boundaries.
+
+        The first one may find caches empty that are filled for all others.
+        """
+        before = stuck()
+        for _ in range(2):
+            delivered = self._new()
+            started = time.monotonic()
+            self._redeliver(delivered)
+            self._patience = max(_SHORTEST, _SLOWEST * (time.monotonic() - started))
+            self.boundaries = delivered.last.passed
+            if delivered.last.acknowledged:
+                self._redeliver(delivered)
+        return self._trial(0, "undisturbed, twice", delivered, before)
+
+    def struck(self, strike: Strike, number: int) -> list[Trial]:
+        """Kill the first delivery, or lose an answer that it gets; deliver until acknowledged."""
+        delivered, before = self._new(), stuck()
+        with closing(self._child(delivered, strike)) as child:
+            ended = child.wait()
+        delivered.note(ended, strike)
+        self._recover(delivered, kills=self.kills - 1)
+        return [self._trial(number, _named(strike, ended), delivered, before)]
+
+    def overtaken(self, strike: Strike, number: int) -> list[Trial]:
+        """Pause the first delivery, and deliver a duplicate meanwhile; then let it go on.
+
+        If the duplicate is refused because of a lease, the lease ends, and the duplicate comes
+        again: the first delivery is late then.
+        """
+        delivered, before, late = self._new(), stuck(), False
+        with (
+            closing(self._child(delivered, strike)) as first,
+            closing(first if not first.wait_for_pause() else self._child(delivered)) as second,
+        ):
+            if second is not first:
+                ended = second.wait_for(self._patience)
+                if ended is not None and not ended.acknowledged:
+                    late = self._overtake(delivered)
+                first.resume()
+                delivered.note(second.wait())
+            ended = first.wait()
+            delivered.note(ended)
+        self._recover(delivered)
+        what = _named(strike, ended) + (", lease over" if late else "")
+        return [self._trial(number, what, delivered, before)]
+
+    def storm(self, messages: int, processes: int, number: int) -> list[Trial]:
+        """Deliver several messages from several processes at once, each in an order of its own."""
+        storm, before = [self._new() for _ in range(messages)], stuck()
+        children = []
+        try:
+            for _ in range(processes):
+                order = [delivered.message for delivered in storm]
+                self.chance.shuffle(order)
+                children.append(Child(partial(self._deliver_all, order), Strike(Blow.PAUSE, 0)))
+            together = [child for child in children if child.wait_for_pause()]
+            for child in together:
+                child.resume()
+            for child in children:
+                child.wait()
+        finally:
+            for child in children:
+                child.close()
+        for delivered in storm:
+            delivered.count += processes
+            self._recover(delivered)
+        what = f"{processes} times at once, in any order"
+        trials = [self._trial(number, what, delivered, stuck()) for delivered in storm]
+        return [*trials[:-1], replace(trials[-1], stuck=stuck() - before)]
+
+    def _new(self) -> Deliveries[M]:
+        message = self.message(next(self._numbers))
+        effects = counted(self.effects(message))
+        if any(effects.values()) if isinstance(effects, Mapping) else effects:
+            raise ValueError(
+                f"The message {message!r} has effects before its first delivery: {told(effects)}. "
+                "Each trial needs a message of its own. Make another one for each number, such as "
+                'Event(id=f"e-{number}", …), and count the effects of that message only.'
+            )
+        return Deliveries(message)
+
+    def _child(self, delivered: Deliveries[M], strike: Strike | None = None) -> Child:
+        return Child(partial(self.deliver, delivered.message), strike)
+
+    def _recover(self, delivered: Deliveries[M], kills: int = 0) -> None:
+        """Deliver until the message is acknowledged, once at least; kill the first of these."""
+        pause, longest = _PAUSES
+        for attempt in range(self.attempts):
+            strike = None
+            if attempt < kills:
+                strike = Strike(Blow.KILL, self.chance.randrange(len(self.boundaries)))
+            self._redeliver(delivered, strike)
+            if delivered.last.acknowledged:
+                return
+            time.sleep(pause)  # a server may not have noticed yet that a process is dead
+            pause = min(pause * 2, longest)
+
+    def _redeliver(self, delivered: Deliveries[M], strike: Strike | None = None) -> None:
+        end_waits()
+        self.recover()
+        with closing(self._child(delivered, strike)) as child:
+            delivered.note(child.wait(), strike)
+
+    def _overtake(self, delivered: Deliveries[M]) -> bool:
+        """Deliver it with the lease over; whether it was acknowledged, and the owner is late."""
+        with closing(Child(partial(self._deliver_late, delivered.message))) as child:
+            ended = child.wait_for(self._patience)  # else it waits for a lock of the owner
+        late = ended is not None and ended.acknowledged
+        if late:
+            delivered.note(child.wait())
+        return late
+
+    # These two run only in processes that are not measured.
+
+    def _deliver_late(self, message: M) -> object:  # pragma: no cover
+        if not end_waits():
+            raise _NothingWaits
+        return self.deliver(message)
+
+    def _deliver_all(self, messages: list[M]) -> None:  # pragma: no cover
+        for message in messages:
+            outcome(partial(self.deliver, message))  # what was refused is delivered again later
+
+    def _trial(
+        self, number: int, what: str, delivered: Deliveries[M], before: Counter[str]
+    ) -> Trial:
+        return Trial(
+            number=number,
+            what=what,
+            message=delivered.message,
+            deliveries=delivered.count,
+            kills=delivered.kills,
+            effects=counted(self.effects(delivered.message)),
+            expected=self.expected,
+            error=delivered.last.error,
+            stuck=stuck() - before,
+        )
+
+
+def _named(strike: Strike, ended: Ended) -> str:
+    return f"{_WORDS[strike.blow]} {ended.struck or 'a boundary that it did not come to'}"
+
+
+Effects = int | Mapping[str, int]
+
+_HEAD = ("trial", "what happened", "deliveries", "effects", "")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of one message.
+
+    Attributes:
+        number: of the trial, for ``chaos(…, only=number)``.
+        what: what happened to its deliveries, such as ``"killed before COMMIT"``.
+        message: the message.
+        deliveries: how often it was delivered.
+        kills: how many of the deliveries were killed.
+        effects: what was counted in the end.
+        expected: what should have been.
+        error: why the last delivery was not acknowledged; empty: it was.
+        stuck: what the message left in the package's tables that is neither done nor given up.
+    """
+
+    number: int
+    what: str
+    message: object
+    deliveries: int
+    kills: int
+    effects: Effects
+    expected: Effects
+    error: str = ""
+    stuck: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> str:
+        """What is wrong; empty: nothing."""
+        wrong = [] if self._as_expected else [f"expected {told(self.expected)}"]
+        if self.error:
+            wrong.append(f"never acknowledged: {self.error}")
+        wrong += [f"{count} {state}" for state, count in self.stuck.items()]
+        return "; ".join(wrong)
+
+    @property
+    def _as_expected(self) -> bool:
+        if isinstance(self.effects, Mapping) and isinstance(self.expected, int):
+            return all(count == self.expected for count in self.effects.values())
+        return self.effects == self.expected
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`chaos` has seen; ``str()`` of it is a table with a line for each message.
+
+    Attributes:
+        boundaries: what an undisturbed delivery passes, in order.
+        trials: what became of each message.
+        seed: what the order of the messages, and the choice of trials, came from.
+    """
+
+    boundaries: Sequence[str]
+    trials: Sequence[Trial]
+    seed: int
+
+    def assert_passed(self) -> None:
+        """Raise an ``AssertionError`` with the table unless :attr:`passed`."""
+        if not self.passed:
+            raise AssertionError(f"Not all messages are as expected.\n\n{self}")
+
+    @property
+    def passed(self) -> bool:
+        """Whether each message has the expected effects, is acknowledged and left nothing."""
+        return bool(self.trials) and not self.failures
+
+    @property
+    def failures(self) -> list[Trial]:
+        """The trials in which something is wrong."""
+        return [trial for trial in self.trials if trial.failure]
+
+    @property
+    def effects(self) -> set[int]:
+        """The numbers of effects that messages had: ``{1}`` if each had one of each kind."""
+        return {
+            count
+            for trial in self.trials
+            for count in (
+                trial.effects.values() if isinstance(trial.effects, Mapping) else [trial.effects]
+            )
+        }
+
+    @property
+    def kills(self) -> int:
+        """How many processes were killed."""
+        return sum(trial.kills for trial in self.trials)
+
+    @property
+    def deliveries(self) -> int:
+        """How many deliveries there were."""
+        return sum(trial.deliveries for trial in self.trials)
+
+    def __str__(self) -> str:
+        rows = [_HEAD] + [
+            (str(t.number), t.what, str(t.deliveries), told(t.effects), _marked(t.failure))
+            for t in self.trials
+        ]
+        widths = [max(len(row[place]) for row in rows) for place in range(4)]
+        lines = [
+            f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
+            f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, "", self._summary()])
+
+    def _summary(self) -> str:
+        said = (
+            f"{len(self.boundaries)} boundaries, {len(self.trials)} messages, "
+            f"{self.deliveries} deliveries, {self.kills} kills, seed {self.seed}: "
+        )
+        if not self.failures:
+            return said + "all as expected"
+        first = self.failures[0]
+        again = f"only={first.number}, seed={self.seed}"
+        return f"{said}{len(self.failures)} not as expected. See one again with chaos(…, {again})."
+
+
+def _marked(failure: str) -> str:
+    return f"✗ {failure}" if failure else ""
+
+
+def told(effects: Effects) -> str:
+    """Counts in words: ``1``, or ``entries 1, charges 2``."""
+    if isinstance(effects, Mapping):
+        return ", ".join(f"{name} {count}" for name, count in effects.items())
+    return str(effects)
+
+
+def counted(effects: Effects, what: str = "effects() returned") -> Effects:
+    """The counts as they are.
+
+    Raises:
+        TypeError: they are none, such as a tuple, which would be compared as a whole.
+    """
+    counts = effects.values() if isinstance(effects, Mapping) else [effects]
+    if not all(isinstance(count, int) for count in counts):
+        raise TypeError(
+            f"{what} {effects!r}, which is no count. It must be a whole number, or a dict of them: "
+            'one for each thing that is counted, such as {"entries": 1, "charges": 1}.'
+        )
+    return effects
+
+
+STORM: Final = "storm"
+DISTURBANCES: Final = (*map(str, Blow), STORM)
+
+_Case = Callable[[int], Sequence[Trial]]
+
+
+def chaos(
+    deliver: Callable[[M], object],
+    message: Callable[[int], M],
+    effects: Callable[[M], Effects],
+    *,
+    expected: Effects = 1,
+    disturbances: Collection[str] = DISTURBANCES,
+    kills: int = 1,
+    messages: int = 6,
+    duplicates: int = 3,
+    limit: int | None = None,
+    only: int | None = None,
+    seed: int = 0,
+    recover: Callable[[], object] = lambda: None,
+    attempts: int = 10,
+) -> Report:
+    """Kill, pause, duplicate and reorder deliveries of messages, and count their effects. ::
+
+        def test_billing(transactional_db):
+            report = chaos(
+                deliver=billing.handle,
+                message=lambda number: Event(id=f"e-{number}", source="/shop", type="order.paid"),
+                effects=lambda event: Entry.objects.filter(event=event.id).count(),
+            )
+            report.assert_passed()
+
+    A delivery is a call of ``deliver`` in a process of its own. It has *boundaries*: before each
+    statement and each commit, before each call of a :class:`Service`, at each :func:`crash_point`,
+    and before the acknowledgement. First, a delivery that is not disturbed shows them. Then each
+    trial has a message of its own and one disturbance:
+
+    ``"kill"``
+        The process is killed (SIGKILL) at a boundary. The message is delivered until it is
+        acknowledged; leases are over by then, and messages that wait are due.
+    ``"pause"``
+        The process is paused at a boundary, and a duplicate is delivered meanwhile. If the
+        duplicate is refused because of a lease, the lease ends and it is delivered again. Then the
+        first process goes on.
+    ``"lose"``
+        A :class:`Service` does what it was asked for, and the caller gets a ``TimeoutError``; or
+        the database commits, and the connection is lost before it says so.
+    ``"storm"``
+        Several messages are delivered by several processes at once, by each in another order.
+
+    Args:
+        deliver: delivers a message once, or calls a view. When it returns, the message is
+            acknowledged. When it raises, or returns a response with a status of 400 or more, it is
+            not, and is delivered again. It may be a coroutine function.
+        message: makes the message of this number. It can write what the message is about.
+        effects: counts what the message has done: how often, or how often each of several things.
+        expected: what it should count.
+        disturbances: some of ``"kill"``, ``"pause"``, ``"lose"`` and ``"storm"``.
+        kills: how many deliveries of a message are killed. The second and later ones die at a
+            random boundary.
+        messages: how many messages are in the storm.
+        duplicates: how many processes deliver each of them at once.
+        limit: how many trials to make; they are chosen at random. By default all.
+        only: make the trial of this number only.
+        seed: what all chance comes from.
+        recover: called before each further delivery, for example to end leases of your own.
+        attempts: how many further deliveries a message has.
+
+    Returns:
+        What became of each message; ``str(report)`` is a table.
+
+    Raises:
+        ImproperlyConfigured: a transaction is open, a database is in memory, or the system has no
+            ``os.fork()``.
+        ValueError: a disturbance is unknown; there is no trial ``only``; or a new message already
+            has effects.
+        TypeError: ``effects`` returns something that is no count, such as a tuple.
+    """
+    for unknown in {*disturbances} - {*DISTURBANCES}:
+        raise ValueError(
+            f"There is no disturbance {unknown!r}. Choose from {', '.join(DISTURBANCES)}."
+        )
+    counted(expected, "expected= is")
+    refuse_unfit()
+    trials = Trials(
+        deliver=async_to_sync(deliver) if iscoroutinefunction(deliver) else deliver,
+        message=message,
+        effects=effects,
+        expected=expected,
+        recover=recover,
+        kills=kills,
+        attempts=attempts,
+        chance=random.Random(seed),  # noqa: S311  # nobody guesses it
+    )
+    ended = [trials.undisturbed()]
+    if not ended[0].error:  # else there is nothing that could be disturbed
+        cases = list(_cases(trials, disturbances, messages, duplicates))
+        for number in _chosen(range(1, len(cases) + 1), limit, only, trials.chance):
+            ended += cases[number - 1](number)
+    return Report(trials.boundaries, ended, seed)
+
+
+def _cases(
+    trials: Trials[M], disturbances: Collection[str], messages: int, duplicates: int
+) -> Iterator[_Case]:
+    """Every trial there can be, in an order that depends on the boundaries only."""
+    for number, what in enumerate(trials.boundaries):
+        if Blow.KILL in disturbances:
+            yield partial(trials.struck, Strike(Blow.KILL, number))
+        if Blow.LOSE in disturbances and what.startswith((CALL, COMMIT)):
+            yield partial(trials.struck, Strike(Blow.LOSE, number))
+        if Blow.PAUSE in disturbances:
+            yield partial(trials.overtaken, Strike(Blow.PAUSE, number))
+    if STORM in disturbances:
+        yield partial(trials.storm, messages, duplicates)
+
+
+def _chosen(
+    numbers: Sequence[int], limit: int | None, only: int | None, chance: random.Random
+) -> Sequence[int]:
+    if only is not None:
+        if only not in {0, *numbers}:
+            raise ValueError(
+                f"There is no trial {only}: this handler has {len(numbers)} of them. Has it "
+                "changed since? Run them all again."
+            )
+        return [only] if only else []
+    if limit is not None and limit < len(numbers):
+        return sorted(chance.sample(numbers, limit))
+    return numbers

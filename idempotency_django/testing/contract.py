@@ -1,0 +1,920 @@
+"""The contract of stores as tests: run them over a store of your own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import ClassVar, TypeVar
+from uuid import uuid4
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from ..errors import ClaimLost
+from ..policy import DEFAULTS
+from ..records import Claim, Operation, Payload, Record, Status, Step
+from ..stores import Store
+
+T = TypeVar("T")
+
+PATIENCE = 60.0
+"""Seconds after which a test stops waiting for something that should have happened."""
+
+SECOND = timedelta(seconds=1)
+MOMENT = timedelta(milliseconds=1)
+ANSWER = Payload(201, (("Content-Type", "text/plain"), ("Location", "/charges/1")), b"\x00\xff one")
+
+
+def an_operation(**changes: object) -> Operation:
+    """An operation with a key of its own."""
+    given: dict[str, object] = {
+        "key": str(uuid4()),
+        "scope": "user:1|POST /charges/",
+        "name": "POST /charges/",
+        "fingerprint": "f" * 64,
+        "ttl": timedelta(hours=1),
+        "count_replays": True,
+    }
+    return Operation(**(given | changes))  # type: ignore[arg-type]  # checked by the dataclass
+
+
+def in_threads(functions: Iterable[Callable[[], T]]) -> list[T]:
+    """Call the functions at the same moment, each in its own thread; their results in order."""
+    functions = list(functions)
+    barrier = threading.Barrier(len(functions), timeout=PATIENCE)
+
+    def call(function: Callable[[], T]) -> T:
+        try:
+            barrier.wait()
+            return function()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(functions)) as threads:
+        return list(threads.map(call, functions, timeout=PATIENCE * 2))
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds."""
+    deadline, pause = time.monotonic() + PATIENCE, 0.001
+    while not condition():
+        assert time.monotonic() < deadline, "It did not happen."
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.02)  # to ask often would slow down what is waited for
+
+
+def in_words(found: Claim | Record) -> str:
+    """What a store said, in words: "in progress"."""
+    assert isinstance(found, Record)
+    return found.status.replace("_", " ")
+
+
+class ContractSetting:
+    """The store under test, and what a test does with it, each in a transaction of its own."""
+
+    store: Store
+
+    tells_at_once: ClassVar[bool] = True
+    """Whether a duplicate gets "in progress" while the owner holds on; SQLite makes it wait."""
+
+    forgets_expired: ClassVar[bool] = False
+    """Whether the store deletes expired records by itself, so that keys restart with attempt 1."""
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        """Acquire and let go: with a store that has transactions, the claim ends with the call."""
+        with self.store.transaction():
+            return self.store.acquire(operation)
+
+    def claim(self, operation: Operation) -> Claim:
+        """Acquire within a transaction of the caller's."""
+        claim = self.store.acquire(operation)
+        assert isinstance(claim, Claim)
+        return claim
+
+    def completed(self, operation: Operation, payload: Payload = ANSWER) -> Claim:
+        """Execute the operation."""
+        with self.store.transaction():
+            claim = self.claim(operation)
+            assert self.store.complete(claim, payload)
+        return claim
+
+    def failed(self, operation: Operation) -> Claim:
+        """Fail to execute the operation."""
+        with self.store.transaction():
+            claim = self.claim(operation)
+            assert self.store.fail(claim, "ValueError: no")
+        return claim
+
+    def record(self, operation: Operation) -> Record:
+        """The operation's record, which exists."""
+        record = self.store.get(operation.key, operation.scope)
+        assert record is not None
+        return record
+
+    def expire(self, operation: Operation) -> None:
+        """Wait for the end of a short time to live."""
+
+        def is_over() -> bool:
+            record = self.store.get(operation.key, operation.scope)
+            if record is None:
+                return self.forgets_expired
+            return record.expired and not self.forgets_expired
+
+        eventually(is_over)
+
+
+class RacesContract(ContractSetting):
+    """Of many contenders, one gets the claim."""
+
+    def test_one_of_many_claims(self) -> None:
+        """Of simultaneous duplicates, one claims; the others get "in progress" in the meantime."""
+        self._race(an_operation())
+
+    def test_one_of_many_takes_over_a_failed_key(self) -> None:
+        """Only one contender claims a failed record again."""
+        operation = an_operation()
+        self.failed(operation)
+        self._race(operation)
+
+    def test_one_of_many_takes_over_an_expired_key(self) -> None:
+        """Only one contender claims an expired record again."""
+        operation = an_operation(ttl=timedelta(milliseconds=1))
+        self.completed(operation)
+        self.expire(operation)
+        self._race(an_operation(key=operation.key))
+
+    def test_refused_request_frees_nothing(self) -> None:
+        """A third request, after a second was refused, does not get the first one's claim."""
+        if not self.tells_at_once:
+            return
+        operation = an_operation()
+        with self.store.transaction():
+            claim = self.claim(operation)
+            for _ in range(3):
+                [found] = in_threads([lambda: self._attempt(operation)])
+                assert found == "in progress"
+            assert self.store.complete(claim, ANSWER)
+        assert self._attempt(operation) == "completed"
+
+    def _race(self, operation: Operation, contenders: int = 16) -> None:
+        refused = threading.Semaphore(0)
+
+        def contend() -> str:
+            with self.store.transaction():
+                found = self.store.acquire(operation)
+                if isinstance(found, Claim):
+                    # The owner holds on until all others have been told.
+                    for _ in range(contenders - 1 if self.tells_at_once else 0):
+                        assert refused.acquire(timeout=PATIENCE), "A duplicate had to wait."
+                    assert self.store.complete(found, ANSWER)
+                    return "claimed"
+            refused.release()
+            return in_words(found)
+
+        said = sorted(in_threads([contend] * contenders))
+        if self.tells_at_once:
+            assert said == ["claimed"] + ["in progress"] * (contenders - 1)
+        else:
+            assert said == ["claimed"] + ["completed"] * (contenders - 1)
+        assert self.record(operation).payload == ANSWER
+
+    def _attempt(self, operation: Operation) -> str:
+        return in_words(self.acquire(operation))
+
+
+class LeasesContract(ContractSetting):
+    """Claims that live as long as their lease."""
+
+    def leased(self, lease: timedelta = SECOND * 99, **changes: object) -> Claim:
+        """A claim with a lease, on an operation of its own."""
+        claim = self.store.acquire(an_operation(lease=lease, **changes))
+        assert isinstance(claim, Claim)
+        return claim
+
+    def interrupted(self, **changes: object) -> Claim:
+        """A claim whose lease is over."""
+        claim = self.leased(MOMENT, **changes)
+        eventually(lambda: self.record(claim.operation).interrupted)
+        return claim
+
+    def again(self, claim: Claim, **changes: object) -> Claim | Record:
+        """Acquire the operation of a claim once more."""
+        return self.store.acquire(replace(claim.operation, **changes))  # type: ignore[arg-type]
+
+    def taken_over(self, late: Claim) -> Claim:
+        """The claim of the successor of a late owner."""
+        claim = self.again(late, lease=SECOND * 99)
+        assert isinstance(claim, Claim)
+        return claim
+
+    def test_lease_is_seen(self) -> None:
+        """While its lease lasts, a claim is in progress for everybody else, whatever they ask."""
+        claim = self.leased()
+        record = self.record(claim.operation)
+        assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
+        assert (record.fingerprint, record.interrupted, record.held) == ("f" * 64, False, False)
+        assert record.lease_left is not None
+        assert 0 < record.lease_left < 99.1  # clocks and their arithmetic round
+        [found, other] = in_threads(
+            [lambda: self.again(claim), lambda: self.again(claim, fingerprint="0" * 64)]
+        )
+        assert in_words(found) == in_words(other) == "in progress"
+        assert isinstance(found, Record)
+        assert 0 < (found.lease_left or 0) < record.lease_left + 0.1
+        assert self.store.complete(claim, ANSWER)
+        completed = self.record(claim.operation)
+        assert (completed.payload, completed.lease_left) == (ANSWER, None)
+
+    def test_lease_that_is_left(self) -> None:
+        """A record in progress says when its lease ends, also after a renewal, and once it is over.
+
+        Three renewals tell the seconds from any other unit.
+        """
+        claim = self.leased()
+        for seconds in (3600, 60, 86400):
+            assert self.store.extend(claim, seconds)
+            left = self.record(claim.operation).lease_left
+            assert left is not None
+            assert seconds / 2 < left < seconds + 0.1
+        assert self.record(self.interrupted().operation).lease_left == 0
+        without = an_operation()
+        with self.store.transaction():
+            claim = self.claim(without)
+            assert self.record(without).lease_left is None
+            self.store.fail(claim, "")
+
+    def test_lease_ends(self) -> None:
+        """After its lease a claim is taken over, as the next attempt and with another token."""
+        late = self.interrupted()
+        claim = self.taken_over(late)
+        assert (claim.attempt, claim.token == late.token) == (2, False)
+        assert not self.record(claim.operation).interrupted
+        assert self.store.complete(claim, ANSWER)
+        assert self.record(claim.operation).attempt == 2
+
+    def test_attempts_at_one_record_have_one_origin(self) -> None:
+        """However an attempt ended, the next one at the same record has the beginning of its token.
+
+        By that beginning, an attempt recognises the messages that an earlier one has published.
+        """
+        late = self.interrupted()
+        second = self.taken_over(late)
+        assert self.store.fail(second, "no", pinned=True)
+        third = self.taken_over(second)
+        assert late.origin == second.origin == third.origin
+        assert len({late.token, second.token, third.token}) == 3
+
+    def test_records_have_origins_of_their_own(self) -> None:
+        """An expired record, or one of another request, leaves its origin to nobody."""
+        expired, failed = self.leased(ttl=MOMENT), self.leased()
+        assert self.store.complete(expired, ANSWER)
+        assert self.store.fail(failed, "no")
+        self.expire(expired.operation)
+        again = self.again(expired, ttl=SECOND * 99, lease=SECOND * 99)
+        other = self.again(failed, fingerprint="0" * 64)
+        assert isinstance(again, Claim)
+        assert isinstance(other, Claim)
+        assert len({each.origin for each in (expired, failed, again, other)}) == 4
+
+    def test_late_owner_of_a_lease_writes_nothing(self) -> None:
+        """An owner that was taken over can neither complete, fail nor extend, now or later."""
+        late = self.interrupted()
+        claim = self.taken_over(late)
+        other = Payload(500, (), b"late")
+        for _ in range(2):
+            assert not self.store.complete(late, other)
+            assert not self.store.fail(late, "late")
+            assert not self.store.extend(late, 99)
+            self.store.complete(claim, ANSWER)
+        assert self.record(claim.operation).payload == ANSWER
+
+    def test_late_owner_without_successor(self) -> None:
+        """An owner that is late, but was not taken over, may still complete, or go on."""
+        claim = self.interrupted()
+        assert self.store.extend(claim, 99)
+        assert not self.record(claim.operation).interrupted
+        assert in_words(self.again(claim)) == "in progress"
+        assert self.store.complete(self.interrupted(), ANSWER)
+
+    def test_settled_claim_cannot_be_extended(self) -> None:
+        """A completed or failed record no longer has a lease."""
+        claim, failed = self.leased(), self.leased()
+        assert self.store.complete(claim, ANSWER)
+        assert self.store.fail(failed, "no")
+        assert not self.store.extend(claim, 99)
+        assert not self.store.extend(failed, 99)
+        assert not self.store.complete(claim, Payload(200, (), b"another"))
+        assert self.record(claim.operation).payload == ANSWER
+
+    def test_many_leases_are_extended_together(self) -> None:
+        """Each of several claims is extended, or refused, as it would be alone."""
+        mine, late, done = self.interrupted(), self.interrupted(), self.leased()
+        self.taken_over(late)
+        assert self.store.complete(done, ANSWER)
+        assert list(self.store.extend_many([late, mine, done], 99)) == [False, True, False]
+        assert not self.record(mine.operation).interrupted
+        assert self.record(done.operation).payload == ANSWER
+        several = [self.interrupted() for _ in range(20)]
+        assert list(self.store.extend_many(several, 99)) == [True] * 20
+        assert all(in_words(self.again(claim)) == "in progress" for claim in several)
+        assert list(self.store.extend_many([mine], 0.001)) == [True]
+        eventually(lambda: self.record(mine.operation).interrupted)
+
+    def test_failed_lease_is_free(self) -> None:
+        """A claim that its owner has failed is free at once, before its lease is over."""
+        claim = self.leased()
+        assert self.store.fail(claim, "ValueError: no")
+        assert self.record(claim.operation).status is Status.FAILED
+        assert self.taken_over(claim).attempt == 2
+
+    def test_pinned_key_is_kept_for_its_request(self) -> None:
+        """A failed attempt that is pinned frees its key for the same request only, for its life."""
+        first = self.leased()
+        assert self.store.fail(first, "no", pinned=True)
+        found = self.again(first, fingerprint="0" * 64)
+        assert isinstance(found, Record)
+        assert (found.status, found.fingerprint) == (Status.FAILED, "f" * 64)
+        second = self.taken_over(first)
+        assert self.store.fail(second, "before it did anything")  # the first one did
+        assert isinstance(self.again(first, fingerprint="0" * 64), Record)
+        assert self.taken_over(first).attempt == 3
+
+    def test_key_without_a_pin(self) -> None:
+        """A failed attempt that is not pinned frees its key for any request, which starts over."""
+        first = self.leased()
+        assert self.store.fail(first, "no")
+        second = self.again(first, fingerprint="0" * 64)
+        assert isinstance(second, Claim)
+        assert self.store.fail(second, "no", pinned=True)
+        assert isinstance(self.again(first), Record)
+
+    def test_pin_ends_with_its_record(self) -> None:
+        """A request after the time to live may ask for anything, and is not pinned."""
+        first = self.leased(MOMENT, ttl=MOMENT)
+        assert self.store.fail(first, "no", pinned=True)
+        self.expire(first.operation)
+        second = self.again(first, fingerprint="0" * 64, ttl=SECOND * 99, lease=SECOND * 99)
+        assert isinstance(second, Claim)
+        assert self.store.fail(second, "no")
+        assert isinstance(self.again(first), Claim)
+
+    def test_interruption_pins(self) -> None:
+        """Nobody knows what an interrupted attempt has done: its key is its request's from then."""
+        claim = self.taken_over(self.interrupted())
+        assert self.store.fail(claim, "before it did anything")
+        assert isinstance(self.again(claim, fingerprint="0" * 64), Record)
+        assert self.taken_over(claim).attempt == 3
+
+    def test_another_request_resumes_nothing(self) -> None:
+        """An interrupted attempt is not resumed by a request that asks for something else."""
+        late = self.interrupted()
+        found = self.again(late, fingerprint="0" * 64)
+        assert isinstance(found, Record)
+        assert (found.status, found.fingerprint) == (Status.IN_PROGRESS, "f" * 64)
+        assert self.taken_over(late).attempt == 2
+
+    def test_held_claim_is_not_taken_over(self) -> None:
+        """An interrupted attempt with ``hold`` is not resumed, and its owner may complete."""
+        late = self.interrupted(hold=True)
+        found = self.again(late)
+        assert isinstance(found, Record)
+        assert (found.interrupted, found.held) == (True, True)
+        assert self.record(late.operation).held
+        assert self.store.purge(timedelta(0), 10) == 0
+        assert self.store.complete(late, ANSWER)
+
+    def test_last_attempt_is_held(self) -> None:
+        """What fails with ``held`` has no owner, and no request gets its key, however late."""
+        claim = self.leased(ttl=MOMENT)
+        assert self.store.fail(claim, "ValueError: no", held=True)
+        assert not self.store.complete(claim, ANSWER)
+        assert not self.store.fail(claim, "late")
+        assert not self.store.extend(claim, 99)
+        record = self.record(claim.operation)
+        assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
+        assert (record.interrupted, record.held) == (True, True)
+        assert isinstance(self.again(claim), Record)
+        assert isinstance(self.again(claim, fingerprint="0" * 64), Record)
+        assert self.store.purge(timedelta(0), 10) == 0
+        assert self.record(claim.operation).held
+
+    def test_attempt_after_an_interruption(self) -> None:
+        """A claim says whether the attempt before it was interrupted, and not ended."""
+        first = self.leased()
+        assert not first.interrupted
+        assert self.store.fail(first, "no")
+        assert not self.taken_over(first).interrupted
+        late = self.interrupted()
+        assert self.taken_over(late).interrupted
+
+    def test_one_of_many_takes_over_a_lease(self) -> None:
+        """Of many contenders for an interrupted claim, one gets it, the others get its record."""
+        late = self.interrupted()
+        found = in_threads([lambda: self.again(late, lease=SECOND * 99)] * 16)
+        [claim] = [one for one in found if isinstance(one, Claim)]
+        assert claim.attempt == 2
+        assert {in_words(one) for one in found if one is not claim} == {"in progress"}
+        assert self.store.complete(claim, ANSWER)
+
+    def test_one_of_many_leases(self) -> None:
+        """Of simultaneous duplicates, one gets the lease; the others get its record at once."""
+        operation = an_operation(lease=SECOND * 99)
+        found = in_threads([lambda: self.store.acquire(operation)] * 16)
+        assert sum(isinstance(one, Claim) for one in found) == 1
+        assert {in_words(one) for one in found if isinstance(one, Record)} == {"in progress"}
+
+    def test_expired_key_is_free_for_a_lease(self) -> None:
+        """After its time to live, any request can claim a record's key."""
+        operation = an_operation(ttl=MOMENT)
+        self.completed(operation)
+        self.expire(operation)
+        claim = self.store.acquire(replace(operation, lease=SECOND * 99, fingerprint="0" * 64))
+        assert isinstance(claim, Claim)
+        assert claim.attempt == (1 if self.forgets_expired else 2)
+
+    def test_purge_and_leases(self) -> None:
+        """A running operation is never purged; an interrupted one is, after its time to live."""
+        running = self.leased(ttl=MOMENT)
+        gone = self.interrupted(ttl=MOMENT)
+        if not self.forgets_expired:
+            eventually(lambda: self.store.purge(timedelta(0), 10) == 1)
+            assert self.store.get(gone.key, gone.scope) is None
+        assert self.store.purge(timedelta(0), 10) == 0
+        assert self.store.complete(running, ANSWER)
+
+
+class StepsContract(LeasesContract):
+    """Steps, for stores that keep them."""
+
+    def step(self, claim: Claim, position: int, name: str, *, failure: str = "") -> bool:
+        """Store a step in a transaction of its own; whether it was committed."""
+        result = "" if failure else "[1, null]"
+        step = Step(
+            position=position, name=name, attempt=claim.attempt, result=result, failure=failure
+        )
+        try:
+            with self.store.durable("The step"):
+                return self.store.save_step(claim, step)
+        except ClaimLost:
+            return False
+
+    def names(self, claim: Claim) -> list[str]:
+        """The names of the stored steps, in order."""
+        return [step.name for step in self.store.steps(claim)]
+
+    def test_steps_survive(self) -> None:
+        """The attempts after a failure or an interruption get the stored steps, in order."""
+        if not self.store.supports_steps:
+            return
+        first = self.leased()
+        assert self.names(first) == []
+        assert self.step(first, 0, "debit")
+        assert self.step(first, 1, "ledger")
+        self.store.fail(first, "no")
+        second = self.taken_over(first)
+        assert list(self.store.steps(second)) == [
+            Step(position=0, name="debit", attempt=1, result="[1, null]"),
+            Step(position=1, name="ledger", attempt=1, result="[1, null]"),
+        ]
+        assert self.step(second, 2, "credit")
+        assert self.names(second) == ["debit", "ledger", "credit"]
+
+    def test_late_owner_stores_no_step(self) -> None:
+        """An owner that was taken over cannot add a step."""
+        if not self.store.supports_steps:
+            return
+        late = self.interrupted()
+        claim = self.taken_over(late)
+        assert not self.step(late, 0, "late")
+        assert self.names(claim) == []
+        assert self.step(claim, 0, "debit")
+        assert self.store.complete(claim, ANSWER)
+        assert not self.step(claim, 1, "too late")
+
+    def test_steps_bind_the_request(self) -> None:
+        """A failed attempt with steps is resumed by the same request only."""
+        if not self.store.supports_steps:
+            return
+        claim = self.leased()
+        self.step(claim, 0, "debit")
+        self.store.fail(claim, "no")
+        found = self.again(claim, fingerprint="0" * 64)
+        assert isinstance(found, Record)
+        assert (found.status, found.fingerprint) == (Status.FAILED, "f" * 64)
+        assert self.taken_over(claim).attempt == 2
+
+    def test_failed_steps_are_kept(self) -> None:
+        """A failed step is kept with its failure, next to the steps that returned a result."""
+        if not self.store.supports_steps:
+            return
+        first = self.leased()
+        assert self.step(first, 0, "card", failure='{"text": "no funds"}')
+        assert self.step(first, 1, "transfer")
+        self.store.fail(first, "no", pinned=True)
+        steps = self.store.steps(self.taken_over(first))
+        found = [(step.name, step.result, step.failure) for step in steps]
+        assert found == [("card", "", '{"text": "no funds"}'), ("transfer", "[1, null]", "")]
+
+    def test_steps_end_with_their_record(self) -> None:
+        """A request after the time to live is another operation, without the old steps."""
+        if not self.store.supports_steps:
+            return
+        claim = self.leased(ttl=MOMENT)
+        self.step(claim, 0, "debit")
+        assert self.store.complete(claim, ANSWER)
+        self.expire(claim.operation)
+        assert self.names(self.taken_over(claim)) == []
+
+    def test_fence(self) -> None:
+        """A fenced transaction commits for the owner, but not for an owner that was taken over."""
+        if not self.store.supports_transactions:
+            return
+        late = self.interrupted()
+        with self.store.fenced(late):
+            pass  # nobody has taken it over yet
+        self.taken_over(late)
+        committed = True
+        try:
+            with self.store.fenced(late):
+                pass
+        except ClaimLost:
+            committed = False
+        assert not committed
+
+
+class OwnersContract(ContractSetting):
+    """One owner after another."""
+
+    def test_policies_that_it_can_keep(self) -> None:
+        """It takes the transactional mode only if it has transactions, and any other mode."""
+        taken = []
+        for mode in ("auto", "leased", "transactional"):
+            with suppress(ImproperlyConfigured):
+                self.store.validate(DEFAULTS.replace(mode=mode))
+                taken.append(mode)
+        assert taken[:2] == ["auto", "leased"]
+        assert ("transactional" in taken) == self.store.supports_transactions
+
+    def test_first_acquire_claims(self) -> None:
+        """A key without a record is claimed, as attempt 1, with a token of its own."""
+        one, other = an_operation(), an_operation()
+        with self.store.transaction():
+            first, second = self.claim(one), self.claim(other)
+            assert (first.attempt, second.attempt) == (1, 1)
+            assert first.operation == one
+            assert first.token != second.token
+            self.store.fail(first, "")
+            self.store.fail(second, "")
+
+    def test_completed_record_is_returned(self) -> None:
+        """After completion, every request gets the record with exactly its answer."""
+        operation = an_operation()
+        self.completed(operation)
+        found = self.acquire(operation)
+        assert isinstance(found, Record)
+        assert (found.status, found.payload) == (Status.COMPLETED, ANSWER)
+        assert (found.fingerprint, found.attempt, found.expired) == ("f" * 64, 1, False)
+        other = self.acquire(an_operation(key=operation.key, fingerprint="0" * 64))
+        assert isinstance(other, Record)
+        assert other.fingerprint == "f" * 64
+
+    def test_answers_survive_exactly(self) -> None:
+        """Empty and binary bodies, repeated headers, and tombstones come back as they were."""
+        answers = [
+            Payload(204, (), b""),
+            Payload(
+                200, (("Link", "<a>"), ("Link", "<b>"), ("X-Text", 'é, "q"')), bytes(range(256))
+            ),
+            Payload(200, (("Content-Type", "text/csv"),), None),
+        ]
+        for answer in answers:
+            operation = an_operation()
+            self.completed(operation, answer)
+            assert self.record(operation).payload == answer
+
+    def test_get_reads_only(self) -> None:
+        """``get`` returns the record and claims nothing."""
+        operation = an_operation()
+        assert self.store.get(operation.key, operation.scope) is None
+        assert isinstance(self.acquire(operation), Claim)
+
+    def test_key_belongs_to_its_scope(self) -> None:
+        """The same key in another scope, and a key in other letters, is another operation."""
+        operation = an_operation(key="Key-a", scope="user:Bob")
+        self.completed(operation)
+        for key, scope in [("Key-a", "user:bob"), ("key-A", "user:Bob"), ("Key-a", "user:Bob2")]:
+            with self.store.transaction():
+                claim = self.claim(an_operation(key=key, scope=scope))
+                self.store.fail(claim, "")
+
+    def test_failed_key_is_free(self) -> None:
+        """A failed attempt leaves the key free; the next one is attempt 2, whatever it asks for."""
+        operation = an_operation()
+        self.failed(operation)
+        assert self.record(operation).status is Status.FAILED
+        assert self.record(operation).payload is None
+        again = an_operation(key=operation.key, fingerprint="0" * 64)
+        assert self.completed(again).attempt == 2
+        assert self.record(operation).fingerprint == "0" * 64
+
+    def test_failed_attempt_is_repeated(self) -> None:
+        """The same request claims its key again after each failure, with a lease and without."""
+        for lease in (None, SECOND * 99):
+            operation = an_operation(lease=lease)
+            for attempt in (1, 2, 3):
+                with self.store.transaction() if lease is None else nullcontext():
+                    claim = self.store.acquire(operation)
+                    assert isinstance(claim, Claim), f"A failure frees its key, not: {claim}"
+                    assert claim.attempt == attempt
+                    assert self.store.fail(claim, "ValueError: no")
+
+    def test_expired_key_is_free(self) -> None:
+        """After its time to live, a record is no longer replayed."""
+        operation = an_operation(ttl=timedelta(milliseconds=1))
+        self.completed(operation)
+        self.expire(operation)
+        again = self.completed(an_operation(key=operation.key))
+        assert again.attempt == (1 if self.forgets_expired else 2)
+        assert not self.record(operation).expired
+
+    def test_permanent_record_stays(self) -> None:
+        """Without a time to live a record neither expires nor is purged."""
+        operation = an_operation(ttl=None)
+        self.completed(operation)
+        assert not self.record(operation).expired
+        assert self.store.purge(timedelta(0), 100) == 0
+
+    def test_late_owner_writes_nothing(self) -> None:
+        """An owner that lost its claim can neither complete nor fail it."""
+        operation = an_operation()
+        late = self.failed(operation)
+        with self.store.transaction():
+            successor = self.claim(operation)
+            assert not self.store.complete(late, ANSWER)
+            assert not self.store.fail(late, "late")
+            assert self.store.complete(successor, ANSWER)
+        with self.store.transaction():
+            assert not self.store.fail(late, "late")
+            assert not self.store.fail(successor, "a second time")
+        assert self.record(operation).payload == ANSWER
+
+    def test_rollback_leaves_nothing(self) -> None:
+        """A claim that is rolled back was never there."""
+        if not self.store.supports_transactions:
+            return
+        operation = an_operation()
+        try:
+            with self.store.transaction():
+                self.store.complete(self.claim(operation), ANSWER)
+                raise InterruptedError
+        except InterruptedError:
+            pass
+        assert self.store.get(operation.key, operation.scope) is None
+        assert self.completed(operation).attempt == 1
+
+    def test_on_commit_follows_the_transaction(self) -> None:
+        """A callback for the commit is called after it, once, and never after a rollback."""
+        calls: list[str] = []
+        with self.store.transaction():
+            self.store.on_commit(lambda: calls.append("committed"))
+            assert calls == ([] if self.store.supports_transactions else ["committed"])
+        try:
+            with self.store.transaction():
+                if self.store.supports_transactions:
+                    self.store.on_commit(lambda: calls.append("rolled back"))
+                raise InterruptedError
+        except InterruptedError:
+            pass
+        assert calls == ["committed"]
+
+    # For callers that are async.
+
+    def test_called_from_an_event_loop(self) -> None:
+        """In the thread where an event loop calls it, each method does what it always does."""
+
+        async def both() -> None:
+            claim = await sync_to_async(self.store.acquire)(an_operation(lease=SECOND * 99))
+            assert isinstance(claim, Claim)
+            assert await sync_to_async(self.store.extend)(claim, 99)
+            assert await sync_to_async(self.store.complete)(claim, ANSWER)
+            assert not await sync_to_async(self.store.fail)(claim, "late")
+            record = await sync_to_async(self.store.get)(claim.key, claim.scope)
+            assert record is not None
+            assert record.payload == ANSWER
+            await sync_to_async(self.store.record_replay)(record, claim.operation)
+            known = await sync_to_async(self.store.recall)(claim.operation)
+            assert known is None or known.payload == ANSWER
+
+        async_to_sync(both)()
+
+    # Replays.
+
+    def test_replay_starts_a_new_lifetime(self) -> None:
+        """With ``extend_on_replay`` the time to live counts from the last use."""
+        operation = an_operation(ttl=timedelta(milliseconds=1))
+        self.completed(operation)
+        self.expire(operation)
+        longer = an_operation(key=operation.key, ttl=timedelta(hours=1), extend_on_replay=True)
+        with self.store.transaction():
+            self.store.record_replay(self.record(operation), longer)
+        kept = self.record(operation)
+        assert kept.payload == ANSWER
+        if self.store.supports_transactions:  # the memory store keeps the time to live it knows
+            assert not kept.expired
+
+    def test_simultaneous_replays(self) -> None:
+        """Simultaneous replays neither wait for one another nor are refused."""
+        operation = an_operation()
+        self.completed(operation)
+
+        def replay() -> Payload | None:
+            with self.store.transaction():
+                found = self.store.acquire(operation)
+                assert isinstance(found, Record)
+                if not found.counted:
+                    self.store.record_replay(found, operation)
+            return found.payload
+
+        assert in_threads([replay] * 16) == [ANSWER] * 16
+
+    # The end of a record.
+
+    def test_purge_takes_the_oldest(self) -> None:
+        """Purge deletes expired records, the oldest first, up to its limit."""
+        first, second = (an_operation(ttl=timedelta(milliseconds=1)) for _ in range(2))
+        alive, kept = (
+            an_operation(),
+            an_operation(ttl=timedelta(milliseconds=1), retention=SECOND * 99),
+        )
+        for operation in (first, second, alive, kept):
+            self.completed(operation)
+            if operation is not alive:
+                self.expire(operation)
+        if self.forgets_expired:
+            assert self.store.purge(timedelta(0), 10) == self.store.purgeable(timedelta(0)) == 0
+            return
+        eventually(lambda: self.store.purgeable(timedelta(0)) == 2)
+        assert self.store.purge(SECOND * 99, 10) == 0
+        assert self.store.purge(timedelta(0), 1) == 1
+        assert self.store.get(first.key, first.scope) is None
+        assert self.store.purge(timedelta(0), 10) == 1
+        assert self.store.purge(timedelta(0), 10) == 0
+        assert self.store.purgeable(timedelta(0)) == 0
+        for operation in (alive, kept):
+            assert self.record(operation).payload == ANSWER
+
+    def test_purge_spares_what_is_in_progress(self) -> None:
+        """A record in progress is not purged, however old it is."""
+        operation = an_operation(ttl=timedelta(milliseconds=1))
+        with self.store.transaction():
+            claim = self.claim(operation)
+            assert self.store.purge(timedelta(0), 10) == 0
+            assert self.store.complete(claim, ANSWER)
+
+
+class BatchesContract(StepsContract):
+    """What is done to many operations at once is what would be done to each of them alone."""
+
+    def several(self, count: int, **changes: object) -> list[Operation]:
+        """Operations with keys of their own."""
+        return [an_operation(**changes) for _ in range(count)]
+
+    def around(self, operations: Sequence[Operation]) -> AbstractContextManager[None]:
+        """The transaction that claims without a lease need."""
+        return nullcontext() if operations[0].lease else self.store.transaction()
+
+    def claims(self, operations: Sequence[Operation]) -> list[Claim]:
+        """The claims on operations that are all free."""
+        found = self.store.acquire_many(operations)
+        claims = [claim for claim in found if isinstance(claim, Claim)]
+        assert [claim.operation for claim in claims] == list(operations)
+        return claims
+
+    def test_no_batch(self) -> None:
+        """An empty batch is no error."""
+        assert list(self.store.acquire_many([])) == []
+        assert list(self.store.complete_many([])) == []
+        assert list(self.store.get_many([])) == []
+
+    def test_records_of_a_batch(self) -> None:
+        """Several records are read in the order in which they are asked for, missing ones too."""
+        operations = self.several(3, lease=SECOND * 99)
+        self.claims(operations[:2])
+        names = [(operation.key, operation.scope) for operation in reversed(operations)]
+        found = self.store.get_many(names)
+        assert [record and record.key for record in found] == [None, names[1][0], names[2][0]]
+
+    def test_batch_is_claimed_and_completed(self) -> None:
+        """Each operation of a batch gets a claim of its own, and each claim its own answer."""
+        for lease in (None, SECOND * 99):
+            operations = self.several(20, lease=lease)
+            bodies = [None, b"", bytes(range(256)), *(b"%d" % n for n in range(17))]
+            answers = [Payload(200 + n, (("X", f"{n}é"),), body) for n, body in enumerate(bodies)]
+            with self.around(operations):
+                claims = self.claims(operations)
+                assert len({claim.token for claim in claims}) == 20
+                assert {claim.attempt for claim in claims} == {1}
+                done = self.store.complete_many(list(zip(claims, answers, strict=True)))
+                assert list(done) == [True] * 20
+            records = [self.record(operation) for operation in operations]
+            assert [record.payload for record in records] == answers
+            assert {record.fingerprint for record in records} == {"f" * 64}
+            found = self.acquired_many(operations)
+            assert [one.payload for one in found if isinstance(one, Record)] == answers
+
+    def acquired_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
+        """Acquire a batch and let go."""
+        with self.around(operations):
+            return self.store.acquire_many(operations)
+
+    def test_batch_of_all_kinds(self) -> None:
+        """New, failed, interrupted, expired, running, completed and held: each as it is alone."""
+        new, running = self.several(2, lease=SECOND * 99)
+        late, held = self.interrupted(), self.interrupted(hold=True)
+        failed, done, old = self.leased(), self.leased(), self.leased(ttl=MOMENT)
+        assert isinstance(self.store.acquire(running), Claim)
+        assert self.store.fail(failed, "no")
+        assert self.store.complete(done, ANSWER)
+        assert self.store.complete(old, ANSWER)
+        self.expire(old.operation)
+        asked = [c.operation for c in (late, held, failed, done, old)]
+        again = [replace(one, lease=SECOND * 99, ttl=SECOND * 99) for one in asked]
+        found = self.store.acquire_many([again[0], running, *again[1:], new])
+        attempts = [one.attempt if isinstance(one, Claim) else one.status for one in found]
+        progress, expired = Status.IN_PROGRESS, 1 if self.forgets_expired else 2
+        assert attempts == [2, progress, progress, 2, Status.COMPLETED, expired, 1]
+        assert isinstance(found[2], Record)
+        assert found[2].held
+        assert isinstance(found[4], Record)
+        assert found[4].payload == ANSWER
+        claims = [one for one in found if isinstance(one, Claim)]
+        assert claims[0].interrupted
+        assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
+        assert not self.store.complete(late, ANSWER)
+
+    def test_same_operation_twice_in_a_batch(self) -> None:
+        """An operation that is there twice is claimed once, and replayed each time."""
+        for lease in (None, SECOND * 99):
+            one, other = self.several(2, lease=lease)
+            twin = replace(one, fingerprint="0" * 64)
+            batch = [one, other, one, twin]
+            with self.around(batch):
+                found = self.store.acquire_many(batch)
+                kinds = [isinstance(each, Claim) for each in found]
+                assert kinds == [True, True, False, False]
+                assert in_words(found[2]) == in_words(found[3]) == "in progress"
+                claims = [each for each in found if isinstance(each, Claim)]
+                assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
+            replays = [each for each in self.acquired_many(batch) if isinstance(each, Record)]
+            assert [each.payload for each in replays] == [ANSWER] * 4
+
+    def test_late_owner_in_a_batch(self) -> None:
+        """Of several answers, those of late owners are not written; the others are."""
+        mine, late = self.leased(), self.interrupted()
+        successor = self.taken_over(late)
+        other = Payload(500, (), b"late")
+        done = self.store.complete_many([(late, other), (mine, ANSWER), (successor, ANSWER)])
+        assert list(done) == [False, True, True]
+        assert list(self.store.complete_many([(mine, other)])) == [False]
+        assert self.record(late.operation).payload == self.record(mine.operation).payload == ANSWER
+
+    def test_rollback_of_a_batch(self) -> None:
+        """A batch that is rolled back was never there."""
+        if not self.store.supports_transactions:
+            return
+        operations = self.several(3)
+        try:
+            with self.store.transaction():
+                self.store.complete_many([(c, ANSWER) for c in self.claims(operations)])
+                raise InterruptedError
+        except InterruptedError:
+            pass
+        assert not any(self.store.get(each.key, each.scope) for each in operations)
+
+    def test_overlapping_batches(self) -> None:
+        """Batches in opposite order race for the same keys: one owner each, and no deadlock."""
+        for lease in (None, SECOND * 99):
+            operations = self.several(30, lease=lease)
+            batches = [operations, operations[::-1]] * 4
+            owners = in_threads([partial(self._contend, batch) for batch in batches])
+            claimed = [claim.key for owner in owners for claim in owner]
+            assert len(claimed) == len(set(claimed))
+            rest = self._contend(operations)  # where somebody has to try again
+            assert sorted(claimed + [claim.key for claim in rest]) == sorted(
+                operation.key for operation in operations
+            )
+            assert all(self.record(operation).payload == ANSWER for operation in operations)
+
+    def _contend(self, batch: Sequence[Operation]) -> list[Claim]:
+        with self.around(batch):
+            found = self.store.acquire_many(batch)
+            claims = [claim for claim in found if isinstance(claim, Claim)]
+            assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
+            return claims
