@@ -39,6 +39,8 @@ from ..stores import stores
 from ..stores.codec import encode
 from ..tracing.timelines import HELD, INTERRUPTED, STATES, Moment, state_of
 
+__all__ = ["ACTIONS", "Action"]
+
 
 class Action(forms.Form):
     """One of the things that an operator can do; its fields are what the operator enters for it.

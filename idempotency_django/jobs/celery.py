@@ -36,6 +36,8 @@ from ..policy.canonical import canonical, content_digest
 from ..records import Status, derived_key, reference
 from .functions import KeyRule, check_rule, enqueue, fingerprint_of, key_of
 
+__all__ = ["IdempotentTask"]
+
 CAUSED_BY: Final = "idempotency_caused_by"
 """The header: the reference of the record of the operation that sent the message."""
 

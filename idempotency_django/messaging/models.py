@@ -9,6 +9,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import ExactCharField
 
+__all__ = ["InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
+
 
 class StreamPosition(models.Model):
     """How far one stream is processed. One row per stream, however many messages it has."""

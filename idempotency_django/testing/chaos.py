@@ -47,6 +47,8 @@ from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ..records import Status
 from ..stores import stores
 
+__all__ = ["Report", "Service", "Trial", "chaos", "crash_point"]
+
 ACKNOWLEDGEMENT: Final = "the acknowledgement"
 """The last boundary: the handler has returned, and nobody knows it yet."""
 

@@ -195,7 +195,7 @@ def test_chunked(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     assert "Transfer-Encoding: chunked" in problem["detail"]
     [record] = [each for each in caplog.records if each.name == "idempotency_django"]
     assert record.levelname == "WARNING"
-    assert "A delivery of shop was refused: The delivery came in chunks" in record.getMessage()
+    assert "A delivery of shop is malformed: The delivery came in chunks" in record.getMessage()
     assert inbox.rows().count() == 0
 
 

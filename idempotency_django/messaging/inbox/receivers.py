@@ -418,9 +418,10 @@ class WebhookReceiver(View):
         try:
             stored = self._receive(request)
         except IdempotencyError as error:
-            # One that cannot be understood is the fault of neither a stranger nor the message.
-            level = logging.WARNING if isinstance(error, DeliveryMalformed) else logging.INFO
-            logger.log(level, "A delivery of %s was refused: %s", self.source, error)
+            if isinstance(error, DeliveryMalformed):  # signed, so its sender is no stranger
+                logger.warning("A delivery of %s is malformed: %s", self.source, error)
+            else:
+                logger.info("A delivery of %s was refused: %s", self.source, error)
             response = problem_response(error)
             if response.status_code == 401:
                 response["WWW-Authenticate"] = "Signature"  # RFC 9110 wants a scheme

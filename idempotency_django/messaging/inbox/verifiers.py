@@ -22,6 +22,8 @@ from django.core.exceptions import ImproperlyConfigured
 from ...errors import DeliveryMalformed, SignatureRefused
 from ...policy.canonical import canonical
 
+__all__ = ["Contents", "GitHub", "Hmac", "StandardWebhooks", "Stripe", "Verifier"]
+
 logger = logging.getLogger("idempotency_django")
 
 Headers = Mapping[str, str]
