@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.messaging.models import OutboxLease, OutboxMessage
+from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish
 from idempotency_django.messaging.outbox.settling import retry
 from idempotency_django.models import DatabaseNow, IdempotencyKey
@@ -26,7 +26,6 @@ LONGEST = 120  # seconds
 def relayed() -> int:
     """Have another process relay what is there, as if all leases were over; how it ended."""
     past = DatabaseNow() - timedelta(days=1)
-    OutboxLease.objects.exclude(expires_at=None).update(expires_at=past)
     OutboxMessage.objects.filter(state="pending").update(process_after=past)
     IdempotencyKey.objects.exclude(lease_expires_at=None).update(lease_expires_at=past)
     with running("-m", "tests.outbox.killing", env=environment()) as process:
