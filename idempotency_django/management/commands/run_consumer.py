@@ -21,7 +21,7 @@ from ...messaging.consumers import Consumer, consumer_at, consumers
 
 TRANSPORTS: Final = ("kafka", "rabbitmq", "sqs")
 
-_PACKAGE: Final = "idempotency_django.messaging.transports"
+_PACKAGE: Final = "idempotency_django.messaging.brokers"
 _FUNCTIONS: Final = ("event", "sender")
 _FROM_ENVIRONMENT: Final = "env:"
 

@@ -196,7 +196,7 @@ def run(
         config: the configuration of librdkafka, with at least ``bootstrap.servers``.
         dead_letter: the topic for messages that cannot be handled; required where
             ``idempotency_django.messaging`` is not installed to keep them.
-        options: see :class:`~idempotency_django.messaging.transports.options.Options`.
+        options: see :class:`~idempotency_django.messaging.brokers.loop.Options`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used, or there is no place for messages that

@@ -302,7 +302,7 @@ def run(
             outbox does: durable quorum queues.
         bindings: with ``declare``: topic exchanges, which are declared as well, and the routing key
             by which each is bound to the queue, such as ``{"shop": "order.#"}``.
-        options: see :class:`~idempotency_django.messaging.transports.options.Options`.
+        options: see :class:`~idempotency_django.messaging.brokers.loop.Options`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used, there is no such queue, or no place for

@@ -200,7 +200,7 @@ def run(
         visibility: seconds after which SQS delivers again what a process that died has received.
         wait: seconds that a call waits for messages, 1 to 20; SIGTERM waits for the call.
         client: arguments for ``boto3.client``, such as ``{"region_name": "eu-central-1"}``.
-        options: see :class:`~idempotency_django.messaging.transports.options.Options`.
+        options: see :class:`~idempotency_django.messaging.brokers.loop.Options`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used.
