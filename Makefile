@@ -65,7 +65,7 @@ DUPLICATES := tests/e2e/test_duplicates.py
 
 # What these test is above the database: the first run is enough, whatever the driver.
 ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, \
-    answer_forms benchmarks browsable_api browsers callers calls celery_checks celery_redis \
+    answer_forms imports benchmarks browsable_api browsers callers calls celery_checks celery_redis \
     check_hints checks conf conformance derived_keys drf_responses errors events fingerprints \
     frameworks hosts http idempotent_jobs inventory keys metadata opening plain_data policy probe \
     public_names redis_store replay_authorization retry_loops scopes seals seams shared_redis status \

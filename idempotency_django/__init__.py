@@ -1,8 +1,57 @@
-import logging
+"""Makes unsafe operations safe to retry: one request, one effect, and retries get the first answer.
 
+What every project uses can be imported from here. The rest has a package of its own each:
+``drf``, ``jobs``, ``messaging``, ``concurrency``, ``testing``.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from .lazy import lazily
 from .logs import escape_message
+
+if TYPE_CHECKING:
+    from .decorators import idempotency_exempt, idempotent, part_of_view
+    from .engine.context import ExecutionContext, current_execution
+    from .errors import IdempotencyError
+    from .functions import aidempotent_call, idempotent_call
+    from .policy import API, PAYMENT, WEBHOOK, Policy
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "API",
+    "PAYMENT",
+    "WEBHOOK",
+    "ExecutionContext",
+    "IdempotencyError",
+    "Policy",
+    "aidempotent_call",
+    "current_execution",
+    "idempotency_exempt",
+    "idempotent",
+    "idempotent_call",
+    "part_of_view",
+]
+
 # Here, because every module of the package is imported after this one and logs under this name.
 logging.getLogger("idempotency_django").addFilter(escape_message)
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    globals(),
+    {
+        "API": "policy",
+        "ExecutionContext": "engine.context",
+        "IdempotencyError": "errors",
+        "PAYMENT": "policy",
+        "Policy": "policy",
+        "WEBHOOK": "policy",
+        "aidempotent_call": "functions",
+        "current_execution": "engine.context",
+        "idempotency_exempt": "decorators",
+        "idempotent": "decorators",
+        "idempotent_call": "functions",
+        "part_of_view": "decorators",
+    },
+)

@@ -64,7 +64,7 @@ IDEMPOTENCY: dict[str, Any] = {
     # No broker: the process that sends a message hands it to its consumer. See background.py.
     "OUTBOX": {
         "payments": {
-            "BACKEND": "idempotency_django.messaging.brokers.local.LocalPublisher",
+            "BACKEND": "local",
             "OPTIONS": {"consumers": ["testproject.payments.published.bookkeeping"]},
             "NOTIFY": True,
         },

@@ -24,7 +24,9 @@ from django.db import connections, transaction
 from django.db.models import F, Func, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
+from ..engine.steps import named
 from ..models import DatabaseNow
+from ..stores.database.dialects import plain
 from .databases import unindexed
 
 PENDING: Final = "pending"
@@ -251,3 +253,11 @@ def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:
     """Those of a few rows that are in one of the states, which must not be how they are found."""
     chosen: QuerySet[Any] = rows.alias(now=unindexed(F("state"))).filter(now__in=states)
     return chosen
+
+
+LONGEST: Final = 4000  # characters
+
+
+def reason(error: BaseException) -> str:
+    """The error as a text that a table can keep, although it may quote what a stranger has sent."""
+    return plain(named(error), LONGEST)

@@ -19,8 +19,8 @@ from ..policy import keys, scopes
 from ..records import reference, referred
 from ..tracing import register
 from ..tracing.timelines import UNREACHABLE, Confidential, Entry, Member, logged
-from .consumers import SENDER, message_id_of
 from .databases import database
+from .dead_letters import SENDER, message_id_of
 from .events import Event
 from .models import InboxMessage, InboxState, OutboxMessage, OutboxState
 

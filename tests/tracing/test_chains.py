@@ -24,7 +24,8 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import MessageParked
 from idempotency_django.functions import idempotent_call
 from idempotency_django.jobs.celery import IdempotentTask
-from idempotency_django.messaging.consumers import Consumer, park
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.dead_letters import park
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish

@@ -14,7 +14,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.messaging import consumers as parking
+from idempotency_django.messaging import dead_letters
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage
@@ -132,7 +132,7 @@ def test_batches(broker: Broker) -> None:
 @pytest.mark.parametrize("transport", ["kafka", "rabbitmq", "sqs"])
 def test_without_the_app(place: Any, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no table to park messages in, the broker keeps them in its dead letters."""
-    monkeypatch.setattr(parking, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
     billing, broker = Billing(), place(transport)
     lost = paid("u", type="order.lost")
     broker.publish(MALFORMED, lost, paid("a"))
@@ -183,7 +183,7 @@ def test_no_place_for_dead_letters(
     place: Any, transport: str, told: str, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a place for what cannot be handled, a consumer does not start: nothing is lost."""
-    monkeypatch.setattr(parking, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
     broker = place(transport, **({"redrive": False} if transport == "sqs" else {}))
     broker.publish(paid("a"), MALFORMED, paid("u", type="order.lost"))
     with pytest.raises(ImproperlyConfigured, match=told):
@@ -196,7 +196,7 @@ def test_dead_letters_of_rabbitmq(place: Any, monkeypatch: pytest.MonkeyPatch) -
     """A dead letter is the message as it came, with the reason; no property of it makes RabbitMQ
     refuse it, let it expire or send it elsewhere.
     """
-    monkeypatch.setattr(parking, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
     broker = place("rabbitmq")
     event = paid("u", type="order.lost")
     headers, body = event.to_http()
@@ -343,7 +343,7 @@ def test_dead_letters_that_cannot_be_read(
     place: Any, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a message is a dead letter like others where there is no table to park it in."""
-    monkeypatch.setattr(parking, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
     billing, broker = Billing(), place("rabbitmq")
     broker.publish_frames(UNREADABLE[which], MALFORMED)
     broker.publish(paid("b"))

@@ -19,7 +19,7 @@ from idempotency_django.errors import (
     StoreUnavailable,
     UnknownEventType,
 )
-from idempotency_django.messaging import consumers as parking
+from idempotency_django.messaging import dead_letters
 from idempotency_django.messaging.brokers import loop as running
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
@@ -147,14 +147,14 @@ def test_the_database_stays_down(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parking_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is not forgotten before it is parked."""
-    real = parking.park_raw
+    real = dead_letters.park_raw
     outage = raising(*[OperationalError("gone")] * 4)  # the message, and the trial after it, twice
 
     def park_raw(*arguments: Any) -> None:
         outage()
         real(*arguments)
 
-    monkeypatch.setattr(parking, "park_raw", park_raw)
+    monkeypatch.setattr(dead_letters, "park_raw", park_raw)
     done = Memory(message(b"{")).run(Billing().consumer)
     assert done == ["open", *["beat ?"] * 2, "acknowledge ?", "close"]
     assert InboxMessage.objects.get().source == "consumer:billing"
@@ -167,14 +167,14 @@ def test_a_message_that_cannot_be_parked(
     """What the database does not take, although it takes others, stays at its broker, and holds up
     nobody.
     """
-    real = parking.park_raw
+    real = dead_letters.park_raw
 
     def park_raw(consumer: Consumer, place: str, body: bytes, *arguments: Any) -> None:
         real(consumer, place, body, *arguments)
         if len(body) > 100:
             raise error
 
-    monkeypatch.setattr(parking, "park_raw", park_raw)
+    monkeypatch.setattr(dead_letters, "park_raw", park_raw)
     memory = Memory(message(b"x" * 200, "large"), message(b"{", "small"), message(paid("a")))
     done = memory.run(Billing().consumer)
     assert done == ["open", "postpone large", "acknowledge small", "acknowledge a", "close"]
@@ -215,7 +215,7 @@ def test_unknown_types_stop() -> None:
 
 def test_without_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a table to park in, the broker keeps what is not acknowledged, its neighbours are."""
-    monkeypatch.setattr(parking, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
     memory = Memory(message(b"{"), message(paid("a")))
     assert memory.run(Billing().consumer, batch=2) == [
         "open",
@@ -227,7 +227,7 @@ def test_without_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_broker_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the broker has no place either, the loop ends, and acknowledges its neighbours first."""
-    monkeypatch.setattr(parking, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
     memory = Memory(message(b"{"), message(paid("a")))
     memory.when["reject"] = raising(ImproperlyConfigured("no place"))
     with pytest.raises(ImproperlyConfigured, match="no place"):
@@ -386,9 +386,9 @@ def test_another_event_under_its_id() -> None:
     first, second = paid("a", data=1), paid("a", data=2)
     consumer = billing.consumer
     for event, error in [(first, ValueError()), (first, ValueError())]:
-        parking.park(consumer, event, error)
+        dead_letters.park(consumer, event, error)
     for event in (second, second):
-        parking.park(consumer, event, FingerprintMismatch())
+        dead_letters.park(consumer, event, FingerprintMismatch())
     bodies = {bytes(row.body).decode() for row in InboxMessage.objects.all()}
     assert bodies == {first.to_json(), second.to_json()}
     assert InboxMessage.objects.count() == 2
@@ -398,9 +398,9 @@ def test_another_event_under_its_id() -> None:
 def test_parked_again(before: str, after: str) -> None:
     """One that was handled is parked again; one that an operator has sent on its way is not."""
     consumer = Billing().consumer
-    parking.park(consumer, paid("a"), ValueError("first"))
+    dead_letters.park(consumer, paid("a"), ValueError("first"))
     InboxMessage.objects.update(state=before)
-    parking.park(consumer, paid("a"), ValueError("second"))
+    dead_letters.park(consumer, paid("a"), ValueError("second"))
     row = InboxMessage.objects.get()
     assert row.state == after
     assert row.error == ("ValueError: second" if after == "parked" else "ValueError: first")

@@ -20,7 +20,7 @@ from idempotency_django.errors import (
     StoreUnavailable,
     UnknownEventType,
 )
-from idempotency_django.messaging import consumers as parking
+from idempotency_django.messaging import dead_letters
 from idempotency_django.messaging.consumers import Consumer, Duplicate
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox import processing
@@ -463,12 +463,12 @@ def test_parked_for_another_event(inbox: Inbox, action: Any) -> None:
             behaviour["billing"] = fail
             with pytest.raises(MessageParked) as parked:
                 failing.handle(first)
-            parking.park(failing, first, parked.value)
+            dead_letters.park(failing, first, parked.value)
         else:
             failing.handle(first)
         with pytest.raises(FingerprintMismatch) as mismatch:
             failing.handle(second)
-        parking.park(failing, second, mismatch.value)
+        dead_letters.park(failing, second, mismatch.value)
         before = IdempotencyKey.objects.using(inbox.alias).values().get()
         parked = inbox.rows().get(message_id__contains="#e-1#")
         if action is reprocess:
@@ -506,7 +506,7 @@ def test_parked_by_a_federated_consumer(inbox: Inbox) -> None:
     ):
         with pytest.raises(MessageParked) as parked:
             ledger.handle(event, sender="north")
-        parking.park(ledger, event, parked.value, sender="north")
+        dead_letters.park(ledger, event, parked.value, sender="north")
         behaviour.clear()
         retry(inbox.rows().get().pk, by="ann")
         assert process_due() == {"handled": 1}
@@ -523,12 +523,12 @@ def test_parked_for_what_it_is(inbox: Inbox) -> None:
             "CONSUMERS": ["tests.webhooks.test_processing.failing"],
         }
     ):
-        parking.park_raw(failing, "orders/0/17", b"\xff", ValueError("It is not an event."))
+        dead_letters.park_raw(failing, "orders/0/17", b"\xff", ValueError("It is not an event."))
         with pytest.raises(NotSettled, match="not JSON"):
             retry(inbox.rows().get().pk, by="ann")
         assert inbox.states() == ["parked"]
         inbox.rows().delete()
-        parking.park(failing, lost, UnknownEventType("There is no handler for it."))
+        dead_letters.park(failing, lost, UnknownEventType("There is no handler for it."))
         retry(inbox.rows().get().pk, by="ann")
         assert process_due() == {"parked": 1}
 

@@ -12,8 +12,9 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
-from ..consumers import Consumer, reason
+from ..consumers import Consumer
 from ..outbox.publishers import Lines, Outgoing, Publisher
+from ..queue import reason
 from .loop import NO_DEAD_LETTERS, Chosen, Incoming, Loop, Options, Partition, Transport
 
 logger = logging.getLogger("idempotency_django")

@@ -11,10 +11,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signing import BadSignature
 
 from ...errors import MessageParked, OperationInProgress, StoreUnavailable, UnknownEventType
-from ..consumers import Consumer, consumer_at, reason
+from ..consumers import Consumer, consumer_at
 from ..outbox.calls import Call, EndsProcesses
 from ..outbox.publishers import Outgoing, Publisher, Refused, SendLater, away, in_order
 from ..outbox.publishing import topic
+from ..queue import reason
 
 
 class LocalPublisher(Publisher):

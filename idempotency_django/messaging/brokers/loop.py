@@ -25,7 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
 from ...errors import OperationInProgress, StoreUnavailable, UnknownEventType
-from .. import consumers as parking
+from .. import dead_letters
 from .. import events as envelopes
 from ..consumers import Consumer, Duplicate, Failed, Handled, Outcome
 from ..events import Event
@@ -482,7 +482,7 @@ class Handover:
             self._consumer.name,
             exc_info=error,
         )
-        if not parking.can_park():
+        if not dead_letters.can_park():
             self._over(message)
             return Rejected(error)
         try:
@@ -496,7 +496,7 @@ class Handover:
 
         Such a message must not hold up all others, and must not be lost either.
         """
-        if not parking.takes_others(self._consumer):
+        if not dead_letters.takes_others(self._consumer):
             return Unavailable(error)
         logger.error(
             "The message at %s (%d bytes) cannot be parked: the database takes others, but not "
@@ -518,12 +518,12 @@ class Handover:
     def _park(self, message: Incoming, delivery: _Delivery | None, error: Exception) -> None:
         if delivery is not None:
             try:
-                parking.park(self._consumer, delivery.event, error, sender=delivery.sender)
+                dead_letters.park(self._consumer, delivery.event, error, sender=delivery.sender)
             except (ValueError, TypeError):  # data that a function of the project made
                 delivery = None
         if delivery is None:
             texts = message.texts
-            parking.park_raw(self._consumer, message.place, message.body, error, texts)
+            dead_letters.park_raw(self._consumer, message.place, message.body, error, texts)
 
     def _over(self, message: Incoming) -> Verdict:
         self._failures.pop(message.place, None)
@@ -584,7 +584,7 @@ class Loop:
         while not self._stop.is_set():
             try:
                 self._transport.open()
-                if not parking.can_park():
+                if not dead_letters.can_park():
                     self._transport.refuse_loss()
                 while not self._stop.is_set():
                     self._round()

@@ -34,8 +34,9 @@ from kombu import Connection, Queue
 from kombu import Consumer as Subscription
 from kombu.transport import pyamqp
 
-from ..consumers import Consumer, reason
+from ..consumers import Consumer
 from ..outbox.publishers import Away, Lines, Outgoing, Publisher, Refused
+from ..queue import reason
 from .loop import BEAT, NO_DEAD_LETTERS, Chosen, Incoming, Loop, Options, Transport, as_text
 
 

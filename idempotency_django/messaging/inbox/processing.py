@@ -27,10 +27,9 @@ from ...errors import (
 )
 from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
-from ..consumers import reason
 from ..databases import database, unindexed
 from ..models import InboxMessage, InboxState
-from ..queue import Queue
+from ..queue import Queue, reason
 from .receivers import CONSUMER, NobodyThere, handling_of, known_sources, receiver_of, receivers
 
 INBOX: Final = Queue(InboxMessage, ("source", "group"), "id", InboxState.PARKED)

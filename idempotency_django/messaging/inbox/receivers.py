@@ -37,17 +37,9 @@ from ...policy.canonical import content_digest
 from ...records import reference
 from ...stores import stores
 from ...stores.atomic_blocks import is_open
-from ..consumers import (
-    Consumer,
-    Handler,
-    Handling,
-    RecordOf,
-    consumers,
-    refuse_types,
-    refuse_unfit,
-    sender_of,
-)
+from ..consumers import Consumer, Handler, Handling, RecordOf, consumers, refuse_types, refuse_unfit
 from ..databases import database
+from ..dead_letters import sender_of
 from ..events import Event
 from ..models import InboxMessage, InboxState
 from .verifiers import Contents, Verifier

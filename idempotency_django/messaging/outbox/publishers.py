@@ -13,8 +13,8 @@ from typing import Any
 from django.core.checks import CheckMessage
 
 from ...records import reference
-from ..consumers import reason
 from ..events import Event
+from ..queue import reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

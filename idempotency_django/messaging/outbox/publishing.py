@@ -200,9 +200,20 @@ def _is_duration(value: Any) -> bool:
 
 
 ALL_OTHERS: Final = "*"
+_BROKERS: Final = "idempotency_django.messaging.brokers"
+BACKENDS: Final = {
+    "celery": f"{_BROKERS}.celery.CeleryPublisher",
+    "http": f"{_BROKERS}.http.HttpPublisher",
+    "kafka": f"{_BROKERS}.kafka.KafkaPublisher",
+    "local": f"{_BROKERS}.local.LocalPublisher",
+    "rabbitmq": f"{_BROKERS}.rabbitmq.KombuPublisher",
+    "sqs": f"{_BROKERS}.sqs.SqsPublisher",
+}
+"""The publishers of this package, by the short names that ``BACKEND`` takes as well."""
+
 OWN: Final = {
-    "after_commit": "idempotency_django.messaging.brokers.local.CallPublisher",
-    "celery": "idempotency_django.messaging.brokers.celery.CeleryPublisher",
+    "after_commit": f"{_BROKERS}.local.CallPublisher",
+    "celery": BACKENDS["celery"],
 }
 """The topics that are there without being named, for what only these publishers can send."""
 
@@ -237,7 +248,7 @@ class Topic:
 
     Attributes:
         name: letters, digits and ``_.-``.
-        backend: the path of its publisher's class.
+        backend: the path of its publisher's class, or a name of ``BACKENDS``.
         options: what the publisher is made with.
         source: the source of its events.
         max_attempts: how often the broker may refuse a message; ``None``: any number of times.
@@ -289,8 +300,15 @@ class Topic:
         Raises:
             ImproperlyConfigured: it cannot be made.
         """
+        path = BACKENDS.get(self.backend, self.backend)
+        if "." not in path:
+            raise ImproperlyConfigured(
+                f"The topic {self.name!r} has the BACKEND {self.backend!r}, which is none of this "
+                "package. Pass the path of a publisher, or a name. "
+                + did_you_mean(self.backend, BACKENDS, "Known names")
+            )
         try:
-            made = import_string(self.backend)(self.name, **self.options)
+            made = import_string(path)(self.name, **self.options)
         except ModuleNotFoundError as error:
             extra = _EXTRAS.get((error.name or "").partition(".")[0])
             what = f'Install "idempotency-django[{extra}]"' if extra else "Correct BACKEND"

@@ -29,10 +29,9 @@ from django.db.models import Count, F, Q, QuerySet
 
 from ...conf import conf
 from ...models import DatabaseNow
-from ..consumers import reason
 from ..databases import database, unindexed, with_zone
 from ..models import OutboxMessage, OutboxState
-from ..queue import Queue
+from ..queue import Queue, reason
 from .publishers import Away, NotBegun, Outgoing, Publisher, Refused, SendLater, away
 from .publishing import ALL_OTHERS, BLOCK, Topic, relayed, topic, topics
 from .waking import Ear

@@ -1,0 +1,30 @@
+"""Names that a package offers from its modules, each imported when it is first asked for (PEP 562).
+
+So `import idempotency_django` needs neither Django's settings nor an extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(
+    package: str, namespace: dict[str, Any], homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a package.
+
+    Args:
+        package: its name.
+        namespace: its ``globals()``, where a name is kept once it was imported.
+        homes: the names, and the module in the package that each comes from.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        namespace[name] = getattr(import_module(f"{package}.{homes[name]}"), name)
+        return namespace[name]
+
+    return get, lambda: sorted({*namespace, *homes})

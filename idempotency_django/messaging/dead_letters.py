@@ -1,0 +1,152 @@
+"""Parking: a message that cannot be handled is kept in a table, so that its broker may forget it.
+
+An operator finds it in the admin, and says when to handle it again. Without the app
+``idempotency_django.messaging`` there is no such table, and the broker has to keep the message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any, Final
+from urllib.parse import quote
+
+from django.apps import apps
+from django.db import Error as DatabaseFault
+from django.db import connections, transaction
+
+from ..errors import FingerprintMismatch
+from ..models import DatabaseNow
+from ..policy import keys
+from ..stores.database.dialects import plain
+from .consumers import Consumer
+from .databases import database
+from .events import Event
+from .queue import reason
+
+SENDER: Final = "idempotency-sender"
+"""The header that says who sent a message to a federated consumer."""
+
+_APP: Final = "idempotency_messaging"
+_PARKED: Final = "parked"  # of InboxState, which can be imported only where the app is installed
+_OVER: Final = (_PARKED, "handled", "ignored")
+_TYPE_LENGTH: Final = 255
+_CAUSES: Final = 5
+
+
+def can_park() -> bool:
+    """Whether there is a table to park messages in."""
+    return apps.is_installed("idempotency_django.messaging")
+
+
+def park(consumer: Consumer, event: Event, error: Exception, *, sender: str = "") -> None:
+    """Keep an event that the consumer could not handle. It is durable when this returns.
+
+    The same event is kept once, however often it is parked.
+
+    Args:
+        consumer: the consumer.
+        event: the event.
+        error: why it could not be handled.
+        sender: who sent it; for a federated consumer.
+
+    Raises:
+        ValueError: the event's data is neither bytes nor what JSON can say.
+    """
+    body = event.to_json().encode()
+    message_id = _named(event.source, event.id)
+    if isinstance(error, FingerprintMismatch):  # another event has that id
+        message_id = f"{message_id}#{_digest(body)}"
+    headers = [(SENDER, sender)] if sender else []
+    _keep(consumer, message_id, event.type, body, error, headers)
+
+
+def message_id_of(source: str, event_id: str) -> str:
+    """The id that a parked event has in the table, unless it was parked as a different one."""
+    return keys.fit(_named(source, event_id))
+
+
+def sender_of(headers: Iterable[tuple[str, str]]) -> str:
+    """Who sent a parked event, by the headers that are kept with it; empty: it does not matter."""
+    return dict(headers).get(SENDER, "")
+
+
+def _named(source: str, event_id: str) -> str:
+    # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
+    return f"{quote(source, safe='/:?=&@+,;')}#{event_id}"
+
+
+def park_raw(
+    consumer: Consumer,
+    place: str,
+    body: bytes,
+    error: Exception,
+    headers: Iterable[tuple[str, str]] = (),
+) -> None:
+    """Keep a message that is not an event. It is durable when this returns.
+
+    Args:
+        consumer: the consumer.
+        place: where it was at its broker, the same at each delivery.
+        body: the message's body, as it came.
+        error: why it is not an event.
+        headers: the message's headers.
+    """
+    message_id = f"{place}#{_digest(body)}"
+    _keep(consumer, message_id, "", body, error, headers)
+
+
+def takes_others(consumer: Consumer) -> bool:
+    """Whether the table takes another message of this consumer now, of which nothing is left."""
+    using = database()
+    connections[using].close_if_unusable_or_obsolete()  # what failed may have cost the connection
+    try:
+        with transaction.atomic(using=using):
+            park_raw(consumer, "a trial", b"", ValueError())
+            transaction.set_rollback(True, using=using)
+    except DatabaseFault:
+        return False
+    return True
+
+
+def _keep(
+    consumer: Consumer,
+    message_id: str,
+    kind: str,
+    body: bytes,
+    error: Exception,
+    headers: Iterable[tuple[str, str]],
+) -> None:
+    rows = apps.get_model(_APP, "InboxMessage")._default_manager.using(database())
+    named: dict[str, Any] = {
+        "source": f"consumer:{consumer.name}",
+        "message_id": keys.fit(message_id),
+    }
+    found: dict[str, Any] = {"state": _PARKED, "error": _told(error), "process_after": None}
+    row = rows.model(
+        **named,
+        **found,
+        type=plain(kind, _TYPE_LENGTH),
+        headers=json.dumps([*headers]),
+        body=body,
+        digest=_digest(body),
+        received_at=DatabaseNow(),
+    )
+    rows.bulk_create([row], ignore_conflicts=True)
+    # One that an operator has just sent on its way again stays on its way.
+    rows.filter(**named, state__in=_OVER).update(**found, purge_at=None)
+
+
+def _told(error: Exception) -> str:
+    """The error and what caused it, one in each line."""
+    lines: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(lines) < _CAUSES:
+        lines.append(reason(cause))
+        cause = cause.__cause__
+    return "\n".join(lines)
+
+
+def _digest(body: bytes) -> str:
+    return sha256(body).hexdigest()

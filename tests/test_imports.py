@@ -1,0 +1,64 @@
+"""What can be imported from the top of the package, and what that does not need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+import idempotency_django
+from idempotency_django import messaging
+from idempotency_django.messaging.outbox.publishers import Publisher
+from idempotency_django.messaging.outbox.publishing import BACKENDS, Topic
+
+PACKAGES = (idempotency_django, messaging)
+OFFERED = [(package, name) for package in PACKAGES for name in package.__all__]
+
+
+@pytest.mark.parametrize(("package", "name"), OFFERED, ids=str)
+def test_offered(package: object, name: str) -> None:
+    """Each name is there, and is the one of its module."""
+    offered = getattr(package, name)
+    assert name in dir(package)
+    if hasattr(offered, "__name__"):
+        assert offered.__name__ == name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_unknown(package: object) -> None:
+    """Any other name is missing, with Python's own words."""
+    with pytest.raises(AttributeError, match="has no attribute 'polcy'"):
+        package.polcy  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_no_settings() -> None:
+    """Policies, decorators and consumers are imported without Django's settings."""
+    program = (
+        "from idempotency_django import Policy, idempotent, idempotency_exempt\n"
+        "from idempotency_django.messaging import Consumer, Event\n"
+        "from django.conf import settings\n"
+        "assert not settings.configured\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("name", "path"), BACKENDS.items())
+def test_short_names(name: str, path: str) -> None:
+    """Each short name of a ``BACKEND`` is that of a publisher of this package."""
+    assert issubclass(import_string(path), Publisher)
+    assert path.split(".")[-2] == name
+
+
+def test_short_name_in_a_topic() -> None:
+    """A topic takes it like the path."""
+    topic = Topic(name="orders", backend="local", options={"consumers": []})
+    assert type(topic.publisher()).__name__ == "LocalPublisher"
+
+
+def test_unknown_short_name() -> None:
+    """A name that is none is refused, with the one that was meant."""
+    with pytest.raises(ImproperlyConfigured, match=r"BACKEND 'rabitmq'.*'rabbitmq'"):
+        Topic(name="orders", backend="rabitmq").publisher()
