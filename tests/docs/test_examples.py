@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,14 @@ def test_every_block_is_run(path: Path) -> None:
     """A page has no block of code in a language that nothing runs."""
     opened = re.findall(r"^ *```([\w{-][^\n]*)$", path.read_text(), re.MULTILINE)
     assert {info for info in opened if not info.startswith("{")} <= LANGUAGES | COMPARED
+
+
+def test_files_of_the_readme_stand_alone() -> None:
+    """Each file of the README imports what it uses: a reader copies it as it is."""
+    page = (ROOT / "README.md").read_text()
+    files = re.findall(r"^```python\n(# \S+\.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(files) == 7, [text.partition("\n")[0] for text in files]
+    for text in files:
+        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "-"]
+        found = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, text + found.stdout + found.stderr
