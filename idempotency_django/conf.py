@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Final, NoReturn
 
@@ -18,6 +19,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.module_loading import import_string
 
 from .errors import all_errors
 
@@ -31,6 +33,7 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 NAMES: Final = frozenset(
     {
+        "AROUND_EXECUTION",
         "CONSUMERS",
         "CREDENTIAL_COOKIES",
         "CREDENTIAL_HEADERS",
@@ -50,6 +53,8 @@ NAMES: Final = frozenset(
 """Every name that ``IDEMPOTENCY`` may hold; the system checks refuse others."""
 
 MIDDLEWARE: Final = "idempotency_django.middleware.IdempotencyMiddleware"
+
+_HOOKS: Final = "a list of the dotted paths of functions, such as ['shop.observing.span']"
 
 ALL_UNSAFE: Final = "unsafe"
 WITH_POLICY: Final = "with-policy"
@@ -87,6 +92,25 @@ class Settings:
                 f"The IDEMPOTENCY setting must be a dict, not {type(value).__name__}."
             )
         return value
+
+    @cached_property
+    def around_execution(self) -> tuple[Callable[..., AbstractContextManager[Any]], ...]:
+        """The hooks around every execution, the outermost first."""
+        value = self.raw.get("AROUND_EXECUTION", ())
+        if isinstance(value, list | tuple):
+            return tuple(self._hook(value, each) for each in value)
+        return self._refuse("AROUND_EXECUTION", value, _HOOKS)
+
+    def _hook(self, value: object, path: object) -> Callable[..., AbstractContextManager[Any]]:
+        try:
+            hook = import_string(path) if isinstance(path, str) else path
+        except ImportError as error:
+            raise ImproperlyConfigured(
+                f"IDEMPOTENCY['AROUND_EXECUTION'] lists {path!r}, which cannot be imported: {error}"
+            ) from error
+        if callable(hook):
+            return hook  # type: ignore[no-any-return]
+        return self._refuse("AROUND_EXECUTION", value, _HOOKS)
 
     @cached_property
     def consumers(self) -> Sequence[str]:

@@ -100,7 +100,7 @@ def test_ids_are_those_of_the_docs() -> None:
     ("name", "hint"),
     [
         ("STORE", "Did you mean 'STORES'?"),
-        ("XYZ", "Known names: CONSUMERS"),
+        ("XYZ", "Known names: AROUND_EXECUTION, CONSUMERS"),
         (1, "Known names"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cached_property
 
 import pytest
@@ -12,6 +13,7 @@ from django.test import override_settings
 from idempotency_django.conf import ALL_UNSAFE, DEFAULT_STORES, NAMES, Settings, conf
 
 DEFAULTS = {
+    "AROUND_EXECUTION": (),
     "CONSUMERS": (),
     "CREDENTIAL_COOKIES": ["sessionid"],
     "CREDENTIAL_HEADERS": ["Authorization", "X-Api-Key", "X-Auth-Token"],
@@ -28,6 +30,7 @@ DEFAULTS = {
     "STORES": DEFAULT_STORES,
 }
 OTHERS = {
+    "AROUND_EXECUTION": (nullcontext,),
     "CONSUMERS": ["shop.consumers.billing"],
     "CREDENTIAL_COOKIES": ["jwt"],
     "CREDENTIAL_HEADERS": [],

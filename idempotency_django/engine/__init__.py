@@ -13,12 +13,13 @@ from typing import Final
 
 from asgiref.sync import sync_to_async
 
-from ..records import Operation
+from ..records import Operation, Record
 from ..stores import Store
 from . import transactional
 from .context import ExecutionContext
 from .drivers import Awaiting, Blocking
 from .leased import Run
+from .observing import Unobserved, observe
 from .outcomes import (
     Admit,
     Executed,
@@ -49,6 +50,7 @@ __all__ = [
     "arun",
     "decide",
     "refusal",
+    "replay",
     "run",
 ]
 
@@ -66,6 +68,7 @@ def run(
     atomic: Atomic | None = None,
     undo: Callable[[], object] = nullcontext,
     admit: Admit | None = None,
+    observation: Unobserved | None = None,
 ) -> Outcome:
     """Execute the operation once, or return the outcome of its earlier execution.
 
@@ -87,6 +90,7 @@ def run(
             of. It is not called when nobody knows whether the transaction was committed.
         admit: called with the record before a replay is counted and announced; what it raises
             refuses the replay, and leaves this function.
+        observation: what is around it instead of the hooks of the settings.
 
     Raises:
         StoreUnavailable: nothing was executed, or all of it was rolled back.
@@ -96,21 +100,24 @@ def run(
     """
 
     wanted: Operation | None = operation
-    while wanted is not None:
-        if wanted.lease is None:
-            once = transactional.Run(store, wanted, execute, recover, atomic, undo, admit)
-            outcome = once.look() if wanted.wait is None else once.outcome(wanted.wait)
-        else:
-            driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
-            leased = Run(driver, store, wanted, wanted.lease, recover, around, admit)
-            outcome = driver.run(leased.outcome())
-        if isinstance(outcome, Executed):
-            return outcome  # its signals were sent on the way
-        wanted = _under_alias(outcome, wanted)
-    message = announcement(outcome)
-    if message:
-        send(message[0], operation, **message[1])
-    return outcome
+    with observation or observe(operation) as observed:
+        execute = observed.executing(execute)
+        while wanted is not None:
+            if wanted.lease is None:
+                once = transactional.Run(store, wanted, execute, recover, atomic, undo, admit)
+                observed.lasts(once.after)
+                outcome = once.look() if wanted.wait is None else once.outcome(wanted.wait)
+            else:
+                driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
+                leased = Run(driver, store, wanted, wanted.lease, recover, around, admit)
+                outcome = driver.run(leased.outcome())
+            if isinstance(outcome, Executed):
+                return observed.ended(outcome)  # its signals were sent on the way
+            wanted = _under_alias(outcome, wanted)
+        message = announcement(outcome)
+        if message:
+            send(message[0], operation, **message[1])
+        return observed.ended(outcome)
 
 
 async def arun(
@@ -134,14 +141,29 @@ async def arun(
             "transaction can span a coroutine function."
         )
     wanted: Operation | None = operation
-    while wanted is not None:
-        driver, around = Awaiting(execute), _NONE.around_handler(store)
-        leased = Run(driver, store, wanted, operation.lease, recover, around, admit)
-        outcome = await driver.run(leased.outcome())
-        wanted = _under_alias(outcome, wanted)
-    message = announcement(outcome)
-    if message:  # in a thread: a receiver may ask the database
-        await sync_to_async(send)(message[0], operation, **message[1])
+    with observe(operation) as observed:
+        execute = observed.executing(execute)
+        while wanted is not None:
+            driver, around = Awaiting(execute), _NONE.around_handler(store)
+            leased = Run(driver, store, wanted, operation.lease, recover, around, admit)
+            outcome = await driver.run(leased.outcome())
+            wanted = _under_alias(outcome, wanted)
+        message = announcement(outcome)
+        if message:  # in a thread: a receiver may ask the database
+            await sync_to_async(send)(message[0], operation, **message[1])
+        return observed.ended(outcome)
+
+
+def replay(record: Record, operation: Operation) -> Replayed | None:
+    """The outcome if a record that the caller has read is a replay of the operation, else none."""
+    outcome = decide(record, operation)
+    if not isinstance(outcome, Replayed):
+        return None
+    with observe(operation) as observed:
+        message = announcement(outcome)
+        if message:
+            send(message[0], operation, **message[1])
+        observed.ended(outcome)
     return outcome
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 
 from django.db import connections
 
 from .. import signals
+from ..conf import conf
 from ..errors import ROLLED_BACK_MESSAGE, UNCONFIRMED_MESSAGE, ClaimLost, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from . import run
 from .context import CURRENT, ExecutionContext
+from .observing import UNOBSERVED, Observation
 from .outcomes import (
     Executed,
     InProgress,
@@ -170,7 +173,36 @@ def run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
     Returns:
         For each, in their order: its outcome, or what it raised.
     """
-    return _Batch(store, items).ended()
+    if not conf.around_execution:
+        return _Batch(store, items).ended()
+    observed = [_ObservedItem(item) for item in items]
+    ended = _Batch(store, [each.item for each in observed]).ended()
+    for each, end in zip(observed, ended, strict=True):
+        each.leave(end)
+    return ended
+
+
+class _ObservedItem:
+    """An item and the hooks around it, in a context of their own: they overlap those of others.
+
+    They are entered before the batch and left after it, once, however often it is begun again.
+    """
+
+    def __init__(self, item: Item) -> None:
+        self._observation, self._context = Observation(item.operation), copy_context()
+        self._context.run(self._observation.__enter__)
+        self._execute = self._observation.executing(item.execute)
+        self.item = Item(item.operation, self._executed)
+
+    def _executed(self, execution: ExecutionContext) -> Result:
+        self._context.run(CURRENT.set, execution)
+        return self._context.run(self._execute, execution)
+
+    def leave(self, ended: Outcome | Exception) -> None:
+        error = ended if isinstance(ended, Exception) else None
+        if not isinstance(ended, Exception):
+            self._observation.ended(ended)
+        self._context.run(self._observation.__exit__, None, error, None)
 
 
 class _Batch:
@@ -215,7 +247,7 @@ class _Batch:
 
         ended: Outcome | Exception
         try:
-            ended = run(self.store, item.operation, execute, _raise)
+            ended = run(self.store, item.operation, execute, _raise, observation=UNOBSERVED)
         except Exception as error:  # noqa: BLE001  # it is the item's, whatever it is
             ended = error
         if self._lost and isinstance(ended, StoreUnavailable):
@@ -238,7 +270,7 @@ class _Batch:
             raise known
 
         try:
-            return run(self.store, item.operation, execute, _raise)
+            return run(self.store, item.operation, execute, _raise, observation=UNOBSERVED)
         except Exception as again:  # noqa: BLE001  # then nobody knows
             return known if again is known else error
 

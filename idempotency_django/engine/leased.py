@@ -123,6 +123,7 @@ class Run:
 
     async def _unprotected(self, unavailable: StoreUnavailable) -> Outcome:
         problem: Exception | None = None
+        rolled_back: Result | None = None
         try:
             # Where one is on the very database that cannot be reached, nothing is run.
             with self.around:
@@ -137,12 +138,12 @@ class Run:
                 if not isinstance(result.payload, Payload):
                     raise RolledBack(result)
         except RolledBack as signal:
-            result = signal.result
+            result = rolled_back = signal.result
         except Exception as raised:  # noqa: BLE001  # the adapter makes an answer of it, or raises
             problem = raised
         if problem is not None:
-            result = await self.driver.call(self.recover, problem)
-        return Executed(result.response)
+            result = rolled_back = await self.driver.call(self.recover, problem)
+        return Executed(result.response, rolled_back, problem)
 
     # Once it is claimed.
 
@@ -178,7 +179,7 @@ class Run:
         if isinstance(ended, Exception):
             return await self._recovered(ended, held=held)
         await self.attempt.settle(ended)
-        return Executed(ended.response)
+        return Executed(ended.response, ended)
 
     async def _executed(self) -> Outcome:
         attempt, stored = self.attempt, False
@@ -246,4 +247,4 @@ class Run:
         finally:
             if not held:
                 await self.attempt.settle(result)
-        return Executed(result.response)
+        return Executed(result.response, result, error)

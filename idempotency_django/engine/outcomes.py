@@ -105,9 +105,17 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """The operation was executed by this call, successfully or not."""
+    """The operation was executed by this call, successfully or not.
+
+    Attributes:
+        response: the answer in the adapter's own terms.
+        rolled_back: what the attempt ended with if it was rolled back; ``None``: it was not.
+        error: what the handler raised, or what prevented the commit; ``None``: nothing did.
+    """
 
     response: Any
+    rolled_back: Result | None = field(default=None, compare=False, repr=False)
+    error: Exception | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ class Run:
                 raise
             self._error, result = error, failure(error)
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
-        return Executed(self._after_rollback(result))
+        result = self._after_rollback(result)
+        return Executed(result.response, result, self._error)
 
     def _replay(self, record: Record) -> None:
         """Count a replay, unless it is refused: a refusal rolls back what was already counted."""
@@ -252,8 +253,8 @@ class Run:
         if isinstance(error, Exception):
             self._settle_later(failure(error))
 
-    def _after_rollback(self, result: Result) -> Any:
-        """The response to what was rolled back, or is to be with the caller's transaction."""
+    def _after_rollback(self, result: Result) -> Result:
+        """The result of what was rolled back, or is to be with the caller's transaction."""
         if self.after is not None:
             try:
                 if self._error is not None:
@@ -262,14 +263,14 @@ class Run:
             finally:
                 # Until then the caller's transaction shows what was done in it.
                 self.after.callback(self._settle_later, result)
-            return result.response
+            return result
         self.undo()
         try:
             if self._error is not None:
                 result = self.recover(self._error)
         finally:
             self._settle(result)
-        return result.response
+        return result
 
     @contextmanager
     def _open_to_queries(self) -> Iterator[None]:

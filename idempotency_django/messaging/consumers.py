@@ -18,7 +18,6 @@ from .. import engine
 from ..conf import conf
 from ..engine.batch import Item, run_many
 from ..engine.context import ExecutionContext
-from ..engine.outcomes import announcement, send
 from ..engine.transactional import Atomic
 from ..errors import (
     FingerprintMismatch,
@@ -338,11 +337,9 @@ class Handling:
 
     def duplicate(self, record: Record) -> Duplicate | None:
         """What is said of it if this record is of the same event, and completed."""
-        outcome = engine.decide(record, self.plan.operation)
-        if not isinstance(outcome, engine.Replayed):
+        outcome = engine.replay(record, self.plan.operation)
+        if outcome is None:
             return None
-        if message := announcement(outcome):
-            send(message[0], self.plan.operation, **message[1])
         told = self._told(outcome)
         return told if isinstance(told, Duplicate) else None
 
