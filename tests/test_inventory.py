@@ -80,6 +80,14 @@ class Charges(IdempotentViewMixin, viewsets.ViewSet):
         return Response()
 
 
+class Unprotected(viewsets.ViewSet):
+    def create(self, request: Request) -> Response:
+        return Response()
+
+
+CREATE = {"post": "create"}
+
+
 class Orders(APIView):
     @idempotent(policy=POLICY)
     def post(self, request: Request) -> Response:
@@ -243,11 +251,80 @@ class TestChecks:
         found(path("x/", way.view))
         assert [m for m in run_checks() if str(m.id).startswith("idempotency_django.E02")] == []
 
-    def test_wrong_policy(self, found: Any) -> None:
+    @pytest.mark.parametrize("middleware", [True, False])
+    def test_wrong_policy(self, found: Any, middleware: bool) -> None:
         """E022: an ``idempotency_policy`` that is no policy."""
-        found(path("x/", view(idempotency_policy={"required": True})))
+        found(path("x/", view(idempotency_policy={"required": True})), middleware=middleware)
         [message] = said("E022")
         assert "is a dict; it must be a Policy" in message.msg
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("idempotency_policy", {"required": True}),
+            ("idempotency_policies", {"post": {"required": True}}),
+        ],
+    )
+    def test_wrong_policy_of_the_mixin(
+        self, found: Any, client: Client, name: str, value: Any
+    ) -> None:
+        """E022: the same on a view with the mixin, whose requests are refused with that text."""
+        body = {"post": post_, "authentication_classes": (), name: value}
+        found(
+            path("x/", type("Orders", (IdempotentViewMixin, APIView), body).as_view()),
+            middleware=False,
+        )
+        [message] = said("E022")
+        assert "is a dict; it must be a Policy or None." in message.msg
+        with pytest.raises(ImproperlyConfigured, match="is a dict; it must be a Policy or None"):
+            client.post("/x/", headers={"Idempotency-Key": new_key()})
+
+    @pytest.mark.parametrize("middleware", [True, False])
+    def test_policies_that_are_no_dict(self, found: Any, middleware: bool) -> None:
+        """E022: an ``idempotency_policies`` that is a list."""
+        made = a_class(idempotency_policies=[POLICY])
+        found(path("x/", made.as_view()), middleware=middleware)
+        [message] = said("E022")
+        assert "is a list; it must be a dict of policies by action." in message.msg
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            lambda: view(idempotency_policy=POLICY),
+            lambda: a_class(idempotency_policy=POLICY).as_view(),
+            lambda: a_class(idempotency_policies={"post": POLICY}).as_view(),
+            lambda: type("A", (APIView,), {"post": post_, "idempotency_policy": POLICY}).as_view(),
+            lambda: type("V", (Unprotected,), {"idempotency_policy": POLICY}).as_view(CREATE),
+            lambda: type("V", (Unprotected,), {"idempotency_policies": {"create": POLICY}}).as_view(
+                CREATE
+            ),
+        ],
+    )
+    def test_policy_that_nothing_reads(self, found: Any, made: Any) -> None:
+        """E060: a view declares a policy, and no mixin, decorator or middleware protects it."""
+        made = made()
+        found(path("x/", made), path("y/", made), middleware=False)
+        [message] = said("E060")
+        assert "has an idempotency policy, but nothing protects it" in message.msg
+        assert message.msg.startswith("tests.test_inventory.")
+        for way in ("IdempotentViewMixin", "@idempotent(policy=…)", "IdempotencyMiddleware"):
+            assert way in str(message.hint)
+        found(path("x/", made), path("y/", made))
+        assert said("E060") == []
+
+    def test_policies_that_are_read(self, found: Any) -> None:
+        """E060 leaves alone what is protected, exempt, of another action, or declares ``None``."""
+        found(
+            path("a/", include(router.urls)),
+            path("b/", idempotent(a_class(idempotency_policy=POLICY)).as_view()),
+            path("c/", view(idempotency_policy=None)),
+            path("d/", idempotency_exempt(view(idempotency_policy=POLICY))),
+            path("e/", a_class(idempotency_policies={"delete": POLICY}).as_view()),
+            path("f/", a_class(post=idempotent(post_), idempotency_policy=POLICY).as_view()),
+            path("g/", view()),
+            middleware=False,
+        )
+        assert said("E060") == []
 
     @pytest.mark.parametrize(
         ("made", "name", "hint"),

@@ -60,6 +60,7 @@ id                                     what is wrong
 ``idempotency_django.W056``            Django's ``@condition`` answers a retry before its record
 ``idempotency_django.W057``            middleware changes templates, in vain where there is a key
 ``idempotency_django.W059``            a view publishes, and has no transaction without a key
+``idempotency_django.E060``            a view has a policy, and nothing that protects it
 =====================================  =========================================================
 """
 

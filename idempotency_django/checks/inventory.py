@@ -21,6 +21,7 @@ from ..http.opening import (
     POLICIES,
     POLICY,
     PROTECTED,
+    checked,
     framework_of,
     handlers_of,
     is_exempt,
@@ -104,13 +105,13 @@ def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Polic
         policy = getattr(part, POLICY, None)
         if isinstance(policies, dict) and name in policies:
             policy = policies[name]
-        return policy, getattr(part, PROTECTED) if policy else ""
+        return checked(policy, view), getattr(part, PROTECTED) if policy else ""
     if is_exempt(view) or is_exempt_by_module(view):
         return None, "exempt"
-    if MIDDLEWARE not in settings.MIDDLEWARE:
-        return None, ""
     declared = policy_of(view, method)
-    if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
+    if MIDDLEWARE not in settings.MIDDLEWARE or declared is None:
+        return None, ""
+    if declared is UNSET and conf.middleware_protects == WITH_POLICY:
         return None, ""
     return (Policy() if declared is UNSET else declared), "middleware"
 

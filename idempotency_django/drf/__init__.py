@@ -37,6 +37,7 @@ from ..http.atomic_requests import (
     request_transactions,
 )
 from ..http.messages import Adapter, caller_of, credentials_of, meta_name, refuse_result
+from ..http.opening import checked
 from ..http.replays import check_object
 from ..http.status import described, record_of
 from ..http.wrapping import add_framework, ensure_reached, place
@@ -118,7 +119,8 @@ class IdempotentViewMixin:  # see below
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         http_request: Any = request._request
         http_request.idempotency = getattr(http_request, "idempotency", None)
-        policy = self.get_idempotency_policy() if request.method in UNSAFE_METHODS else None
+        unsafe = request.method in UNSAFE_METHODS
+        policy = checked(self.get_idempotency_policy(), type(self)) if unsafe else None
         if policy is None:
             self._idempotency_reached = True  # it is not protected
             return

@@ -11,7 +11,7 @@ seen: it counts as a part of the function.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -504,10 +504,24 @@ def policy_of(view: ViewFunction, method: str = "") -> Any:
     if declared is UNSET:
         declared = getattr(view_class, POLICY, UNSET)
     policies = getattr(view_class, POLICIES, None)
+    if policies and not isinstance(policies, Mapping):
+        raise ImproperlyConfigured(
+            f"idempotency_policies of {view!r} is a {type(policies).__name__}; it must be a "
+            "dict of policies by action."
+        )
     if policies and method:
         name = (getattr(view, "actions", None) or {}).get(method.lower(), method.lower())
         declared = policies.get(name, declared)
-    if declared is UNSET or declared is None or isinstance(declared, Policy):
+    return declared if declared is UNSET else checked(declared, view)
+
+
+def checked(declared: Any, view: Any) -> Policy | None:
+    """The policy that a view declares, unless it is something else.
+
+    Raises:
+        ImproperlyConfigured: it is neither a policy nor ``None``.
+    """
+    if declared is None or isinstance(declared, Policy):
         return declared
     raise ImproperlyConfigured(
         f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy or "
