@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..errors import UnknownEventType
 from ..models import DatabaseNow
 from ..policy import keys, scopes
 from ..records import reference, referred
@@ -23,6 +25,7 @@ from .databases import database
 from .dead_letters import SENDER, message_id_of
 from .events import Event
 from .models import InboxMessage, InboxState, OutboxMessage, OutboxState
+from .outbox.publishing import topic
 
 OUTBOX: Final = "outbox:"
 INBOX: Final = "inbox:"
@@ -36,7 +39,8 @@ class MessageSource:
     """The messages of the inbox and of the outbox, in the database of messaging.
 
     A message of the outbox names the operation that published it. A message that a consumer has
-    parked belongs to the record of the attempts at it. Other messages of the inbox come from
+    parked belongs to the record of the attempts at it, or to what its event names as its cause if
+    no handler was called. Other messages of the inbox come from
     outside.
     """
 
@@ -50,8 +54,8 @@ class MessageSource:
     def by_reference(self, reference: str, unreachable: set[str]) -> Iterable[Member]:
         message_id, scope = referred(reference)
         if scope.startswith(OUTBOX):
-            topic = scope.removeprefix(OUTBOX)
-            rows: QuerySet[Any] = _outbox().filter(message_id=message_id, topic=topic)
+            name = scope.removeprefix(OUTBOX)
+            rows: QuerySet[Any] = _outbox().filter(message_id=message_id, topic=name)
         elif scope.startswith(INBOX):
             source = scope.removeprefix(INBOX)
             rows = _inbox().filter(message_id=message_id, source=source)
@@ -143,7 +147,7 @@ def _sent(member: Member) -> Iterator[Entry]:
     elif row.state == OutboxState.PENDING:
         yield from _waiting(member)
     else:
-        yield _entry(member, _standing(row), row.now)
+        yield _standing(member)
     if row.dedup_until:
         yield _entry(member, _("deduplication window ends"), row.dedup_until)
     if row.purge_at:
@@ -159,7 +163,7 @@ def _received(member: Member) -> Iterator[Entry]:
     elif row.state == InboxState.PENDING:
         yield from _waiting(member)
     elif not parked:
-        yield _entry(member, _standing(row), row.now)
+        yield _standing(member)
     if row.purge_at:
         yield _entry(member, _("may be purged"), row.purge_at)
 
@@ -174,16 +178,21 @@ def _entry(member: Member, what: str, at: Any) -> Entry:
     return Entry(at=at, now=member.row.now, what=what, member=member)
 
 
-def _standing(row: Any) -> str:
-    """The state that it is in; since when, no column says."""
-    state = {"state": row.get_state_display()}
-    if not row.attempts:
-        return _("is %(state)s") % state
-    return ngettext(
-        "is %(state)s, after %(count)d attempt",
-        "is %(state)s, after %(count)d attempts",
-        row.attempts,
-    ) % {**state, "count": row.attempts}
+def _standing(member: Member) -> Entry:
+    """The state that it is in. A message is held as it comes in; no column says since when another
+    one is blocked, skipped or parked.
+    """
+    row = member.row
+    what = _("is %(state)s") % {"state": row.get_state_display()}
+    if row.attempts:
+        what = ngettext(
+            "is %(state)s, after %(count)d attempt",
+            "is %(state)s, after %(count)d attempts",
+            row.attempts,
+        ) % {"state": row.get_state_display(), "count": row.attempts}
+    if row.state == InboxState.HELD:
+        return _entry(member, what, row.received_at)
+    return Entry(at=None, now=row.now, what=what, member=member, timed=False)
 
 
 def _in_attempt(what: str, attempts: int) -> str:
@@ -205,28 +214,44 @@ def _is_parked(row: Any) -> bool:
 
 
 def _parked_by(members: Iterable[Member]) -> QuerySet[Any] | None:
-    """What consumers may have parked after the attempts that these are the records of."""
-    sources, ids = set(), set()
+    """What consumers may have parked: after the attempts that these are the records of, or because
+    they have no handler for these messages of the outbox.
+    """
+    ids = set()
     for member in members:
         if member.scope.startswith(CONSUMER):
-            name, _colon, source = member.scope.removeprefix(CONSUMER).partition(":")
-            sources.add(f"{CONSUMER}{name}")
+            source = member.scope.removeprefix(CONSUMER).partition(":")[2]
             ids.add(message_id_of(unquote(source.partition("|")[0]), member.key))
-    return _inbox().filter(source__in=sources, message_id__in=ids) if sources else None
+        elif member.scope.startswith(OUTBOX):
+            ids.add(message_id_of(_source_of(member.scope.removeprefix(OUTBOX)), member.key))
+    of_consumers = {"source__gt": CONSUMER, "source__lt": "consumer;"}  # a range of the index
+    return _inbox().filter(**of_consumers, message_id__in=ids) if ids else None
+
+
+def _source_of(topic_name: str) -> str:
+    """The source of the topic's events."""
+    try:
+        return topic(topic_name).source or f"/{topic_name}"
+    except ImproperlyConfigured:  # the topic was removed
+        return f"/{topic_name}"
 
 
 def _attempts(pks: Sequence[Any], using: str) -> dict[Any, str]:
-    """The references of the records of the attempts at messages that their consumers parked."""
+    """The references of what caused messages that their consumers parked: the records of the
+    attempts, or what the event names where no handler was called.
+    """
     rows = InboxMessage.objects.using(using).filter(pk__in=pks)
-    columns = ("pk", "source", "headers", "body")
+    columns = ("pk", "source", "headers", "error", "body")
     return {pk: _attempted(*parts) for pk, *parts in rows.values_list(*columns)}
 
 
-def _attempted(source: str, headers: str, body: bytes) -> str:
+def _attempted(source: str, headers: str, error: str, body: bytes) -> str:
     try:
         event = Event.from_json(bytes(body))
     except ValueError:  # what came was no event
         return ""
-    scope = [f"{source}:{event.source}"]
-    scope += [f"sender:{value}" for name, value in json.loads(headers) if name == SENDER]
+    senders = [f"sender:{value}" for name, value in json.loads(headers) if name == SENDER]
+    if error.startswith(UnknownEventType.__name__):  # it was not tried, so there is no record
+        return "" if senders else event.caused_by  # a stranger may name any cause
+    scope = [f"{source}:{event.source}", *senders]
     return reference(keys.fit(event.id), scopes.fit(scopes.join(*scope)))

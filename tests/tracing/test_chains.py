@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.errors import MessageParked
+from idempotency_django.errors import MessageParked, UnknownEventType
 from idempotency_django.functions import idempotent_call
 from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.messaging.consumers import Consumer
@@ -403,6 +403,26 @@ def test_message_received(columns: dict[str, Any], told: list[str]) -> None:
     assert "at an unknown time" not in {entry.age for entry in entries}
 
 
+@pytest.mark.parametrize("state", ["blocked", "skipped", "left"])
+def test_time_of_a_state_of_the_outbox(state: str) -> None:
+    """No column says when a message was blocked, so the timeline gives no time, and not the time at
+    which one looks.
+    """
+    message = published(state=state, sent_at=None, attempts=1)
+    first, last = traced(message.message_id).entries
+    assert first.at == message.created_at
+    assert (last.at, last.ahead, last.age) == (None, False, "at an unknown time")
+
+
+def test_time_of_a_state_of_the_inbox() -> None:
+    """A message is held since it came in; no column says since when one is parked."""
+    held = received(state="held", processed_at=None, attempts=0)
+    assert [entry.at for entry in traced(held.message_id).entries] == [held.received_at] * 2
+    InboxMessage.objects.update(state="parked", attempts=4)
+    _, last = traced(held.message_id).entries
+    assert (last.what, last.at, last.timed) == ("is parked, after 4 attempts", None, False)
+
+
 def test_inbox_to_record() -> None:
     """What handled a message of the inbox is its effect."""
     message = received()
@@ -437,6 +457,28 @@ def test_parked(sender: str, event_id: str) -> None:
     assert [entry.what for entry in timeline.entries if entry.member.row == parked] == [
         "parked by its consumer"
     ]
+
+
+@pytest.mark.parametrize("entry", ["local", {"BACKEND": "local", "SOURCE": "/shop?é"}])
+@pytest.mark.parametrize("sender", ["", "peer|7"])
+def test_parked_for_its_type(entry: Any, sender: str, settings: Any) -> None:
+    """A message that was parked because no handler has its type belongs to the message of the
+    outbox that its event names, unless a stranger has sent it.
+    """
+    settings.IDEMPOTENCY = {"OUTBOX": {"orders": entry}}
+    billing = Consumer("billing", federated=bool(sender))
+    message = published()
+    source = "/orders" if entry == "local" else entry["SOURCE"]
+    causes = {"causedby": named(message)}
+    event = Event(id=message.message_id, source=source, type="order.paid", extensions=causes)
+    with pytest.raises(UnknownEventType) as raised:
+        billing.handle(event, sender=sender)
+    park(billing, event, raised.value, sender=sender)
+    parked = InboxMessage.objects.get()
+    alone = [(0, "order.paid to orders")], [(0, "order.paid from consumer:billing")]
+    linked = [(0, "order.paid to orders"), (1, "order.paid from consumer:billing")]
+    told = tuple(titles(traced(*named(row).split(" ", 1))) for row in (message, parked))
+    assert told == (alone if sender else (linked, linked))
 
 
 def test_parked_unread() -> None:
