@@ -282,6 +282,11 @@ def test_cannot_tell() -> None:
     assert run.returncode == 2
     assert "The database cannot be asked: no such table" in run.stderr
     assert run.stdout == ""
+    run = alone("execute_from_command_line(['manage.py', 'idempotency_status', '--format=json'])")
+    assert run.returncode == 2
+    said = json.loads(run.stdout)
+    assert said["ok"] is False
+    assert said["error"].startswith("The database cannot be asked: no such table")
 
 
 def filled(alias: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
+from django.db import connections
 from django.test import override_settings
 
 from idempotency_django.management.commands import purge_idempotency_keys
@@ -24,6 +25,8 @@ from tests.factories import ago, copies, record, records
 from tests.outside import PATIENCE, environment, running
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+DATABASE = "idempotency_django.stores.database.DatabaseStore"
 
 
 class Terminal(StringIO):
@@ -87,6 +90,25 @@ class TestSummary:
         said = purge("--dry-run")
         assert said == "Would purge 3 idempotency keys. Nothing was deleted.\n"
         assert count() == 4
+
+    @pytest.mark.parametrize("arguments", [(), ("--dry-run",)])
+    def test_forgotten_migrate(self, arguments: tuple[str, ...]) -> None:
+        """Without the tables, one sentence says what to do."""
+        table = IdempotencyKey._meta.db_table
+        for alias in settings.ALIASES.values():
+            store = {"BACKEND": DATABASE, "OPTIONS": {"using": alias}}
+            with connections[alias].cursor() as cursor:
+                cursor.execute(f"ALTER TABLE {table} RENAME TO {table}_away")
+            try:
+                with (
+                    override_settings(IDEMPOTENCY={"STORES": {"default": store}}),
+                    pytest.raises(CommandError, match=r"manage\.py migrate") as refused,
+                ):
+                    purge(*arguments)
+            finally:
+                with connections[alias].cursor() as cursor:
+                    cursor.execute(f"ALTER TABLE {table}_away RENAME TO {table}")
+            assert table in str(refused.value)
 
     def test_time_is_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """When --max-seconds are over, the command stops between batches and says so."""

@@ -39,7 +39,7 @@ id                                     what is wrong
 ``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not carry the version
 ``idempotency_django.W035``            Celery's broker delivers again before a task's lease is over
 ``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
-``idempotency_django.W037``            an ``idempotency_…`` attribute of a view that nothing reads
+``idempotency_django.W037``            an attribute of a view or receiver that nothing reads
 ``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name
 ``idempotency_django.W039``            a user's primary key may become another person's
 ``idempotency_django.E040``            two receivers of webhooks have the same source

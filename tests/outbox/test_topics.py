@@ -19,6 +19,15 @@ from idempotency_django.messaging.outbox.relay import outgoing
 
 LOCAL = "idempotency_django.messaging.brokers.local.LocalPublisher"
 BROKER = "tests.outbox.conftest.Broker"
+CONSUMER = "tests.outbox.crashing.booking"
+
+
+def test_unknown_option_of_the_local_publisher() -> None:
+    """An option that nothing reads is refused, with the one that there is."""
+    entry = {"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER], "workers": 4}}
+    with override_settings(IDEMPOTENCY={"OUTBOX": {"orders": entry}}):
+        [message] = check_outbox()
+    assert "LocalPublisher has no option 'workers'. Its option is 'consumers'." in message.msg
 
 
 def ids(**idempotency: Any) -> list[str]:
@@ -37,8 +46,9 @@ def ids(**idempotency: Any) -> list[str]:
         ({"BACKEND": BROKER, "OPTIONS": {"unknown": 1}}, []),
         ({"BACKEND": LOCAL}, ["E043"]),
         ({"BACKEND": LOCAL, "OPTIONS": {"consumers": []}}, ["E043"]),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER], "consumer": 1}}, ["E043"]),
         ({"BACKEND": LOCAL, "OPTIONS": {"consumers": ["shop.nobody"]}}, ["E043"]),
-        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": ["tests.outbox.crashing.booking"]}}, []),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER]}}, []),
         (17, ["E044"]),
         ({}, ["E044"]),
         ({"BACKEND": BROKER, "BACKENDS": 1}, ["E044"]),

@@ -532,6 +532,9 @@ class TestDeclaring:
                 ({"source": "shop", "verifier": Hook.verifier}, ["E040"]),
                 ({"source": "other"}, ["E041"]),
                 ({"source": "other", "verifier": GitHub([])}, ["E041"]),
+                ({"source": "other", "verifier": Stripe(lambda: SECRETS[0])}, ["E041"]),
+                ({"source": "other", "verifier": Hook.verifier, "tll": None}, ["W037"]),
+                ({"source": "other", "verifier": Hook.verifier, "title": "x"}, []),
                 ({"source": "other", "verifier": Stripe(["sk_live_51H"])}, ["E041"]),
                 ({"source": "other", "verifier": StandardWebhooks(["", SECRETS[0]])}, ["E041"]),
                 (
@@ -548,6 +551,20 @@ class TestDeclaring:
                 assert ids() == expected
                 _RECEIVERS.clear()
                 _RECEIVERS.update(before)
+
+    def test_hints(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One text in place of a list of secrets, and a typo of an attribute, are named as such."""
+        monkeypatch.setattr("idempotency_django.messaging.inbox.receivers._RECEIVERS", {})
+        monkeypatch.setattr("idempotency_django.messaging.inbox.checks.receivers", lambda: found)
+        found: Any = {}
+        wrong = {"verifier": Stripe(lambda: SECRETS[0]), "max_attemps": 3, "parked_block_group": 1}
+        found["other"] = [type("Other", (WebhookReceiver,), {"source": "other", **wrong})]
+        said = {message.msg: message.hint for message in check_receivers()}
+        one, typo, another = sorted(said, reverse=True)
+        assert "has secrets that are one text. Give a list, such as [new, old]." in one
+        assert said[typo] == "Did you mean 'parked_blocks_group'?"
+        assert said[another] == "Did you mean 'max_attempts'?"
+        assert "'max_attemps', which is not read." in another
 
     def test_made_again(self) -> None:
         """A module that is loaded again replaces its receiver."""

@@ -58,10 +58,12 @@ class Command(BaseCommand):
         limits = Limits(options["max_age"], options["purge_age"])
         try:
             found = list(findings(limits))
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error), returncode=_UNKNOWN) from error
-        except (DatabaseError, StoreUnavailable) as error:
-            text = f"The database cannot be asked: {error}. Is it running, and migrated?"
+        except (ImproperlyConfigured, DatabaseError, StoreUnavailable) as error:
+            text = str(error)
+            if not isinstance(error, ImproperlyConfigured):
+                text = f"The database cannot be asked: {text}. Is it running, and migrated?"
+            if options["format"] == "json":
+                self.stdout.write(json.dumps({"ok": False, "error": text}, ensure_ascii=False))
             raise CommandError(text, returncode=_UNKNOWN) from error
         problems = [each for each in found if each.problem]
         shown = found if options["verbosity"] else problems

@@ -16,7 +16,9 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
 
+from ...errors import StoreUnavailable
 from ...stores import Store, stores
 from ...stores.purging import BATCH_SIZE, Purgeable, purge, registered
 
@@ -100,6 +102,17 @@ class Command(BaseCommand):
         if not others and all(store.forgets_expired for store in chosen):
             self._say(_nothing_to_purge([repr(store.alias) for store in chosen]))
             return
+        try:
+            self._purge_or_count(chosen, others, options)
+        except (DatabaseError, StoreUnavailable) as error:
+            raise CommandError(
+                f"Cannot purge: {str(error).rstrip('.')}. Is the database running, and are its "
+                "tables migrated (manage.py migrate)?"
+            ) from error
+
+    def _purge_or_count(
+        self, chosen: list[Store], others: list[Purgeable], options: dict[str, Any]
+    ) -> None:
         if options["dry_run"]:
             count = sum(store.purgeable(options["older_than"]) for store in chosen)
             more = {each.name: each.purgeable(options["older_than"]) for each in others}

@@ -32,7 +32,10 @@ class LocalPublisher(Publisher):
     """
 
     def __init__(self, topic: str, *, consumers: Sequence[str], **options: Any) -> None:
-        super().__init__(topic, **options)
+        super().__init__(topic)
+        if options:
+            unknown = ", ".join(map(repr, options))
+            raise TypeError(f"LocalPublisher has no option {unknown}. Its option is 'consumers'")
         self._paths = consumers
 
     @cached_property

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error
+from django.core.checks import (
+    CheckMessage,
+    Error,
+    Warning,  # noqa: A004  # Django's name
+)
 from django.core.exceptions import ImproperlyConfigured
 
+from ...conf import did_you_mean
 from ...planning import lease_of
 from ...policy import PROJECT_POLICY, resolve
 from ...stores import stores
 from .receivers import WebhookReceiver, policy_of, receivers
+
+_READ: Final = {*WebhookReceiver.__annotations__, "group", "nudge"} - {"_handlers"}
+"""What a project may write on a receiver, or override."""
 
 
 def check_receivers(**_: Any) -> Sequence[CheckMessage]:
@@ -23,7 +32,12 @@ def check_receivers(**_: Any) -> Sequence[CheckMessage]:
     return [
         message
         for source, known in receivers().items()
-        for message in (*_shared(source, known), *_verifier(known[-1]), *check_policy(known[-1]))
+        for message in (
+            *_shared(source, known),
+            *_misspelled(known[-1]),
+            *_verifier(known[-1]),
+            *check_policy(known[-1]),
+        )
     ]
 
 
@@ -50,6 +64,20 @@ def _shared(source: str, known: list[type[WebhookReceiver]]) -> Iterator[CheckMe
             hint="Their messages cannot be told apart. Give each receiver a source of its own.",
             id="idempotency_django.E040",
         )
+
+
+def _misspelled(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
+    """An attribute that nothing reads, and that looks like one that is read."""
+    for name in dir(receiver):
+        if name.startswith("_") or hasattr(WebhookReceiver, name) or name in _READ:
+            continue
+        close = difflib.get_close_matches(name, _READ, n=1)
+        if close and abs(len(close[0]) - len(name)) < 2:  # a title is no ttl
+            yield Warning(
+                f"{receiver.__qualname__} has an attribute {name!r}, which is not read.",
+                hint=did_you_mean(name, _READ),
+                id="idempotency_django.W037",
+            )
 
 
 def _verifier(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:

@@ -129,7 +129,9 @@ class Verifier(ABC):
     def problems(self) -> Iterator[str]:
         """What is wrong with the configuration, for the system checks."""
         given = self._given()
-        if not given:
+        if isinstance(given, str | bytes):
+            yield "has secrets that are one text. Give a list, such as [new, old]"
+        elif not given:
             yield "has no secrets"
         elif not all(isinstance(secret, str) for secret in given):
             yield "has a secret that is not a text (str); it is not used"
@@ -145,13 +147,16 @@ class Verifier(ABC):
         return secret.encode()
 
     def _given(self) -> Sequence[Any]:
-        """What the project gives; one text in place of a list would be one secret a letter."""
+        """What the project gives."""
         given: Any = self._secrets() if callable(self._secrets) else self._secrets
-        return () if given is None or isinstance(given, str | bytes) else given
+        return () if given is None else given
 
     def _usable(self) -> list[str]:
         """Those of the secrets that somebody can have chosen."""
-        return [secret for secret in self._given() if isinstance(secret, str) and secret.strip()]
+        given = self._given()
+        if isinstance(given, str | bytes):  # in place of a list it would be one secret a letter
+            return []
+        return [secret for secret in given if isinstance(secret, str) and secret.strip()]
 
     def _keys(self) -> list[bytes]:
         """The keys that may have been used, the first one being the one to sign with."""
