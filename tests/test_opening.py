@@ -276,6 +276,8 @@ class TestHeld:
                 "cached": functools.lru_cache(charge),
                 "list": [charge],
                 "dict in a dict": {"views": {"POST": charge}},
+                "key of a dict": {charge: "POST"},
+                "attribute of a text": type("Named", (str,), {"view": None})("charge"),
                 "object": Charges(),
                 "object with slots": ways.SlottedGuard(charge),
                 "lazy object": SimpleLazyObject(unasked),

@@ -165,21 +165,67 @@ def test_functions_that_vanish(lease: int | None) -> None:
     assert isinstance(acquire(), Claim)
 
 
-def test_no_right_to_execute() -> None:
-    """Where the functions may not be executed, statements are plain."""
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("name", NAMES)
+def test_one_function_is_missing(name: str) -> None:
+    """If one of the functions is missing, statements are plain, and the check says so."""
+    execute(f"DROP FUNCTION {name}")
+    assert_works(DatabaseStore("default", using=USING), by_functions=False)
+    assert [m.id for m in run_checks(databases=[USING]) if "functions" in m.msg] == [
+        "idempotency_django.W054"
+    ]
+
+
+@pytest.mark.usefixtures("restored")
+def test_answer_whose_function_vanishes() -> None:
+    """If only the one for the answer vanishes, nothing of the request is committed."""
+    store, operation = DatabaseStore("default", using=USING), an_operation()
+    run(store, an_operation())
+    execute(f"DROP FUNCTION {NAMES[1]}")
+    with pytest.raises(StoreUnavailable):
+        run(store, operation)
+    assert not IdempotencyKey.objects.using(USING).filter(key=operation.key).exists()
+    assert isinstance(run(store, operation), Claim)
+
+
+@pytest.fixture
+def poor_user() -> Iterator[None]:
+    """A role that may use the tables."""
     execute("CREATE ROLE poor_user")
     try:
         tables = [m._meta.db_table for m in (IdempotencyKey, IdempotencyStep)]
         execute(f"GRANT ALL ON {', '.join(tables)} TO poor_user")
         execute("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO poor_user")
-        execute(f"REVOKE EXECUTE ON FUNCTION {NAMES[0]} FROM PUBLIC")
-        execute("SET ROLE poor_user")
-        assert_works(DatabaseStore("default", using=USING), by_functions=False)
+        yield
     finally:
         execute("RESET ROLE")
-        execute(f"GRANT EXECUTE ON FUNCTION {NAMES[0]} TO PUBLIC")
+        execute(f"GRANT EXECUTE ON FUNCTION {', '.join(NAMES)} TO PUBLIC")
         execute("DROP OWNED BY poor_user")
         execute("DROP ROLE poor_user")
+
+
+@pytest.mark.usefixtures("poor_user")
+@pytest.mark.parametrize("name", NAMES)
+def test_no_right_to_execute(name: str) -> None:
+    """Where a function may not be executed, statements are plain."""
+    execute(f"REVOKE EXECUTE ON FUNCTION {name} FROM PUBLIC")
+    execute("SET ROLE poor_user")
+    assert_works(DatabaseStore("default", using=USING), by_functions=False)
+
+
+@pytest.mark.usefixtures("poor_user")
+@pytest.mark.parametrize("name", NAMES)
+def test_right_that_is_withdrawn(name: str) -> None:
+    """A process that may no longer call them is told so once, and goes on without."""
+    store = DatabaseStore("default", using=USING)
+    execute("SET ROLE poor_user")
+    run(store, an_operation())
+    execute("RESET ROLE")
+    execute(f"REVOKE EXECUTE ON FUNCTION {name} FROM PUBLIC")
+    execute("SET ROLE poor_user")
+    with pytest.raises(StoreUnavailable):
+        run(store, an_operation())
+    assert_works(store, by_functions=False)
 
 
 @pytest.fixture

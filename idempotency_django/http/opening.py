@@ -268,16 +268,21 @@ def _held(view: Any) -> list[Any]:
 def _is_data(value: Any) -> bool:
     kind = type(value)  # isinstance() would make a lazy object do its work
     if issubclass(kind, dict):
-        return all(map(_is_data, value.values()))
+        return all(map(_is_data, [*value, *value.values()]))
     if issubclass(kind, list | tuple | set | frozenset):
         return all(map(_is_data, value))
-    return issubclass(kind, _DATA) and not (issubclass(kind, type) and hasattr(value, "as_view"))
+    if issubclass(kind, type):
+        return not hasattr(value, "as_view")
+    if issubclass(kind, ModuleType | Enum | Promise):
+        return True
+    return issubclass(kind, _DATA) and all(map(_is_data, vars_of(value).values()))
 
 
 def _parts(value: Any) -> Iterator[Any]:
     """What a container or an object holds itself."""
     kind = type(value)
     if issubclass(kind, dict):
+        yield from value
         yield from value.values()
     elif issubclass(kind, list | tuple | set | frozenset):
         yield from value

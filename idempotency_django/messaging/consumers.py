@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -242,21 +243,30 @@ def _shared_transaction(store: Store) -> Iterator[bool]:
 
 
 @contextmanager
-def without_exits(*others: type[BaseException]) -> Iterator[None]:
-    """Make ``sys.exit()`` in a handler a failure of its message: the process is for others, too.
+def without_exits(*, awaited: bool = False) -> Iterator[None]:
+    """Make what would end the process a failure of the message: the process is for others, too.
+
+    That is ``sys.exit()`` and any other exception that is no error, such as gevent's ``Timeout``.
+    Ctrl-C is not the handler's.
 
     Args:
-        others: further exceptions that are no errors.
+        awaited: whether the handler is a coroutine, which others may cancel or close.
     """
-    ends: tuple[type[BaseException], ...] = (SystemExit, *others)
+    passing = (CancelledError, GeneratorExit) if awaited else ()
     try:
         yield
-    except ends as error:
-        what = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
+    except (Exception, KeyboardInterrupt, *passing):
+        raise
+    except BaseException as error:
         raise RuntimeError(
-            f"The handler has ended with {what}, which would end the process that handles the "
-            "other messages, too. Raise an error instead."
+            f"The handler has ended with {ending(error)}, which would end the process that handles "
+            "the other messages, too. Raise an error instead."
         ) from error
+
+
+def ending(error: BaseException) -> str:
+    """What has ended a handler, in words."""
+    return f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,11 +368,11 @@ class Handling:
             return Failed(error)
 
     def _execute(self, execution: ExecutionContext) -> engine.Result:
-        with without_exits(GeneratorExit):
+        with without_exits():
             return answer_of(self.plan, self.handler(self.event, execution))
 
     async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
-        with without_exits():
+        with without_exits(awaited=True):
             return answer_of(self.plan, await self.handler(self.event, execution))
 
     def _told(self, ended: engine.Outcome) -> Handled | Duplicate:

@@ -23,7 +23,7 @@ from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
 from tests.sqs import client_options, make_queue
 
-PUBLISHERS = "idempotency_django.messaging.outbox.publishers"
+PUBLISHERS = "idempotency_django.messaging.brokers"
 PATIENCE = 30  # seconds
 
 
@@ -81,7 +81,7 @@ def kombu_broker(server: Server) -> Iterator[Broker]:
             return [event]
 
         yield Broker(
-            f"{PUBLISHERS}.kombu.KombuPublisher", {"url": server.url, "queue": name}, receive
+            f"{PUBLISHERS}.rabbitmq.KombuPublisher", {"url": server.url, "queue": name}, receive
         )
         queue.delete()
 

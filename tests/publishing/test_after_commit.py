@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from functools import partial
@@ -92,9 +93,19 @@ def lazily() -> Iterator[None]:
     yield
 
 
-def leave() -> None:
+class OutOfTime(BaseException):
+    """As gevent's Timeout, which is no Exception."""
+
+
+def leave(how: str = "exit") -> None:
     CALLS.append(())
-    sys.exit(3)
+    if how == "exit":
+        sys.exit(3)
+    raise CancelledError if how == "cancelled" else OutOfTime
+
+
+ENDS = {"exit": "sys.exit(3)", "cancelled": "CancelledError", "timeout": "OutOfTime"}
+each_end = pytest.mark.parametrize("how", ENDS)
 
 
 def effects(using: str) -> int:
@@ -148,8 +159,9 @@ def test_sent_twice(using: str) -> None:
     assert OutboxMessage.objects.using(using).get().state == "sent"
 
 
-def test_exit(using: str) -> None:
-    """A function that calls sys.exit() has failed; the relay goes on, and blocks it in the end."""
+@each_end
+def test_exit(using: str, how: str) -> None:
+    """A function that would end the process has failed: the relay goes on, and blocks it."""
     with override_settings(
         IDEMPOTENCY={
             **settings.IDEMPOTENCY,
@@ -157,14 +169,14 @@ def test_exit(using: str) -> None:
         }
     ):
         with transaction.atomic(using=using):
-            after_commit(leave)
+            after_commit(leave, how)
             after_commit(ship, 17)
         relay(using)
     assert sorted(OutboxMessage.objects.using(using).values_list("state", flat=True)) == [
         "blocked",
         "sent",
     ]
-    assert "sys.exit(3)" in OutboxMessage.objects.using(using).get(state="blocked").error
+    assert ENDS[how] in OutboxMessage.objects.using(using).get(state="blocked").error
 
 
 def test_resumed(using: str) -> None:
@@ -396,14 +408,15 @@ def test_at_once_fails(using: str, caplog: pytest.LogCaptureFixture) -> None:
     assert len(CALLS) == 2
 
 
-def test_at_once_exits(using: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A function that calls sys.exit() ends neither the process that has committed nor what else
-    follows the commit; a relay makes the next attempt.
+@each_end
+def test_at_once_exits(using: str, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A function that calls sys.exit(), or raises what is no error, ends neither the process that
+    has committed nor what else follows the commit; a relay makes the next attempt.
     """
     followed: list[str] = []
     with at_once(using):
         with transaction.atomic(using=using):
-            after_commit(leave)
+            after_commit(leave, how)
             transaction.on_commit(lambda: followed.append("hook"), using=using)
         assert (len(CALLS), followed) == (1, ["hook"])
         assert "A relay calls it again" in caplog.text

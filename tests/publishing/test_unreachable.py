@@ -367,7 +367,7 @@ def test_lines() -> None:
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("kombu.KombuPublisher", {"url": "amqp://nowhere.invalid//"}),
+        ("rabbitmq.KombuPublisher", {"url": "amqp://nowhere.invalid//"}),
         (
             "sqs.SqsPublisher",
             {"queue_url": "http://nowhere.invalid/q", "client": {"region_name": "eu-central-1"}},
@@ -375,7 +375,7 @@ def test_lines() -> None:
         ("kafka.KafkaPublisher", {"config": {"bootstrap.servers": "127.0.0.1:1"}, "timeout": 1}),
         ("celery.CeleryPublisher", {}),
         ("local.LocalPublisher", {"consumers": []}),
-        ("calls.CallPublisher", {}),
+        ("local.CallPublisher", {}),
     ],
 )
 def test_no_time_left(backend: str, options: dict[str, Any]) -> None:
@@ -390,7 +390,7 @@ def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the client of a broker is not installed, the error says what to install."""
     for client, extra, module in (
         ("confluent_kafka", "kafka", "kafka.KafkaPublisher"),
-        ("kombu", "rabbitmq", "kombu.KombuPublisher"),
+        ("kombu", "rabbitmq", "rabbitmq.KombuPublisher"),
         ("boto3", "sqs", "sqs.SqsPublisher"),
         ("httpx", "webhooks", "http.HttpPublisher"),
         ("celery", "celery", "celery.CeleryPublisher"),

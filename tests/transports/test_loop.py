@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from asyncio import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -430,6 +431,10 @@ class NoText(Exception):
         raise TypeError("detail")
 
 
+class OutOfTime(BaseException):
+    """As gevent's Timeout, which is no Exception."""
+
+
 def leave(event: Event) -> None:
     sys.exit(0)
 
@@ -446,8 +451,19 @@ def leave(event: Event) -> None:
         (raising(*[ValueError()] * 20), "ValueError"),
         (raising(*[StopIteration()] * 20), "StopIteration"),
         (raising(*[GeneratorExit()] * 20), "GeneratorExit"),
+        (raising(*[CancelledError()] * 20), "CancelledError"),
+        (raising(*[OutOfTime()] * 20), "OutOfTime"),
     ],
-    ids=["exit", "configuration", "no text", "empty text", "StopIteration", "GeneratorExit"],
+    ids=[
+        "exit",
+        "configuration",
+        "no text",
+        "empty text",
+        "StopIteration",
+        "GeneratorExit",
+        "cancelled",
+        "timeout",
+    ],
 )
 def test_whatever_a_handler_raises(
     fail: Any, told: str, mode: Any, batch: int, redelivered: bool

@@ -23,7 +23,7 @@ from .brokers import SQS, Broker, Kafka, RabbitMQ
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PUBLISHERS = "idempotency_django.messaging.outbox.publishers"
+PUBLISHERS = "idempotency_django.messaging.brokers"
 DATA: dict[str, Any] = {
     "json": {"order": 17, "of": "Zoë", "at": [1.5, None, True]},
     "text": "Grüße, 世界",
@@ -37,7 +37,7 @@ def entry(broker: Broker) -> dict[str, Any]:
     match broker:
         case RabbitMQ():
             options = {"url": broker.url, "queue": broker.place, "declare": False}
-            return {"BACKEND": f"{PUBLISHERS}.kombu.KombuPublisher", "OPTIONS": options}
+            return {"BACKEND": f"{PUBLISHERS}.rabbitmq.KombuPublisher", "OPTIONS": options}
         case Kafka():
             config = {"bootstrap.servers": broker.config["bootstrap.servers"]}
             options = {"config": config, "kafka_topic": broker.place}

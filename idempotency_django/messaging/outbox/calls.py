@@ -71,7 +71,9 @@ def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
         def attempt() -> None:
             try:
                 call.run_once(message_id, reference(message_id, f"outbox:{TOPIC}"))
-            except (Exception, SystemExit):  # the request, and what else follows its commit, go on
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # the request and its other hooks go on
                 logger.warning(
                     "The call of %s after the commit has failed. A relay calls it again.",
                     call.path,
@@ -190,7 +192,7 @@ class Call:
                     "memory runs out. It is not called again without an operator. Correct the "
                     "function, and retry the message in the admin."
                 )
-            with without_exits(GeneratorExit):
+            with without_exits():
                 function(*self.args, **self.kwargs)
 
         run_plan(plan, call)

@@ -13,6 +13,7 @@ from typing import Any
 from django.core.checks import CheckMessage
 
 from ...records import reference
+from ..consumers import ending
 from ..events import Event
 from ..queue import reason
 
@@ -163,11 +164,10 @@ class Publisher:
         return []
 
 
-def exited(error: SystemExit) -> Exception:
-    """What is wrong with a message whose handling has called ``sys.exit()``; the relay goes on."""
+def exited(error: BaseException) -> Exception:
+    """What is wrong with a message whose handling would have ended the relay, which goes on."""
     return RuntimeError(
-        f"It has called sys.exit({error.code!r}), which would end the relay. Raise an error "
-        "instead."
+        f"It has ended with {ending(error)}, which would end the relay. Raise an error instead."
     )
 
 
@@ -175,7 +175,7 @@ def away(error: BaseException) -> Away:
     """Why nothing can be sent; ``error`` is its cause."""
     if isinstance(error, Away):
         return error
-    if isinstance(error, SystemExit):
+    if not isinstance(error, Exception):
         error = exited(error)
     found = Away(reason(error))
     found.__cause__ = error
@@ -203,7 +203,9 @@ def in_order(
         if error is None:
             try:
                 error = send(message)
-            except (Exception, SystemExit) as raised:  # noqa: BLE001  # what was sent is known
+            except KeyboardInterrupt:
+                raise
+            except BaseException as raised:  # noqa: BLE001  # what was sent is known
                 error = away(raised)
         if isinstance(error, Away):
             gone = error

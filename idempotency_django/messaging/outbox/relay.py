@@ -180,7 +180,9 @@ class Line:
                 self.publisher = topic(self.name).publisher()
             self.publisher.until = until
             answers = self.publisher.publish([outgoing(message) for message in messages])
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # it says nothing of any message
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # it says nothing of any message
             return [away(error)] * len(messages)
         if (
             isinstance(answers, Sequence)

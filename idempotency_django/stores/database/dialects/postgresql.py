@@ -12,6 +12,7 @@ from django.db import Error as DatabaseFault
 from django.db import connections, models
 from django.db.models import BooleanField, Func, QuerySet, Value
 
+from ....errors import StoreUnavailable
 from ....models import GRACE, IdempotencyKey
 from ....records import Claim, Operation
 from .base import (
@@ -30,6 +31,7 @@ from .statements import Parameters
 _ONE_BY_ONE: Final = Messages()
 _FUNCTIONS: Final = ("idempotency_acquire_1", "idempotency_complete_1")
 _KEPT: Final = ("complete", "fence", "save_step")  # what may wait for the COMMIT
+_GONE: Final = frozenset({"42883", "42501"})  # undefined_function, insufficient_privilege
 
 _has_functions: Final[dict[tuple[object, ...], bool]] = {}
 """Whether a database has the functions."""
@@ -52,7 +54,6 @@ class PostgreSQL(Batching):
     missing = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
     # idle_in_transaction_session_timeout, transaction_timeout
     ended = frozenset({"25P03", "25P04"})
-    gone = frozenset({"42883"})  # undefined_function
     ends = Dialect.ends + r"|ABORT|PREPARE\s+TRANSACTION"
     aside = (
         r"(?<!\w)[eE]'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|'[^']*+(?:'|\Z)|\"[^\"]*+(?:\"|\Z)|"
@@ -100,8 +101,9 @@ class PostgreSQL(Batching):
                 cursor.execute(self.sql["acquire_by_function"], given)
                 [result] = cursor.fetchone()
         except DatabaseFault as error:
-            if self.is_gone(error):
-                _has_functions.pop(self._server(), None)
+            if self.code(error.__cause__) in _GONE:
+                _has_functions[self._server()] = False
+                raise StoreUnavailable from error
             raise
         if result is None:
             return None
@@ -119,6 +121,12 @@ class PostgreSQL(Batching):
         if known is None:
             known = _has_functions[self._server()] = self._look_for_functions()
         return known
+
+    def is_gone(self, error: BaseException) -> bool:
+        gone = self.code(error.__cause__) in _GONE and _has_functions.get(self._server(), False)
+        if gone:
+            _has_functions[self._server()] = False
+        return gone
 
     def lacks_functions(self) -> bool:
         return self.functions and not self._look_for_functions()

@@ -7,7 +7,7 @@
 
 -- has_functions --
 -- Whether the functions of postgresql_functions_1.sql are there, and may be executed.
-SELECT COALESCE(bool_and(has_function_privilege(to_regproc(name), 'EXECUTE')), FALSE)
+SELECT bool_and(COALESCE(has_function_privilege(to_regproc(name), 'EXECUTE'), FALSE))
 FROM unnest(%(functions)s::text[]) AS name
 
 -- acquire_by_function --
