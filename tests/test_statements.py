@@ -58,7 +58,7 @@ def test_every_statement_is_found(vendor: str) -> None:
 @each_vendor
 def test_every_statement_is_used(vendor: str) -> None:
     """Each is asked for by its name, by the module of the database or by one that all share."""
-    modules = [vendor, "base", "../store"] + ["batches"] * (vendor == "postgresql")
+    modules = [vendor, "base", "../store"]
     code = "".join((FOLDER / f"{module}.py").read_text() for module in modules)
     assert {name for name in templates(vendor) if f'"{name}"' not in code} == set()
 
@@ -76,7 +76,7 @@ def test_names_are_quoted(vendor: str) -> None:
 def test_no_sql_in_the_dialects() -> None:
     """No statement is put together in the middle of a method."""
     statement = re.compile(r"[\"'](SELECT|INSERT|UPDATE|DELETE|WITH)\b")
-    wrapping = {"joining.py"}  # it puts a statement of the files within another
+    wrapping = {"pipelining.py"}  # it puts a statement of the files within another
     found = {
         path.name for path in FOLDER.glob("*.py") if statement.search(path.read_text())
     } - wrapping
