@@ -73,7 +73,8 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known nam
     """
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"{otherwise}: {', '.join(names)}."
+    listed = ", ".join(names) or "none"
+    return f"Did you mean {close[0]!r}?" if close else f"{otherwise}: {listed}."
 
 
 class Settings:

@@ -258,6 +258,11 @@ def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:
 LONGEST: Final = 4000  # characters
 
 
+def counted(count: int) -> str:
+    """How many messages, in words."""
+    return f"{count:,} message{'' if count == 1 else 's'}"
+
+
 def reason(error: BaseException) -> str:
     """The error as a text that a table can keep, although it may quote what a stranger has sent."""
     return plain(named(error), LONGEST)

@@ -22,6 +22,15 @@ BROKER = "tests.outbox.conftest.Broker"
 CONSUMER = "tests.outbox.crashing.booking"
 
 
+def test_unknown_topic_where_there_is_none() -> None:
+    """The refusal of a topic says that no topics are known, not an empty list."""
+    with (
+        override_settings(IDEMPOTENCY={"OUTBOX": {}}),
+        pytest.raises(ImproperlyConfigured, match=r"Known topics: none\.$"),
+    ):
+        topic("orders")
+
+
 def test_unknown_option_of_the_local_publisher() -> None:
     """An option that nothing reads is refused, with the one that there is."""
     entry = {"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER], "workers": 4}}

@@ -29,7 +29,7 @@ from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
 from ..databases import database, unindexed
 from ..models import InboxMessage, InboxState
-from ..queue import Queue, reason
+from ..queue import Queue, counted, reason
 from .receivers import CONSUMER, NobodyThere, handling_of, known_sources, receiver_of, receivers
 
 INBOX: Final = Queue(InboxMessage, ("source", "group"), "id", InboxState.PARKED)
@@ -176,10 +176,10 @@ def warn_of_unhandled() -> None:
         return  # it is told of when messages are to be claimed
     for source, number in waiting:
         logger.warning(
-            "The inbox has %d messages of the source %r, which wait: no WebhookReceiver and no "
-            "consumer has it. Put the receiver into the URLconf, or list the consumer in "
+            "The inbox has %s of the source %r to handle, but no WebhookReceiver and no consumer "
+            "has that source. Put the receiver into the URLconf, or list the consumer in "
             "IDEMPOTENCY['CONSUMERS']. If it was renamed, give it its old name back.",
-            number,
+            counted(number),
             source,
         )
 

@@ -31,7 +31,7 @@ from ...conf import conf
 from ...models import DatabaseNow
 from ..databases import database, unindexed, with_zone
 from ..models import OutboxMessage, OutboxState
-from ..queue import Queue, reason
+from ..queue import Queue, counted, reason
 from .publishers import Away, NotBegun, Outgoing, Publisher, Refused, SendLater, away
 from .publishing import ALL_OTHERS, BLOCK, Topic, relayed, topic, topics
 from .waking import Ear
@@ -354,12 +354,12 @@ class Relay:
         try:
             for name, count in abandoned(self.using).items():
                 logger.error(
-                    "%d messages wait for the topic %r, and no relay sends them: "
+                    "No relay sends what waits for the topic %r (%s): "
                     "IDEMPOTENCY['OUTBOX'] does not name it any more, or has it with RELAY=False. "
                     "None is lost. Add the topic again, with a publisher that sends them to where "
                     "they are to go.",
-                    count,
                     name,
+                    counted(count),
                 )
         except DatabaseFault:  # send_batch() says it
             return
@@ -435,14 +435,14 @@ class Relay:
         noted = self._mark_sent(batch, sent, known.retention) if sent else 0
         if noted < len(sent):
             logger.warning(
-                "%d messages of the topic %r were sent after the lease of this relay was over. "
-                "Another relay sends them as well; consumers recognise them by their ids. Give the "
-                "relay a longer lease, or smaller batches.",
-                len(sent) - noted,
+                "The relay sent %s of the topic %r after its lease was over. Another relay sends "
+                "the same as well; consumers recognise it by its id. Give the relay a longer "
+                "lease, or smaller batches.",
+                counted(len(sent) - noted),
                 known.name,
             )
         if sent:
-            logger.info("Sent %d messages of the topic %r.", len(sent), known.name)
+            logger.info("Sent %s of the topic %r.", counted(len(sent)), known.name)
         self.refused += len(answers) - len(sent)
         note_failures(batch, known, answers)
 

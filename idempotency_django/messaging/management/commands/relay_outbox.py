@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned
+from ...queue import counted
 from ...stopping import stop_on_signals
 from ...tables import refuse_unmigrated
 from .. import number
@@ -84,9 +85,9 @@ def _outcome(tried: int, relay: Relay) -> str:
     """What has become of the messages that were due."""
     said = []
     if sent := tried - relay.refused:
-        said.append(f"Sent {_messages(sent)}.")
+        said.append(f"Sent {counted(sent)}.")
     if relay.refused:
-        said.append(f"Not sent: {_messages(relay.refused)}. The log says why.")
+        said.append(f"Not sent: {counted(relay.refused)}. The log says why.")
     if relay.unreachable:
         topics = ", ".join(map(repr, relay.unreachable))
         said.append(
@@ -94,9 +95,5 @@ def _outcome(tried: int, relay: Relay) -> str:
             "again."
         )
     for name, count in abandoned(relay.using).items():
-        said.append(f"{_messages(count)} of {name!r} wait, and no relay sends them; see the log.")
+        said.append(f"No relay sends what waits for {name!r} ({counted(count)}); see the log.")
     return " ".join(said) or "Nothing was due."
-
-
-def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"
