@@ -374,6 +374,7 @@ class TestFailures:
         with pytest.raises(MessageParked, match=r"'1' of '/shop'.*Attempt 3") as last:
             billing.handle(paid(), redelivered=redelivered)
         assert isinstance(last.value.__cause__, Poison)
+        assert "If the inbox in the admin has the message, retry it there" in str(last.value)
         for _ in range(2):
             with pytest.raises(MessageParked) as again:
                 billing.handle(paid(), redelivered=redelivered)

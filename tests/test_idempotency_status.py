@@ -156,6 +156,8 @@ def test_operator(using: str, state: str, write: Callable[..., None], what: str)
     assert code == 1
     [(name, each)] = wrong.items()
     assert (name[0], each["count"]) == (what, 2)
+    # A message without a handler is parked before any attempt.
+    assert ("attempts are used up" in each["problem"]) == (state == "blocked")
 
 
 def test_nobody_there(using: str) -> None:

@@ -31,7 +31,7 @@ from ..tracing.timelines import Moment, cut, indented
 from . import streams as positions
 from .databases import database
 from .inbox import settling
-from .inbox.receivers import known_sources
+from .inbox.receivers import CONSUMER, known_sources
 from .inbox.settling import NotSettled
 from .models import InboxMessage, OutboxMessage, OutboxState, OutboxStream, StreamPosition
 from .outbox import settling as outbox
@@ -420,6 +420,7 @@ class InboxMessageAdmin(MessageAdmin):
     hidden = ("digest", "unique_digest")
     since = "received_at"
     settlements = INBOX
+    list_display = ("short_id", "state_shown", "type_and_place", "attempts_shown", "came")
     settle_permission = "idempotency_messaging.settle_message"
     list_filter = ("state", SourceFilter)
     search_fields = ("message_id",)
@@ -445,9 +446,15 @@ class InboxMessageAdmin(MessageAdmin):
         may_see = self.has_view_body_permission(request)
         return [
             (None, {"fields": ["message_id", "source", "type", "group"]}),
-            (_("State"), {"fields": ["state_shown", "attempts"]}),
+            (_("State"), {"fields": ["state_shown", "attempts_shown"]}),
             *([(_("Content"), {"fields": shown})] if may_see else []),
         ]
+
+    @admin.display(description=gettext_lazy("attempts"))
+    def attempts_shown(self, message: InboxMessage) -> str:
+        """Those of the inbox; the attempts before a consumer parked it are in its record."""
+        nowhere = not message.attempts and message.source.startswith(CONSUMER)
+        return "–" if nowhere else str(message.attempts)
 
     @admin.display(description=gettext_lazy("error"))
     def error_shown(self, message: InboxMessage) -> str:

@@ -416,8 +416,9 @@ class Handling:
         return MessageParked(
             f"The event {self.event.id!r} of {self.event.source!r} is parked by "
             f"{self.plan.operation.name}. {what} was the last one that is made without an "
-            "operator. Look at its record in the admin, fix what is wrong, and release it there. "
-            "Keep the message until then, for example in a dead-letter queue, and deliver it again."
+            "operator. Fix what is wrong. If the inbox in the admin has the message, retry it "
+            "there. Otherwise keep it, for example in a dead-letter queue, release its record in "
+            "the admin, and deliver it again."
         )
 
 

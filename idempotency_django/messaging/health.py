@@ -50,7 +50,7 @@ def inbox(limits: Limits) -> Iterator[Finding]:
         idle = f"Run process_inbox, for this source too. {_LOGGED} Or an earlier one is parked."
         yield _waiting("inbox messages waiting", name, pending, limits, _no_receiver, idle)
     for state, problem in (
-        (InboxState.PARKED, "Their attempts are used up. Mend what their errors say; retry them."),
+        (InboxState.PARKED, "No further attempt follows. Mend what their errors say; retry them."),
         (InboxState.HELD, "Find out whether they are genuine, and accept those that are."),
     ):
         for name, waited in _stopped(rows, state, "source", "received_at"):

@@ -39,7 +39,7 @@ class InboxState(models.TextChoices):
     HANDLED = "handled", _("handled")
     IGNORED = "ignored", _("ignored")  # no handler for its type
     HELD = "held", _("held")  # an operator must say whether to handle it
-    PARKED = "parked", _("parked")  # its attempts are used up: an operator must retry it
+    PARKED = "parked", _("parked")  # no further attempt: an operator must retry it
 
 
 class InboxMessage(models.Model):
