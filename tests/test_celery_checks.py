@@ -43,6 +43,29 @@ def test_nothing_to_check(app: Celery) -> None:
     assert ids(check_celery()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"idempotency": Policy()}, "has idempotency=, but is no IdempotentTask"),
+        ({"key": "{order}"}, "has key=, but is no IdempotentTask"),
+        ({"idempotency": Policy(), "key": "{order}"}, "has idempotency= and key=, but is no"),
+    ],
+)
+def test_forgotten_base(app: Celery, options: dict[str, Any], said: str) -> None:
+    """A task with the options of an idempotent one, and without its base, is named."""
+
+    @app.task(name="shop.pay", shared=False, **options)
+    def pay(order: str) -> None: ...
+
+    @app.task(name="shop.plain", shared=False)
+    def plain() -> None: ...
+
+    [message] = check_celery()
+    assert message.id == "idempotency_django.W061"
+    assert f"The task shop.pay {said}" in message.msg
+    assert "base=IdempotentTask" in str(message.hint)
+
+
 def test_registered(app: Celery) -> None:
     """``manage.py check`` runs them, and they do not run the checks again."""
     declare(app, Policy(lease=timedelta(seconds=20)))

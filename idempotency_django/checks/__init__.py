@@ -61,6 +61,7 @@ id                                     what is wrong
 ``idempotency_django.W057``            middleware changes templates, in vain where there is a key
 ``idempotency_django.W059``            a view publishes, and has no transaction without a key
 ``idempotency_django.E060``            a view has a policy, and nothing that protects it
+``idempotency_django.W061``            a Celery task has a policy or key, and not our base class
 =====================================  =========================================================
 """
 

@@ -31,19 +31,31 @@ def check_celery(**_: Any) -> Sequence[CheckMessage]:
         return []
     # Celery's own way to import them would run the checks again, from within a worker.
     autodiscover_modules("tasks")
-    tasks = [task for name, task in sorted(app.tasks.items()) if _is_checked(name, task)]
+    everything = [task for name, task in sorted(app.tasks.items()) if not name.startswith(_OWN)]
+    tasks = [task for task in everything if isinstance(task, IdempotentTask)]
+    forgotten = [*_without_base(task for task in everything if task not in tasks)]
     if not tasks:
-        return []
+        return forgotten
     messages = [
         message
         for task in tasks
         for message in check_policy(task.idempotency, f"the task {task.name}")
     ]
-    return [*each_once(messages), *_visibility(app, tasks), *_chords(app)]
+    return [*forgotten, *each_once(messages), *_visibility(app, tasks), *_chords(app)]
 
 
-def _is_checked(name: str, task: Any) -> bool:
-    return isinstance(task, IdempotentTask) and not name.startswith(_OWN)
+def _without_base(tasks: Iterable[Any]) -> Iterator[CheckMessage]:
+    """Tasks with options of an idempotent one, which nothing reads."""
+    for task in tasks:
+        options = vars(type(task))  # a key of a base class is the project's own affair
+        given = [name for name in ("idempotency", "key") if options.get(name) is not None]
+        if given:
+            yield Warning(
+                f"The task {task.name} has {' and '.join(f'{name}=' for name in given)}, but is no "
+                "IdempotentTask: each delivery and each call has its effect again.",
+                hint="Give it base=IdempotentTask, or remove what is not read.",
+                id="idempotency_django.W061",
+            )
 
 
 def _visibility(app: Any, tasks: Iterable[IdempotentTask]) -> Iterator[CheckMessage]:
