@@ -27,7 +27,7 @@ from idempotency_django.policy import Policy
 from idempotency_django.testing import in_threads
 
 from .conftest import Inbox
-from .receivers import SECRETS, GitHubHook, Hook, OrderHook, StripeHook, body_of, deliver
+from .receivers import SECRETS, GitHubHook, Hook, OrderHook, StripeHook, behaviour, body_of, deliver
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -400,6 +400,19 @@ def test_command(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
     call_command("process_inbox", "--once")
     call_command("process_inbox", "--once", verbosity=0)
     assert capsys.readouterr().out == "Messages: 1 handled.\nMessages: none was due.\n"
+
+
+def test_command_says_what_failed(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """A message that failed is not merely "pending": the command says that it is tried again."""
+
+    def fail(event: Any, execution: Any) -> None:
+        raise ConnectionError
+
+    behaviour["shop"] = fail
+    deliver(Hook)
+    call_command("process_inbox", "--once")
+    behaviour.clear()
+    assert capsys.readouterr().out == "Messages: 1 failed or waiting, tried again later.\n"
 
 
 @pytest.mark.parametrize("option", ["--poll", "--batch"])

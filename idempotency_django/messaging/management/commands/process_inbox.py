@@ -68,5 +68,7 @@ class Command(BaseCommand):
 
     def _say(self, tally: Counter[str], verbosity: int) -> None:
         if verbosity:
-            told = ", ".join(f"{number} {state}" for state, number in sorted(tally.items()))
+            later = {"pending": "failed or waiting, tried again later"}
+            sums = sorted(tally.items())
+            told = ", ".join(f"{number} {later.get(state, state)}" for state, number in sums)
             self.stdout.write(f"Messages: {told or 'none was due'}.")
