@@ -231,6 +231,18 @@ def around(held: Any) -> Any:
     return made
 
 
+class Named(str):
+    """A text on which a view hangs."""
+
+    view: Any
+
+
+def named(text: str) -> Named:
+    held = Named(text)
+    held.view = charge
+    return held
+
+
 class TestHeld:
     """What a view may hold: data, and nothing else."""
 
@@ -277,7 +289,7 @@ class TestHeld:
                 "list": [charge],
                 "dict in a dict": {"views": {"POST": charge}},
                 "key of a dict": {charge: "POST"},
-                "attribute of a text": type("Named", (str,), {"view": None})("charge"),
+                "attribute of a text": named("charge"),
                 "object": Charges(),
                 "object with slots": ways.SlottedGuard(charge),
                 "lazy object": SimpleLazyObject(unasked),
