@@ -58,7 +58,7 @@ def _is_again(headers: Mapping[str, Any], request: Any) -> bool:
 
 
 # Of each message that this process sends: an HTTP request's, too.
-before_task_publish.connect(name_parent, dispatch_uid=__name__)
+before_task_publish.connect(name_parent, dispatch_uid=f"{__name__}.parent")
 
 
 def with_parent(options: Mapping[str, Any], reference: str) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def pass_on(*, headers: dict[str, Any], **_: Any) -> None:
         headers.setdefault(REPLACED, replaced)
 
 
-before_task_publish.connect(pass_on, dispatch_uid=__name__)
+before_task_publish.connect(pass_on, dispatch_uid=f"{__name__}.replacement")
 
 
 def _replaced(request: Any) -> dict[str, int]:
