@@ -88,7 +88,7 @@ class Broom:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None) -> Iterator[None]:
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """The databases, and what empties them after each test that needs transactions of its own."""
     brooms = {alias: Broom(connections[alias]) for alias in connections}
 
@@ -102,6 +102,23 @@ def django_db_setup(django_db_setup: None) -> Iterator[None]:
         yield
     for broom in brooms.values():
         broom.put_away()
+    with django_db_blocker.unblock():
+        for alias in connections:
+            end_other_sessions(alias)
+
+
+def end_other_sessions(alias: str) -> None:
+    """End what a test has left open, or PostgreSQL would not drop its database."""
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT query, pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        for query, _ in cursor.fetchall():
+            print(f"A test has left a session open. Its last statement: {query[:200]}")
 
 
 @pytest.fixture(scope="session")

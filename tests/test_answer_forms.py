@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -23,6 +24,7 @@ from django.middleware.csrf import get_token
 from django.template import Context, Template
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils import translation
 from django.utils.translation import gettext
 from django.views.decorators.csrf import ensure_csrf_cookie
 from pytest_django.asserts import assertRedirects
@@ -393,6 +395,14 @@ def assert_replays_but(header: str, first: Any, second: Any) -> None:
     assert_replays(first, second)
 
 
+@pytest.fixture
+def own_language() -> Iterator[None]:
+    """The language that a request has chosen is not that of the next test."""
+    with translation.override(translation.get_language()):
+        yield
+
+
+@pytest.mark.usefixtures("own_language")
 @pytest.mark.parametrize("url", ["/greeting/", "/greeting-drf/"])
 def test_language(url: str, settings: Any, client: Client) -> None:
     """An answer keeps the label of its own language, whichever one the retry asks for."""
