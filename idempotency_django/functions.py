@@ -23,7 +23,12 @@ from .planning import Plan, plan_call
 from .policy import PROJECT_POLICY, UNSET, Policy, resolve
 from .policy.canonical import canonical, content_digest
 from .records import Payload
-from .stores.atomic_blocks import is_atomic, is_open, opened_by_django, refuse_others
+from .stores.atomic_blocks import (
+    atomic_request_databases,
+    is_atomic,
+    is_open,
+    refuse_other_transactions,
+)
 
 METHOD: Final = "CALL"
 """What stands for the HTTP method in the audit."""
@@ -149,7 +154,9 @@ def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
     """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
     using = plan.store.using
     if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
-        refuse_others(f"The result of {plan.operation.name}", using, opened_by_django())
+        refuse_other_transactions(
+            f"The result of {plan.operation.name}", using, atomic_request_databases()
+        )
 
     def execute(execution: ExecutionContext) -> Result:
         return answer_of(plan, fn(execution))

@@ -227,7 +227,7 @@ def test_forgotten_stays_so(store: CachedStore) -> None:
     store.forget(operation.key, operation.scope)
     assert store.recall(operation) is None
     assert isinstance(under_way, Record)
-    timeline = store._timeline.current()
+    timeline = store._epoch.current()
     store._remember(under_way, None, time.monotonic(), timeline)
     assert store.recall(operation) is None
     with store.transaction():
@@ -240,7 +240,7 @@ def test_cached_too_late(store: CachedStore, cache: Any) -> None:
     operation = completed(store)
     under_way = store.acquire(replace(operation, lease=timedelta(seconds=30)))
     assert isinstance(under_way, Record)
-    timeline = store._timeline.current()
+    timeline = store._epoch.current()
     cache.clear()
     store._remember(under_way, None, time.monotonic() - store.max_age, timeline)
     assert store.recall(operation) is None

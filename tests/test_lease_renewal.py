@@ -97,8 +97,8 @@ class Noted(MemoryStore):
         return [True] * len(claims)
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        with super().undisturbed():
+    def dedicated_connection(self) -> Iterator[None]:
+        with super().dedicated_connection():
             yield
         self.let_go.set()
 

@@ -159,12 +159,12 @@ def idle(request: HttpRequest) -> HttpResponse:
         cursor.execute("SELECT pg_backend_pid()")
         [number] = cursor.fetchone()
 
-    def is_gone() -> bool:
+    def is_function_gone() -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [number])
             return bool(cursor.fetchone() == (0,))
 
-    in_threads([lambda: eventually(is_gone)])
+    in_threads([lambda: eventually(is_function_gone)])
     if b"goes on" in request.body:
         Effect.objects.create(reference="idle")
     return HttpResponse(status=201)

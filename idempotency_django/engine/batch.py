@@ -77,7 +77,7 @@ class Attempt:
                 claim_or_record = self.store.acquire_many([item.operation for item in self.items])
                 self.claimed, self._driver = True, self._connection()
                 self.store.on_commit(self._announce)  # before the handlers' own hooks
-                with self.store.unbroken(f"a batch of {len(self.items)}"):
+                with self.store.guard_transaction(f"a batch of {len(self.items)}"):
                     for position, record in enumerate(claim_or_record):
                         outcomes.append(self._outcome(position, record))
                 if not all(self.store.complete_many(self._answers)):

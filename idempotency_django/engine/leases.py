@@ -169,7 +169,7 @@ class _Heartbeat:
         while due := self._next(patient=True):
             try:
                 # It may be long until the next one, so nothing is held while there is none.
-                with due[0].store.undisturbed():
+                with due[0].store.dedicated_connection():
                     while due:
                         self._renew(due)
                         due = []  # nor any lease, and with it the store, while this thread waits

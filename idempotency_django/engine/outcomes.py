@@ -39,7 +39,7 @@ _FIRST: Final = (
 )
 
 
-def explained(error: Exception, operation: str, using: str | None) -> Exception:
+def diagnose(error: Exception, operation: str, using: str | None) -> Exception:
     """The error, or one that explains it if its cause is the transaction around the handler.
 
     Args:

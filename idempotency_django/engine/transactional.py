@@ -29,7 +29,7 @@ from .outcomes import (
     RolledBack,
     announce,
     decide,
-    explained,
+    diagnose,
     failure,
     in_progress,
     refusal,
@@ -174,7 +174,7 @@ class Run:
         except IdempotencyError as error:
             if not (self._claimed and isinstance(error, StoreUnavailable) and error.rolled_back):
                 raise
-            result = self._explained(error)
+            result = self._diagnosed(error)
         except Exception as error:
             if not self._claimed or self._committed:  # then it was raised by a hook
                 raise
@@ -206,7 +206,7 @@ class Run:
         self._claimed = True
         token = CURRENT.set(self.execution)
         try:
-            with store.unbroken(claim.operation.name):
+            with store.guard_transaction(claim.operation.name):
                 result = self.execute(self.execution)
             payload = result.payload
             if isinstance(payload, Payload) and payload.status >= _ERRORS and self._is_marked():
@@ -220,7 +220,7 @@ class Run:
                 self._payload = payload
         except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
             self._marked = self._is_marked()
-            raise RolledBack(self._explained(error)) from None
+            raise RolledBack(self._diagnosed(error)) from None
         finally:
             CURRENT.reset(token)
         if self._payload is None:
@@ -229,11 +229,11 @@ class Run:
             self.after.push(self._ended)
         return result.response
 
-    def _explained(self, error: Exception) -> Result:
+    def _diagnosed(self, error: Exception) -> Result:
         if self.store.has_ended(error):
             ended = StoreUnavailable()
             ended.__cause__, error = error, ended
-        self._error = explained(error, self.operation.name, self.store.using)
+        self._error = diagnose(error, self.operation.name, self.store.using)
         return failure(self._error)
 
     def _is_marked(self) -> bool:

@@ -17,7 +17,7 @@ from ..engine.outcomes import UNCERTAIN_ERRORS
 from ..engine.transactional import Atomic
 from ..errors import OperationInProgress, StoreUnavailable
 from ..stores import Store
-from ..stores.atomic_blocks import is_open, refuse_others
+from ..stores.atomic_blocks import is_open, refuse_other_transactions
 
 
 class OwnedTransactions(set[str]):
@@ -94,7 +94,7 @@ class RequestTransactions(Atomic):
         """
         if store.using is None or not self.aliases:
             return None
-        refuse_others("The answer of this request", store.using, self._surrounding)
+        refuse_other_transactions("The answer of this request", store.using, self._surrounding)
         self._last, self._store = store.using, store
         if store.using not in self._open:
             self._begin(store.using)
@@ -125,7 +125,7 @@ class RequestTransactions(Atomic):
         """
         if not self.aliases:
             return super().around_handler(store)
-        refuse_others("The answer of this request", store.using, self._surrounding)
+        refuse_other_transactions("The answer of this request", store.using, self._surrounding)
         self._end(None, None, None)
         self._ended = True
         return self._begun(store)

@@ -39,7 +39,7 @@ from ..planning import plan as planned
 from ..policy import Policy, keys
 from ..records import Operation, Record
 from ..stores import stores
-from ..stores.atomic_blocks import opened_by_django, refuse_others
+from ..stores.atomic_blocks import atomic_request_databases, refuse_other_transactions
 from .atomic_requests import RequestTransactions
 from .messages import Adapter, credentials_of, has_body, result_of, result_of_error
 from .replays import GIVEN_OUT, GivenTokens
@@ -84,7 +84,9 @@ def serve(
     store, before = plan.store, Before(request)
     atomic = transactions if transactions and transactions.aliases else None
     if transactions is None:  # then those that are open were opened by Django
-        refuse_others(f"The answer of {plan.operation.name}", store.using, opened_by_django())
+        refuse_other_transactions(
+            f"The answer of {plan.operation.name}", store.using, atomic_request_databases()
+        )
     try:
         outcome = engine.run(
             store,

@@ -34,7 +34,7 @@ from ..errors import AlreadyProcessed, StreamFenced
 from ..models import DatabaseNow
 from ..policy import scopes
 from ..stores import stores
-from ..stores.database.dialects import DIALECTS, CombinedMessages
+from ..stores.database.dialects import DIALECTS, Pipeline
 from ..stores.database.transactional import forbid_atomic_block, without_autocommit
 from .databases import database
 from .models import StreamPosition
@@ -79,7 +79,7 @@ def _beginning(using: str) -> AbstractContextManager[None]:
         return nullcontext()
     if not all(getattr(s, "combine_statements", True) for s in stores.all() if s.using == using):
         return nullcontext()
-    return CombinedMessages(connections[using], lambda _: False).beginning()
+    return Pipeline(connections[using], lambda _: False).beginning()
 
 
 @cache

@@ -18,7 +18,7 @@ SHARED: Final = ("pool", "isolation_level")
 
 
 @contextmanager
-def outside_pools(using: str) -> Iterator[None]:
+def unpooled_connection(using: str) -> Iterator[None]:
     """In the block, this thread has a connection of its own to the database, not from a pool.
 
     It sees what others have committed so far, whatever isolation level the project uses.
@@ -45,7 +45,7 @@ def is_open(using: str) -> bool:
         return True
 
 
-def refuse_others(what: str, using: str | None, others: Iterable[str]) -> None:
+def refuse_other_transactions(what: str, using: str | None, others: Iterable[str]) -> None:
     """Refuse a claim within a transaction on another database, which would commit later.
 
     Args:
@@ -67,7 +67,7 @@ def refuse_others(what: str, using: str | None, others: Iterable[str]) -> None:
             )
 
 
-def opened_by_django() -> list[str]:
+def atomic_request_databases() -> list[str]:
     """The databases on which a transaction is open that ATOMIC_REQUESTS may have opened."""
     return [
         connection.alias

@@ -99,7 +99,7 @@ class WithoutTransactions:
         """
         return nullcontext()
 
-    def unbroken(self, what: str) -> AbstractContextManager[None]:
+    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
         """Prevent statements in the block from ending the transaction of a claim.
 
         Args:
@@ -328,7 +328,7 @@ class Store(WithoutTransactions, ABC):
             return None
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def dedicated_connection(self) -> Iterator[None]:
         """In the block, this thread uses the store over connections of its own.
 
         A heartbeat renews leases in the block, so the connections must not come from a pool: if the

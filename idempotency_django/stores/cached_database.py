@@ -28,7 +28,7 @@ from .database.store import DatabaseStore
 
 logger = logging.getLogger("idempotency_django")
 
-QUESTIONS: Final = {
+EPOCH_QUERIES: Final = {
     # The timeline of what is being written now: a promotion begins a new one at once, where
     # pg_control_checkpoint() tells of the old one until the next checkpoint.
     "postgresql": (
@@ -42,11 +42,11 @@ QUESTIONS: Final = {
 """By vendor: one text that changes when another server takes over. SQLite has no other server."""
 
 
-class Timeline:
-    """The history that a database is on, as far as this process knows.
+class FailoverEpoch:
+    """The history between two fail-overs that a database is on, as far as this process knows.
 
     One object serves all threads. It asks rarely, so it may be out of date. That is safe, because a
-    timeline that has ended never comes back.
+    history that has ended never comes back.
 
     Args:
         using: the database, by its alias in ``DATABASES``.
@@ -84,7 +84,7 @@ class Timeline:
 
     def _ask(self) -> str | None:
         connection, asked_at = connections[self._using], time.monotonic()
-        question = QUESTIONS.get(connection.vendor)
+        question = EPOCH_QUERIES.get(connection.vendor)
         if question is None:
             self._known = "", float("inf")
             return ""
@@ -96,7 +96,7 @@ class Timeline:
                 connection.cursor() as cursor,
             ):
                 cursor.execute(question)
-                timeline = str(cursor.fetchone()[0])
+                epoch = str(cursor.fetchone()[0])
         except DatabaseFault:
             logger.warning(
                 "The database %r does not say which timeline it is on, so cached answers are not "
@@ -108,21 +108,21 @@ class Timeline:
             if not within:
                 connection.close_if_unusable_or_obsolete()
             return None
-        self._known = timeline, asked_at
-        return timeline
+        self._known = epoch, asked_at
+        return epoch
 
 
-def encode_record(record: Record, timeline: str) -> bytes:
-    """The entry of a completed record that was stored on a timeline of the database."""
+def encode_record(record: Record, epoch: str) -> bytes:
+    """The entry of a completed record that was stored in an epoch of the database."""
     assert record.payload is not None  # noqa: S101  # a completed record has one
     answer = encode(record.payload)
     head = [record.key, record.scope, record.attempt, record.fingerprint]
-    head += [answer.status, answer.headers, answer.body is not None, record.record_id, timeline]
+    head += [answer.status, answer.headers, answer.body is not None, record.record_id, epoch]
     return json.dumps(head).encode() + b"\n" + (answer.body or b"")
 
 
-def decode_record(cached: Any, operation: Operation, timeline: str) -> Record | None:
-    """The record of the operation that was cached on the timeline; ``None``: it is not one."""
+def decode_record(cached: Any, operation: Operation, epoch: str) -> Record | None:
+    """The record of the operation, if it was cached in the epoch; else ``None``."""
     try:
         head, _, body = cached.partition(b"\n")
         key, scope, attempt, fingerprint, status, headers, has_body, record_id, cached_on = (
@@ -135,7 +135,7 @@ def decode_record(cached: Any, operation: Operation, timeline: str) -> Record | 
             operation.key,
         )
         return None
-    if (key, scope, cached_on) != (operation.key, operation.scope, timeline):
+    if (key, scope, cached_on) != (operation.key, operation.scope, epoch):
         return None
     return Record(
         key=key,
@@ -207,7 +207,7 @@ class CachedStore(DatabaseStore):
         self.cache = cache
         self.max_age = max_age
         self.prefix = prefix
-        self._timeline = Timeline(using, recheck)
+        self._epoch = FailoverEpoch(using, recheck)
 
     def recall(self, operation: Operation) -> Record | None:
         if operation.extend_on_replay:
@@ -219,8 +219,8 @@ class CachedStore(DatabaseStore):
             return None
         if not cached:
             return None
-        timeline = self._timeline.current()
-        return None if timeline is None else decode_record(cached, operation, timeline)
+        epoch = self._epoch.current()
+        return None if epoch is None else decode_record(cached, operation, epoch)
 
     def forget(self, key: str, scope: str) -> None:
         try:
@@ -234,7 +234,7 @@ class CachedStore(DatabaseStore):
             )
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        asked_at, timeline = time.monotonic(), self._timeline.latest(ask=False)
+        asked_at, epoch = time.monotonic(), self._epoch.latest(ask=False)
         claim_or_record = super().acquire(operation)
         if (
             isinstance(claim_or_record, Record)
@@ -242,7 +242,7 @@ class CachedStore(DatabaseStore):
             and not claim_or_record.expired
         ):
             try:
-                with self._on_its_own():
+                with self._outside_transaction():
                     left = self._lifetime_left(claim_or_record)
             except (StoreUnavailable, OperationInProgress):
                 if connections[self.using].in_atomic_block:  # nothing more can be done in it
@@ -251,30 +251,30 @@ class CachedStore(DatabaseStore):
                     "The answer of %s is not cached.", claim_or_record.key, exc_info=True
                 )
                 return claim_or_record
-            if timeline is None:  # what is asked only now may be newer than what was read
-                self._timeline.current()
+            if epoch is None:  # what is asked only now may be newer than what was read
+                self._epoch.current()
                 return claim_or_record
             # Its own transaction may have stored it, and may still roll back.
-            self.on_commit(lambda: self._remember(claim_or_record, left, asked_at, timeline))
+            self.on_commit(lambda: self._remember(claim_or_record, left, asked_at, epoch))
         return claim_or_record
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        timeline = self._timeline.latest(ask=True)  # no newer than the commit that is to come
+        epoch = self._epoch.latest(ask=True)  # no newer than the commit that is to come
         completed = super().complete(claim, payload)
         if completed:
-            self._remember_completed(claim, payload, timeline)
+            self._remember_completed(claim, payload, epoch)
         return completed
 
     def _complete_many(
         self, dialect: Batching, answers: Sequence[tuple[Claim, Payload]]
     ) -> Sequence[bool]:
-        timeline = self._timeline.latest(ask=True)  # likewise
+        epoch = self._epoch.latest(ask=True)  # likewise
         completed = super()._complete_many(dialect, answers)
         for answer in compress(answers, completed):
-            self._remember_completed(*answer, timeline)
+            self._remember_completed(*answer, epoch)
         return completed
 
-    def _remember_completed(self, claim: Claim, payload: Payload, timeline: str | None) -> None:
+    def _remember_completed(self, claim: Claim, payload: Payload, epoch: str | None) -> None:
         record = Record(
             key=claim.key,
             scope=claim.scope,
@@ -285,7 +285,7 @@ class CachedStore(DatabaseStore):
             record_id=claim.record_id,
         )
         ttl = claim.operation.ttl
-        self.on_commit(lambda: self._remember(record, ttl, claim.asked_at, timeline))
+        self.on_commit(lambda: self._remember(record, ttl, claim.asked_at, epoch))
 
     def check(self) -> Sequence[CheckMessage]:
         return [*super().check(), *self._check_cache()]
@@ -319,14 +319,14 @@ class CachedStore(DatabaseStore):
         try:
             super()._raise(error)
         except StoreUnavailable:
-            self._timeline.forget()
+            self._epoch.forget()
             raise
 
     def _remember(
-        self, record: Record, left: timedelta | None, since: float, timeline: str | None
+        self, record: Record, left: timedelta | None, since: float, epoch: str | None
     ) -> None:
         """Cache a committed answer for the rest of its time to live at that moment."""
-        if timeline is None:
+        if epoch is None:
             return
         # From that moment for both: what was forgotten since stays forgotten for max_age.
         lifetime = self.max_age
@@ -338,7 +338,7 @@ class CachedStore(DatabaseStore):
         name = self._name(record.key, record.scope)
         try:
             # Only where nothing is: what was forgotten meanwhile must stay so.
-            caches[self.cache].add(name, encode_record(record, timeline), int(lifetime))
+            caches[self.cache].add(name, encode_record(record, epoch), int(lifetime))
         except Exception:
             logger.warning("An answer could not be cached in %r.", self.cache, exc_info=True)
 

@@ -70,7 +70,7 @@ def eventually(condition: Callable[[], object]) -> None:
         pause = min(pause * 1.2, 0.02)  # to ask often would slow down what is waited for
 
 
-def in_words(found: Claim | Record) -> str:
+def status_in_words(found: Claim | Record) -> str:
     """What a store said, in words: "in progress"."""
     assert isinstance(found, Record)
     return found.status.replace("_", " ")
@@ -81,7 +81,7 @@ class ContractSetting:
 
     store: Store
 
-    tells_at_once: ClassVar[bool] = True
+    refuses_at_once: ClassVar[bool] = True
     """Whether a duplicate gets "in progress" while the owner holds on; SQLite makes it wait."""
 
     forgets_expired: ClassVar[bool] = False
@@ -152,7 +152,7 @@ class RacesContract(ContractSetting):
 
     def test_refused_request_frees_nothing(self) -> None:
         """A third request, after a second was refused, does not get the first one's claim."""
-        if not self.tells_at_once:
+        if not self.refuses_at_once:
             return
         operation = an_operation()
         with self.store.transaction():
@@ -171,22 +171,22 @@ class RacesContract(ContractSetting):
                 found = self.store.acquire(operation)
                 if isinstance(found, Claim):
                     # The owner holds on until all others have been told.
-                    for _ in range(contenders - 1 if self.tells_at_once else 0):
+                    for _ in range(contenders - 1 if self.refuses_at_once else 0):
                         assert refused.acquire(timeout=PATIENCE), "A duplicate had to wait."
                     assert self.store.complete(found, ANSWER)
                     return "claimed"
             refused.release()
-            return in_words(found)
+            return status_in_words(found)
 
         said = sorted(in_threads([contend] * contenders))
-        if self.tells_at_once:
+        if self.refuses_at_once:
             assert said == ["claimed"] + ["in progress"] * (contenders - 1)
         else:
             assert said == ["claimed"] + ["completed"] * (contenders - 1)
         assert self.record(operation).payload == ANSWER
 
     def _attempt(self, operation: Operation) -> str:
-        return in_words(self.acquire(operation))
+        return status_in_words(self.acquire(operation))
 
 
 class LeasesContract(ContractSetting):
@@ -225,7 +225,7 @@ class LeasesContract(ContractSetting):
         [found, other] = in_threads(
             [lambda: self.again(claim), lambda: self.again(claim, fingerprint="0" * 64)]
         )
-        assert in_words(found) == in_words(other) == "in progress"
+        assert status_in_words(found) == status_in_words(other) == "in progress"
         assert isinstance(found, Record)
         assert 0 < (found.lease_left or 0) < record.lease_left + 0.1
         assert self.store.complete(claim, ANSWER)
@@ -300,7 +300,7 @@ class LeasesContract(ContractSetting):
         claim = self.interrupted()
         assert self.store.extend(claim, 99)
         assert not self.record(claim.operation).interrupted
-        assert in_words(self.again(claim)) == "in progress"
+        assert status_in_words(self.again(claim)) == "in progress"
         assert self.store.complete(self.interrupted(), ANSWER)
 
     def test_settled_claim_cannot_be_extended(self) -> None:
@@ -323,7 +323,7 @@ class LeasesContract(ContractSetting):
         assert self.record(done.operation).payload == ANSWER
         several = [self.interrupted() for _ in range(20)]
         assert list(self.store.extend_many(several, 99)) == [True] * 20
-        assert all(in_words(self.again(claim)) == "in progress" for claim in several)
+        assert all(status_in_words(self.again(claim)) == "in progress" for claim in several)
         assert list(self.store.extend_many([mine], 0.001)) == [True]
         eventually(lambda: self.record(mine.operation).interrupted)
 
@@ -420,7 +420,7 @@ class LeasesContract(ContractSetting):
         found = in_threads([lambda: self.again(late, lease=SECOND * 99)] * 16)
         [claim] = [one for one in found if isinstance(one, Claim)]
         assert claim.attempt == 2
-        assert {in_words(one) for one in found if one is not claim} == {"in progress"}
+        assert {status_in_words(one) for one in found if one is not claim} == {"in progress"}
         assert self.store.complete(claim, ANSWER)
 
     def test_one_of_many_leases(self) -> None:
@@ -428,7 +428,7 @@ class LeasesContract(ContractSetting):
         operation = an_operation(lease=SECOND * 99)
         found = in_threads([lambda: self.store.acquire(operation)] * 16)
         assert sum(isinstance(one, Claim) for one in found) == 1
-        assert {in_words(one) for one in found if isinstance(one, Record)} == {"in progress"}
+        assert {status_in_words(one) for one in found if isinstance(one, Record)} == {"in progress"}
 
     def test_expired_key_is_free_for_a_lease(self) -> None:
         """After its time to live, any request can claim a record's key."""
@@ -869,7 +869,7 @@ class BatchesContract(StepsContract):
                 found = self.store.acquire_many(batch)
                 kinds = [isinstance(each, Claim) for each in found]
                 assert kinds == [True, True, False, False]
-                assert in_words(found[2]) == in_words(found[3]) == "in progress"
+                assert status_in_words(found[2]) == status_in_words(found[3]) == "in progress"
                 claims = [each for each in found if isinstance(each, Claim)]
                 assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
             replays = [each for each in self.acquired_many(batch) if isinstance(each, Record)]

@@ -72,7 +72,7 @@ class TestSQLite(_DatabaseStore):
     """The database store on SQLite, whose one write lock makes duplicates wait."""
 
     name = "sqlite"
-    tells_at_once = False
+    refuses_at_once = False
 
 
 @ALL_DATABASES

@@ -320,7 +320,7 @@ class DatabaseStore(TransactionalStore):
         self._forbid_misplaced(operation)
         self._dialect.begin()
         try:
-            with self._on_its_own():
+            with self._outside_transaction():
                 return self._acquire(operation)
         finally:
             self._dialect.release()  # what locked the key; others see the row from here on
@@ -328,7 +328,7 @@ class DatabaseStore(TransactionalStore):
     def _forbid_misplaced(self, operation: Operation) -> None:
         """Refuse a lease in a transaction, and none outside of one."""
         if operation.lease is not None:
-            with self._on_its_own():
+            with self._outside_transaction():
                 forbid_atomic_block(self.using, f"The claim of {operation.name}")
         elif not connections[self.using].in_atomic_block:
             raise transaction.TransactionManagementError(
@@ -361,7 +361,7 @@ class DatabaseStore(TransactionalStore):
             return super().acquire_many(operations)
         for operation in {operation.lease is None: operation for operation in operations}.values():
             self._forbid_misplaced(operation)
-        with self._on_its_own():
+        with self._outside_transaction():
             claims_and_records = acquire_many(dialect, operations, time.monotonic(), self._resolved)
         for claim in claims_and_records:
             if isinstance(claim, Claim) and claim.operation.lease is None:
@@ -377,9 +377,9 @@ class DatabaseStore(TransactionalStore):
     def _complete_many(
         self, dialect: Batching, answers: Sequence[tuple[Claim, Payload]]
     ) -> Sequence[bool]:
-        with self._on_its_own():
+        with self._outside_transaction():
             for claim, _ in answers:
-                if took_long(claim):
+                if needs_ttl_refresh(claim):
                     self._prolong(claim)
             stored = dialect.complete_many([(c, encode(payload)) for c, payload in answers])
             if not connections[self.using].in_atomic_block:
@@ -404,7 +404,7 @@ class DatabaseStore(TransactionalStore):
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         try:
-            if took_long(claim):
+            if needs_ttl_refresh(claim):
                 self._prolong(claim)
             answer = encode(payload)
             given = {
@@ -418,11 +418,11 @@ class DatabaseStore(TransactionalStore):
             if not connections[self.using].in_atomic_block:
                 self._restore_autocommit(claim, commit=completed)
         except DatabaseFault as error:
-            self._raise_on_its_own(error)
+            self._raise_outside_transaction(error)
         return completed
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
-        with self._on_its_own():
+        with self._outside_transaction():
             self._restore_autocommit(claim, commit=False)
             mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
             failed = mine.filter(status=Status.IN_PROGRESS).update(
@@ -442,7 +442,7 @@ class DatabaseStore(TransactionalStore):
         return self._extend(*claims, seconds=seconds)
 
     def _extend(self, *claims: Claim, seconds: float) -> Sequence[bool | None]:
-        with self._on_its_own():
+        with self._outside_transaction():
             renewed = self._dialect.extend(claims, seconds)
             left = [claim for claim in claims if claim.record_id not in renewed]
             locked = self._dialect.owned(left) if left else set()
@@ -453,7 +453,7 @@ class DatabaseStore(TransactionalStore):
 
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
-        with self._on_its_own():
+        with self._outside_transaction():
             columns = ("position", "name", "attempt", "result", "failure")
             return [decode_step(*row) for row in rows.order_by("position").values_list(*columns)]
 
@@ -462,12 +462,12 @@ class DatabaseStore(TransactionalStore):
             return self._dialect.save_step(claim, step, encode_step(step))
 
     def get(self, key: str, scope: str) -> Record | None:
-        with self._on_its_own():
+        with self._outside_transaction():
             row = self._dialect.read(key, scope)
         return record_of(key, scope, row) if row else None
 
     def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
-        with self._on_its_own():
+        with self._outside_transaction():
             return get_many(self._dialect, names)
 
     def record_replay(self, record: Record, operation: Operation) -> None:
@@ -508,7 +508,7 @@ class DatabaseStore(TransactionalStore):
             restore_autocommit(self.using, claim.operation.name, commit=commit)
 
 
-def took_long(claim: Claim) -> bool:
+def needs_ttl_refresh(claim: Claim) -> bool:
     """Whether so much of its time to live is over that the answer must get a new one.
 
     Not after every attempt: these columns have indexes, which a quick one leaves as they are.

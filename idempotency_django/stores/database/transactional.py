@@ -21,13 +21,15 @@ from ...errors import (
     StoreUnavailable,
 )
 from ...records import Claim
-from ..atomic_blocks import is_open, outside_pools
+from ..atomic_blocks import is_open, unpooled_connection
 from ..base import Store
 from .checks import NOT_MIGRATED
-from .dialects import DIALECTS, CombinedMessages, Dialect
+from .dialects import DIALECTS, Dialect, Pipeline
 
 
-def translated(dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False) -> Exception:
+def translate_error(
+    dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False
+) -> Exception:
     """The store's error for one of the database's, if it has one; else that error.
 
     Args:
@@ -44,7 +46,7 @@ def translated(dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = Fa
         in_progress.busy = dialect.locks_database
         return in_progress
     refused = isinstance(error, InternalError) and dialect.is_read_only(error)
-    if lost or refused or dialect.is_gone(error):
+    if lost or refused or dialect.is_function_gone(error):
         unavailable = StoreUnavailable()
         unavailable.rolled_back = rolled_back
         return unavailable
@@ -53,7 +55,7 @@ def translated(dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = Fa
 
 def raise_translated(dialect: Dialect, error: DatabaseFault) -> NoReturn:
     """Raise the store's error for one of the database's, if it has one; else that error."""
-    better = translated(dialect, error)
+    better = translate_error(dialect, error)
     if better is error:
         raise error
     raise better from error
@@ -148,7 +150,7 @@ def restore_autocommit(using: str, name: str, *, commit: bool) -> None:
 
 
 @dataclass(slots=True)
-class OwnTransaction:
+class StoreTransaction:
     """A transaction whose begin and commit raise the store's own errors.
 
     Args:
@@ -162,7 +164,7 @@ class OwnTransaction:
     whole: bool = False
     after: ExitStack | None = None
     _atomic: transaction.Atomic = field(init=False)
-    _messages: CombinedMessages | None = field(default=None, init=False)
+    _messages: Pipeline | None = field(default=None, init=False)
     _committed: list[bool] = field(default_factory=list, init=False)
     _ended: bool = field(default=False, init=False)
 
@@ -243,13 +245,13 @@ class OwnTransaction:
             return OperationInProgress(REFUSED_MESSAGE)
         stopped = self._messages is not None and self._messages.stopped_before_commit
         if stopped or self.dialect.has_ended(fault):
-            return translated(self.dialect, fault, rolled_back=True)
+            return translate_error(self.dialect, fault, rolled_back=True)
         unsure = isinstance(fault, OperationalError | InterfaceError)
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
 
 
 @dataclass(slots=True)
-class Unbroken:
+class TransactionGuard:
     """Refuses the statements that would end the running transaction, and logs where it has ended.
 
     What Django's cursors execute is looked at, and costs no statement. Scripts, stored procedures
@@ -298,7 +300,7 @@ class TransactionalStore(Store):
     functions: bool
 
     def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
-        return OwnTransaction(self._dialect, whole=True, after=after)
+        return StoreTransaction(self._dialect, whole=True, after=after)
 
     def is_busy(self, error: BaseException) -> bool:
         return self._dialect.is_busy(error)
@@ -310,23 +312,23 @@ class TransactionalStore(Store):
         transaction.on_commit(function, using=self.using, robust=True)
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        with outside_pools(self.using):
+    def dedicated_connection(self) -> Iterator[None]:
+        with unpooled_connection(self.using):
             yield
 
-    def unbroken(self, what: str) -> AbstractContextManager[None]:
-        return Unbroken(self._dialect, what)
+    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
+        return TransactionGuard(self._dialect, what)
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:
-        with self._on_its_own():
+        with self._outside_transaction():
             forbid_atomic_block(self.using, what)
-        with OwnTransaction(self._dialect):
+        with StoreTransaction(self._dialect):
             yield
 
     @contextmanager
     def fenced(self, claim: Claim) -> Iterator[None]:
-        with OwnTransaction(self._dialect):
+        with StoreTransaction(self._dialect):
             yield
             # Last, so that nobody waits for an owner that is paused before it commits.
             with self._reachable():
@@ -349,12 +351,12 @@ class TransactionalStore(Store):
     # its own is two calls more for each reader of a stack.
 
     @contextmanager
-    def _on_its_own(self) -> Iterator[None]:
+    def _outside_transaction(self) -> Iterator[None]:
         """Outside a transaction: do not leave a broken connection to the next request."""
         try:
             yield
         except DatabaseFault as error:
-            self._raise_on_its_own(error)
+            self._raise_outside_transaction(error)
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
@@ -364,7 +366,7 @@ class TransactionalStore(Store):
         except DatabaseFault as error:
             self._raise(error)
 
-    def _raise_on_its_own(self, error: DatabaseFault) -> NoReturn:
+    def _raise_outside_transaction(self, error: DatabaseFault) -> NoReturn:
         connection = connections[self.using]
         try:
             self._raise(error)

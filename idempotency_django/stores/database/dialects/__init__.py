@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from .base import Batching, Dialect, plain
 from .mysql import MySQL
-from .pipelining import CombinedMessages
+from .pipelining import Pipeline
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 
 __all__ = [
     "DIALECTS",
     "Batching",
-    "CombinedMessages",
     "Dialect",
     "MySQL",
+    "Pipeline",
     "PostgreSQL",
     "SQLite",
     "plain",

@@ -23,7 +23,7 @@ from django.db.models import QuerySet
 from ....models import GRACE, IdempotencyKey
 from ....records import Claim, Operation, Step
 from ...codec import StoredPayload, StoredStep
-from .pipelining import CombinedMessages
+from .pipelining import Pipeline
 from .statements import Parameters, statements
 
 _PLAIN: Final = re.compile(
@@ -199,7 +199,7 @@ class Dialect(ABC):
         """The rows, narrowed to nothing when the operation's key is locked by somebody else."""
         return rows
 
-    def messages(self) -> CombinedMessages | None:
+    def messages(self) -> Pipeline | None:
         """How the statements of a transaction that begins now are sent; ``None``: one by one."""
         return None
 
@@ -285,7 +285,7 @@ class Dialect(ABC):
         """Whether functions may be called that the server does not have."""
         return False
 
-    def is_gone(self, error: BaseException) -> bool:
+    def is_function_gone(self, error: BaseException) -> bool:
         """Whether a database error says that a function of ours can no longer be called.
 
         The next statements go without it.

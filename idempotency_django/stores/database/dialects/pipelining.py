@@ -70,7 +70,7 @@ def or_lost(statement: str) -> str:
 _IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3  # of libpq's PGTransactionStatusType
 
 
-class Kept(NamedTuple):
+class Deferred(NamedTuple):
     """A statement that may wait for the COMMIT."""
 
     sql: str
@@ -90,16 +90,16 @@ class Messages:
     def claimed(self, claim: Claim) -> None:
         """The transaction holds the claim."""
 
-    def keep(self, claim: Claim, kept: Kept) -> bool:
+    def defer(self, claim: Claim, deferred: Deferred) -> bool:
         """Whether this statement, which writes a row for the claim, is sent with the COMMIT."""
         return False
 
-    def keep_fenced(self, kept: Kept) -> bool:
+    def defer_fenced(self, deferred: Deferred) -> bool:
         """The same for what locks the row of an earlier transaction's claim, or adds a step."""
         return False
 
 
-class CombinedMessages(Messages):
+class Pipeline(Messages):
     """BEGIN goes with the claim, and COMMIT with the answer or a step.
 
     A step that has executed no statement of its own is one message: BEGIN, its result and COMMIT.
@@ -122,7 +122,7 @@ class CombinedMessages(Messages):
         self._connection = connection
         self._is_lost = is_lost
         self._tokens: set[str] = set()
-        self._last: Kept | None = None
+        self._last: Deferred | None = None
         self._stopped = False
         self.over = False  # what hooks do after the commit is their own affair
 
@@ -137,23 +137,23 @@ class CombinedMessages(Messages):
     def claimed(self, claim: Claim) -> None:
         self._tokens.add(claim.token)
 
-    def keep(self, claim: Claim, kept: Kept) -> bool:
-        return claim.token in self._tokens and self._keep(kept, _IN_TRANSACTION)
+    def defer(self, claim: Claim, deferred: Deferred) -> bool:
+        return claim.token in self._tokens and self._defer(deferred, _IN_TRANSACTION)
 
-    def keep_fenced(self, kept: Kept) -> bool:
-        return self._keep(kept, _IDLE, _IN_TRANSACTION)
+    def defer_fenced(self, deferred: Deferred) -> bool:
+        return self._defer(deferred, _IDLE, _IN_TRANSACTION)
 
     @property
     def stopped_before_commit(self) -> bool:
         """Whether the server refused what was sent with the COMMIT, and came to no COMMIT."""
         return self._stopped
 
-    def _keep(self, kept: Kept, *statuses: int) -> bool:
+    def _defer(self, deferred: Deferred, *statuses: int) -> bool:
         if not self._may_combine(*statuses):
             return False
         if not self._send():  # another claim's
             raise ClaimLost
-        self._last = kept
+        self._last = deferred
         # The outermost, so that it is not taken for another one's when that is removed.
         self._connection.execute_wrappers.insert(0, self._before_another)
         return True
@@ -182,7 +182,7 @@ class CombinedMessages(Messages):
             raise ClaimLost
         return execute(*arguments)
 
-    def _take(self) -> Kept | None:
+    def _take(self) -> Deferred | None:
         last, self._last = self._last, None
         if last is not None:
             self._connection.execute_wrappers.remove(self._before_another)

@@ -25,7 +25,7 @@ from .base import (
     lock_number,
     tokens_of,
 )
-from .pipelining import LOST, CombinedMessages, Kept, Messages, or_lost
+from .pipelining import LOST, Deferred, Messages, Pipeline, or_lost
 from .statements import Parameters
 
 _ONE_BY_ONE: Final = Messages()
@@ -72,15 +72,15 @@ class PostgreSQL(Batching):
         cursor.execute(self.sql["purge_steps"], {"ids": ids})
         return len(ids)
 
-    def messages(self) -> CombinedMessages | None:
+    def messages(self) -> Pipeline | None:
         connection = connections[self.using]
         if not self.combine or connection.in_atomic_block:
             return None
-        messages = self._local.messages = CombinedMessages(connection, self._is_lost)
+        messages = self._local.messages = Pipeline(connection, self._is_lost)
         return messages
 
     def _messages(self) -> Messages:
-        messages: CombinedMessages | None = getattr(self._local, "messages", None)
+        messages: Pipeline | None = getattr(self._local, "messages", None)
         return _ONE_BY_ONE if messages is None or messages.over else messages
 
     def beginning(self) -> AbstractContextManager[None]:
@@ -122,7 +122,7 @@ class PostgreSQL(Batching):
             known = _has_functions[self._server()] = self._look_for_functions()
         return known
 
-    def is_gone(self, error: BaseException) -> bool:
+    def is_function_gone(self, error: BaseException) -> bool:
         gone = self.code(error.__cause__) in _GONE and _has_functions.get(self._server(), False)
         if gone:
             _has_functions[self._server()] = False
@@ -155,12 +155,12 @@ class PostgreSQL(Batching):
             return row[0] if row else None
 
     def write(self, claim: Claim, statement: str, given: Parameters) -> bool:
-        kept = Kept(self.sql[statement], self._or_lost[statement], given)
-        return self._messages().keep(claim, kept) or super().write(claim, statement, given)
+        deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
+        return self._messages().defer(claim, deferred) or super().write(claim, statement, given)
 
     def write_fence(self, statement: str, given: Parameters) -> bool:
-        kept = Kept(self.sql[statement], self._or_lost[statement], given)
-        return self._messages().keep_fenced(kept) or super().write_fence(statement, given)
+        deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
+        return self._messages().defer_fenced(deferred) or super().write_fence(statement, given)
 
     def _is_lost(self, error: DatabaseFault) -> bool:
         return LOST in str(error)

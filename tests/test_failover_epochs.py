@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.records import Claim, Operation, Record
-from idempotency_django.stores.cached_database import QUESTIONS, CachedStore
+from idempotency_django.stores.cached_database import EPOCH_QUERIES, CachedStore
 from idempotency_django.testing import ANSWER, an_operation
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -52,14 +52,14 @@ def completed(store: CachedStore, **changes: Any) -> Operation:
 
 def questions(queries: CaptureQueriesContext) -> int:
     """How often the database was asked for its timeline."""
-    return sum(query["sql"] in QUESTIONS.values() for query in queries)
+    return sum(query["sql"] in EPOCH_QUERIES.values() for query in queries)
 
 
 def refuse(error: Exception) -> Any:
     """An execute wrapper that lets the question fail, and nothing else."""
 
     def wrapper(execute: Any, sql: str, *arguments: Any) -> Any:
-        if sql in QUESTIONS.values():
+        if sql in EPOCH_QUERIES.values():
             raise error
         return execute(sql, *arguments)
 
@@ -73,7 +73,7 @@ def test_a_process_asks_once(using: str) -> None:
         for _ in range(3):
             operation = completed(store)
             assert store.recall(operation) is not None
-    assert questions(queries) == (connections[using].vendor in QUESTIONS)
+    assert questions(queries) == (connections[using].vendor in EPOCH_QUERIES)
 
 
 def test_asks_again_after_some_time(using: str) -> None:
@@ -85,7 +85,7 @@ def test_asks_again_after_some_time(using: str) -> None:
         assert questions(queries) == 0
         for _ in range(2):
             assert store.recall(operation) is not None
-    assert questions(queries) == 2 * (connections[using].vendor in QUESTIONS)
+    assert questions(queries) == 2 * (connections[using].vendor in EPOCH_QUERIES)
 
 
 def test_never_asks(using: str) -> None:
@@ -132,7 +132,7 @@ def test_another_database_in_the_same_cache(using: str) -> None:
     """Two projects that share a cache, and even a server, do not share their answers."""
     store = CachedStore("default", using=using, recheck=0)
     operation, vendor = completed(store), connections[using].vendor
-    if vendor not in QUESTIONS:
+    if vendor not in EPOCH_QUERIES:
         pytest.skip("is not asked")
     name = {"postgresql": "current_database()", "mysql": "DATABASE()"}[vendor]
 
@@ -149,7 +149,7 @@ def test_may_not_ask(using: str, within: bool, caplog: pytest.LogCaptureFixture)
 
     A transaction that is open is not spoilt by it.
     """
-    if connections[using].vendor not in QUESTIONS:
+    if connections[using].vendor not in EPOCH_QUERIES:
         pytest.skip("is not asked")
     store = CachedStore("default", using=using, recheck=0)
     operation = completed(store)
@@ -171,7 +171,7 @@ def test_may_not_ask(using: str, within: bool, caplog: pytest.LogCaptureFixture)
 
 def test_a_fault_is_a_reason_to_ask(using: str) -> None:
     """When the database was away it may be another one now, so the next replay asks."""
-    if connections[using].vendor not in QUESTIONS:
+    if connections[using].vendor not in EPOCH_QUERIES:
         pytest.skip("is not asked")
     store = CachedStore("default", using=using, recheck=3600)
     operation = completed(store)
@@ -188,7 +188,7 @@ def test_a_fault_is_a_reason_to_ask(using: str) -> None:
 
 def test_away_when_asked(using: str) -> None:
     """While the database cannot be reached nobody knows, so nothing is replayed from the cache."""
-    if connections[using].vendor not in QUESTIONS:
+    if connections[using].vendor not in EPOCH_QUERIES:
         pytest.skip("is not asked")
     store = CachedStore("default", using=using, recheck=0)
     operation = completed(store)
