@@ -764,7 +764,7 @@ class TestBatches:
     def test_interrupted_too_often(self) -> None:
         """An event whose attempts are used up by crashes is parked, in a batch as well."""
         billing = consumer(max_attempts=1, policy=Policy(lease=timedelta(milliseconds=1)))
-        plan = billing._handling(paid("1"), "").plan
+        plan = billing._execution(paid("1"), "").plan
         claim = plan.store.acquire(replace(plan.operation, lease=plan.policy.lease))
         assert isinstance(claim, Claim)  # and its process dies
         eventually(IdempotencyKey.objects.interrupted().exists)

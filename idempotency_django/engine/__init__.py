@@ -15,10 +15,9 @@ from asgiref.sync import sync_to_async
 
 from ..records import Operation, Record
 from ..stores import Store
-from . import transactional
 from .context import ExecutionContext
 from .drivers import Awaiting, Blocking
-from .leased import Run
+from .leased import LeasedRun
 from .observing import Unobserved, observe
 from .outcomes import (
     Admit,
@@ -35,7 +34,7 @@ from .outcomes import (
     refusal,
     send,
 )
-from .transactional import Atomic
+from .transactional import Atomic, TransactionalRun
 
 __all__ = [
     "Admit",
@@ -104,12 +103,12 @@ def run(
         execute = observed.executing(execute)
         while wanted is not None:
             if wanted.lease is None:
-                once = transactional.Run(store, wanted, execute, recover, atomic, undo, admit)
+                once = TransactionalRun(store, wanted, execute, recover, atomic, undo, admit)
                 observed.lasts(once.after)
-                outcome = once.look() if wanted.wait is None else once.outcome(wanted.wait)
+                outcome = once.try_once() if wanted.wait is None else once.outcome(wanted.wait)
             else:
                 driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
-                leased = Run(driver, store, wanted, wanted.lease, recover, around, admit)
+                leased = LeasedRun(driver, store, wanted, wanted.lease, recover, around, admit)
                 outcome = driver.run(leased.outcome())
             if isinstance(outcome, Executed):
                 return observed.ended(outcome)  # its signals were sent on the way
@@ -145,7 +144,7 @@ async def arun(
         execute = observed.executing(execute)
         while wanted is not None:
             driver, around = Awaiting(execute), _NONE.around_handler(store)
-            leased = Run(driver, store, wanted, operation.lease, recover, around, admit)
+            leased = LeasedRun(driver, store, wanted, operation.lease, recover, around, admit)
             outcome = await driver.run(leased.outcome())
             wanted = _under_alias(outcome, wanted)
         message = announcement(outcome)

@@ -46,13 +46,13 @@ class Item:
     execute: Callable[[ExecutionContext], Result]
 
 
-class AtFault(Exception):  # carries the position of an item out of a transaction
+class _ItemFailed(Exception):  # carries the position of an item out of a transaction
     def __init__(self, position: int) -> None:
         super().__init__()
         self.position = position
 
 
-class Attempt:
+class _BatchTransaction:
     """One transaction, with all that is claimed and executed in it."""
 
     def __init__(self, store: Store, items: Sequence[Item]) -> None:
@@ -68,7 +68,7 @@ class Attempt:
         """What became of each item.
 
         Raises:
-            AtFault: an item failed, and all of them are rolled back.
+            _ItemFailed: an item failed, and all of them are rolled back.
             Exception: all of them are rolled back, or nobody knows.
         """
         outcomes: list[Outcome] = []
@@ -116,17 +116,17 @@ class Attempt:
         if not isinstance(claim_or_record, Claim):
             return decide(claim_or_record, item.operation)
         if claim_or_record.interrupted:
-            raise AtFault(position)  # alone, it is held if its attempts are used up
+            raise _ItemFailed(position)  # alone, it is held if its attempts are used up
         execution = ExecutionContext(self.store, claim_or_record, None)
         token = CURRENT.set(execution)
         try:
             result = item.execute(execution)
         except Exception:  # noqa: BLE001  # it is executed again, alone, and raises there
-            raise AtFault(position) from None
+            raise _ItemFailed(position) from None
         finally:
             CURRENT.reset(token)
         if not isinstance(result.payload, Payload):
-            raise AtFault(position)
+            raise _ItemFailed(position)
         self._answers.append((claim_or_record, result.payload))
         return Executed(result.response)
 
@@ -277,10 +277,10 @@ class _Batch:
     def _together(self, indices: list[int]) -> list[list[int]]:
         """Execute items in one transaction; return those that are not executed yet, in groups."""
         first, again = self._told_apart(indices)
-        attempt = Attempt(self.store, [self.items[index] for index in first])
+        attempt = _BatchTransaction(self.store, [self.items[index] for index in first])
         try:
             outcomes = attempt.outcomes()
-        except AtFault as fault:
+        except _ItemFailed as fault:
             culprit = indices.index(first[fault.position])
             after = indices[culprit + 1 :]
             if not attempt.is_lost:

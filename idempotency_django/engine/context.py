@@ -20,8 +20,8 @@ from django.db import transaction
 
 from ..records import NAMESPACE, Claim, Operation, Step, derived_key, reference
 from ..stores import Store
-from .leases import Lease, refuse_another
-from .steps import Steps, refuse_nested, refuse_unfit, running
+from .leases import Lease, validate_thread
+from .steps import Steps, running, validate_not_nested, validate_step_name
 
 CURRENT: ContextVar[ExecutionContext | None] = ContextVar("idempotency_execution", default=None)
 """The execution whose handler runs; the engine sets it."""
@@ -173,7 +173,7 @@ class ExecutionContext:
                 the handler's calls it, so that the order of steps could change.
         """
         lease = self._leased(name)
-        refuse_another(self._thread, name)
+        validate_thread(self._thread, name)
         self._steps.load()
         position, stored = self._steps.reach(name)
         if stored is not None:
@@ -238,18 +238,18 @@ class ExecutionContext:
         note()  # a test's transaction runs no hooks
         return json.loads(saved[0].result)
 
-    def refuse_unreached_steps(self) -> None:
+    def validate_all_reached(self) -> None:
         """Raise ``StepsChanged`` if an earlier attempt stored steps that this one never reached.
 
         It is called before the operation is completed: what those steps did would be forgotten.
         """
         if self._lease is None or not self._store.supports_steps:
             return
-        self._steps.refuse_unreached()
+        self._steps.validate_all_reached()
 
     def _leased(self, name: str) -> Lease:
         """The lease, if the policy and the store can keep a step."""
-        refuse_unfit(name)
+        validate_step_name(name)
         if self._lease is None:
             raise ImproperlyConfigured(
                 f"The step {name!r} cannot be kept: in the transactional mode, a failed attempt "
@@ -261,5 +261,5 @@ class ExecutionContext:
                 f"({type(self._store).__name__}) keeps no steps. Use "
                 "idempotency_django.stores.database.DatabaseStore."
             )
-        refuse_nested(name)
+        validate_not_nested(name)
         return self._lease

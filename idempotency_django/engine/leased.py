@@ -46,7 +46,7 @@ HELD_MESSAGE: Final = (
 )
 
 
-class Run:
+class LeasedRun:
     """One operation that is to be run, by one attempt at most.
 
     Args:
@@ -82,12 +82,12 @@ class Run:
 
     async def outcome(self) -> Outcome:
         """Run it, after waiting for another owner as long as the operation allows."""
-        return await self.wait.last(self._look, self.driver.pause)
+        return await self.wait.last(self._try_once, self.driver.pause)
 
-    async def _look(self) -> Outcome:
+    async def _try_once(self) -> Outcome:
         asked_at = time.monotonic()
         try:
-            claim_or_record = await self._found()
+            claim_or_record = await self._acquire()
         except OperationInProgress as error:
             return await self.driver.call(in_progress, self.store, self.operation, error)
         except StoreUnavailable as error:
@@ -108,7 +108,7 @@ class Run:
             return outcome
         return await self._unprotected(unavailable)
 
-    async def _found(self) -> Claim | Record:
+    async def _acquire(self) -> Claim | Record:
         if self.store.recalls:
             known = await self.driver.call(self.store.recall, self.operation)
             if known is not None:
@@ -191,7 +191,7 @@ class Run:
                 if not isinstance(payload, Payload):
                     raise RolledBack(result)
                 if attempt.claim.attempt > 1:
-                    await self.driver.call(attempt.execution.refuse_unreached_steps)
+                    await self.driver.call(attempt.execution.validate_all_reached)
                 if together:  # before any commits, so that none does for a late owner
                     await attempt.complete(payload)
                     stored = True

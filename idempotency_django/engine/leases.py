@@ -29,7 +29,7 @@ def handlers_thread() -> int | None:
     return None
 
 
-def refuse_another(thread: int | None, name: str) -> None:
+def validate_thread(thread: int | None, name: str) -> None:
     """Refuse to begin a step in another thread than its handler's.
 
     Raises:

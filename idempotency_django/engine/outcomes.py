@@ -240,7 +240,7 @@ def failure(error: Exception) -> Result:
     return Result(None, None, error=named(error), failed=True)
 
 
-def made_payload(result: Result) -> tuple[Payload | None, Exception | None]:
+def make_payload(result: Result) -> tuple[Payload | None, Exception | None]:
     """The payload to be stored after a rollback, or the error that prevented one."""
     if not callable(result.payload):
         return None, None

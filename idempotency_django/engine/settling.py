@@ -17,7 +17,7 @@ from ..stores import Store
 from .context import ExecutionContext
 from .drivers import Driver
 from .leases import Lease
-from .outcomes import Result, announce, end_signal, failure, made_payload
+from .outcomes import Result, announce, end_signal, failure, make_payload
 
 logger = logging.getLogger("idempotency_django")
 
@@ -95,7 +95,7 @@ class Attempt:
         """
         payload, unmade = None, None
         if callable(result.payload):
-            payload, unmade = await self.driver.call(made_payload, result)
+            payload, unmade = await self.driver.call(make_payload, result)
             result = result if unmade is None else failure(unmade)
         signal = end_signal(result)
         try:
@@ -201,7 +201,7 @@ def settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: bo
         result: why it was rolled back, or the answer that is stored nevertheless.
         pinned: see :meth:`~idempotency_django.stores.base.Store.fail`.
     """
-    payload, unmade = made_payload(result)
+    payload, unmade = make_payload(result)
     if unmade is not None:
         result = failure(unmade)
     # Whoever has completed it meanwhile is not replayed here, so that nothing is counted.

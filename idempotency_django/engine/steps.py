@@ -21,7 +21,7 @@ LONGEST: Final = 4096  # characters of an error's text, and of each of its attri
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 
-def stored_as(error: Exception) -> str:
+def dump_error(error: Exception) -> str:
     """The error as JSON: its classes, its text, and those of its arguments and attributes that are.
 
     What is longer than ``LONGEST`` is left out. Arguments belong together: if one of them is not
@@ -39,7 +39,7 @@ def stored_as(error: Exception) -> str:
     )
 
 
-def raised_as(step: Step, expected: Iterable[type[Exception]]) -> Exception:
+def load_error(step: Step, expected: Iterable[type[Exception]]) -> Exception:
     """The error that a step failed with, to be raised again.
 
     Args:
@@ -196,7 +196,7 @@ class Steps:
     def outcome(self, stored: Step) -> Any:
         """The result of a stored step; if it failed, its error is raised again."""
         if stored.failure:
-            raise raised_as(stored, self.expected)
+            raise load_error(stored, self.expected)
         return json.loads(stored.result)
 
     @property
@@ -242,7 +242,7 @@ class Steps:
     def _failure(self, name: str, error: Exception) -> Step:
         position, attempt = self._reached[name], self._claim.attempt
         return Step(
-            position=position, name=name, attempt=attempt, result="", failure=stored_as(error)
+            position=position, name=name, attempt=attempt, result="", failure=dump_error(error)
         )
 
     def save(self, position: int, name: str, result: Any) -> Step:
@@ -263,7 +263,7 @@ class Steps:
         # A new dict, because another thread may be looking through this one.
         self._stored = {**self._stored, step.position: step}
 
-    def refuse_unreached(self) -> None:
+    def validate_all_reached(self) -> None:
         """Raise ``StepsChanged`` if this attempt never called a stored step."""
         self.load()
         left = [step.name for step in self._stored.values() if step.name not in self._reached]
@@ -304,7 +304,7 @@ def _named(names: list[str]) -> str:
     return f"the step{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
-def refuse_unfit(name: object) -> None:
+def validate_step_name(name: object) -> None:
     """Raise ``ValueError`` if a step cannot have this name."""
     if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
         raise ValueError(
@@ -312,7 +312,7 @@ def refuse_unfit(name: object) -> None:
         )
 
 
-def refuse_nested(name: str) -> None:
+def validate_not_nested(name: str) -> None:
     """Raise ``ImproperlyConfigured`` if another step is running: this one would be part of it."""
     if outer := current_step():
         raise ImproperlyConfigured(

@@ -53,7 +53,7 @@ class Atomic:
         """
         return None
 
-    def left(self) -> AbstractContextManager[object]:
+    def suspended(self) -> AbstractContextManager[object]:
         """End the transactions for the length of the block, so that who waits in it holds nothing.
 
         The same transactions begin again after it.
@@ -82,7 +82,7 @@ class _Refused(Exception):  # carries the reason out of a transaction
         self.marked = marked  # for rollback, before this left the transaction
 
 
-class Run:
+class TransactionalRun:
     """One operation that is to be run, by one attempt at most.
 
     What it does is to be committed, which a deferred constraint may still prevent.
@@ -129,14 +129,14 @@ class Run:
         """Run it, after waiting that long at most for another owner."""
         wait = ConflictWait(longest)
         while True:
-            outcome = self.look()
+            outcome = self.try_once()
             pause = wait.pause(outcome)
             if pause is None:
                 return outcome
-            with self.atomic.left() if self.atomic else nullcontext():
+            with self.atomic.suspended() if self.atomic else nullcontext():
                 time.sleep(pause)
 
-    def look(self) -> Outcome:
+    def try_once(self) -> Outcome:
         """Run it, unless somebody else is at it."""
         known = self.store.recall(self.operation) if self.store.recalls else None
         if known is not None:

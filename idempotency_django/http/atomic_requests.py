@@ -109,7 +109,7 @@ class RequestTransactions(Atomic):
         self._open[alias] = atomic
 
     @contextmanager
-    def left(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Commit what is open for the length of the block, and begin the same again after it."""
         anew = list(self._open)
         self._end(None, None, None)

@@ -120,7 +120,7 @@ class RecordOf:
         return cls(store, key, scopes.fit(scope), [*named_fingerprints(key, scope, content)])
 
 
-def refuse_types(types: Sequence[str], of: str) -> None:
+def validate_types(types: Sequence[str], of: str) -> None:
     """Refuse what cannot be the types of events that a handler is for.
 
     Raises:
@@ -137,7 +137,7 @@ def refuse_types(types: Sequence[str], of: str) -> None:
             )
 
 
-def refuse_unfit(handler: Callable[..., Any], of: str) -> None:
+def validate_handler(handler: Callable[..., Any], of: str) -> None:
     """Refuse a handler that no event could be given to.
 
     Raises:
@@ -193,27 +193,27 @@ def scope_of(name: str, source: str, sender: str, *, federated: bool) -> str:
     return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)
 
 
-def together(handlings: list[Handling]) -> list[Outcome]:
+def _handle_together(executions: list[EventExecution]) -> list[Outcome]:
     """Handle events in as few transactions as possible; their outcomes."""
-    if not handlings:
+    if not executions:
         return []
-    known = known_duplicates(handlings)
-    rest = [each for each, duplicate in zip(handlings, known, strict=True) if duplicate is None]
-    ended = run_many(handlings[0].plan.store, [each.item for each in rest])
-    outcomes = [handling.outcome(each) for handling, each in zip(rest, ended, strict=True)]
-    if (seen := handlings[0].seen) is not None:
+    known = _known_duplicates(executions)
+    rest = [each for each, duplicate in zip(executions, known, strict=True) if duplicate is None]
+    ended = run_many(executions[0].plan.store, [each.item for each in rest])
+    outcomes = [execution.outcome(each) for execution, each in zip(rest, ended, strict=True)]
+    if (seen := executions[0].seen) is not None:
         pairs = zip(rest, outcomes, strict=True)
         seen.remember([each.name for each, outcome in pairs if not isinstance(outcome, Failed)])
     others = iter(outcomes)
     return [next(others) if duplicate is None else duplicate for duplicate in known]
 
 
-def alone(handlings: list[Handling]) -> list[Outcome]:
+def _handle_one_by_one(executions: list[EventExecution]) -> list[Outcome]:
     """Handle one event after the other, each claimed visibly; their outcomes."""
     outcomes: list[Outcome] = []
-    for handling in handlings:
+    for execution in executions:
         try:
-            outcomes.append(handling.run(visibly=True))
+            outcomes.append(execution.run(visibly=True))
         except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
             outcomes.append(Failed(error))
     return outcomes
@@ -225,7 +225,7 @@ _NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
 """Errors that say nothing about the event: if it is parked after one, the next delivery says so."""
 
 
-class VisiblyClaimed(Atomic):
+class ClaimCommittedFirst(Atomic):
     """For a claim that is committed first: the handler and its answer are one transaction still.
 
     In the transactional mode, an attempt that ends with its process leaves nothing that could be
@@ -270,7 +270,7 @@ def ending(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Handling:
+class EventExecution:
     """One event that a consumer is to handle.
 
     Attributes:
@@ -294,12 +294,12 @@ class Handling:
         Raises:
             Exception: it is not handled, and was not before.
         """
-        [known] = known_duplicates([self])
+        [known] = _known_duplicates([self])
         if known is not None:
             return known
         plan, operation, atomic = self.plan, self.plan.operation, Atomic()
         if visibly and operation.lease is None:
-            operation, atomic = replace(operation, lease=plan.policy.lease), VisiblyClaimed()
+            operation, atomic = replace(operation, lease=plan.policy.lease), ClaimCommittedFirst()
         try:
             ended = engine.run(plan.store, operation, self._execute, _raise, atomic=atomic)
         except Exception as error:
@@ -307,11 +307,11 @@ class Handling:
             if parked is None:
                 raise
             raise parked from error
-        return remembered(self, self._told(ended))
+        return _remember(self, self._to_outcome(ended))
 
     async def arun(self) -> Handled | Duplicate:
         """:meth:`run` for an async handler."""
-        [known] = await sync_to_async(known_duplicates)([self])
+        [known] = await sync_to_async(_known_duplicates)([self])
         if known is not None:
             return known
         plan = self.plan
@@ -322,9 +322,9 @@ class Handling:
             if parked is None:
                 raise
             raise parked from error
-        return await sync_to_async(remembered)(self, self._told(ended))
+        return await sync_to_async(_remember)(self, self._to_outcome(ended))
 
-    def refuse_transaction(self, consumer: str) -> None:
+    def validate_no_transaction(self, consumer: str) -> None:
         """Raise ``ImproperlyConfigured`` if nothing would be committed when the call returns."""
         using = self.plan.store.using
         if using is not None and is_open(using):
@@ -347,11 +347,9 @@ class Handling:
 
     def duplicate(self, record: Record) -> Duplicate | None:
         """What is said of it if this record is of the same event, and completed."""
-        outcome = engine.replay(record, self.plan.operation)
-        if outcome is None:
-            return None
-        told = self._told(outcome)
-        return told if isinstance(told, Duplicate) else None
+        replayed = engine.replay(record, self.plan.operation)
+        outcome = None if replayed is None else self._to_outcome(replayed)
+        return outcome if isinstance(outcome, Duplicate) else None
 
     @property
     def item(self) -> Item:
@@ -363,7 +361,7 @@ class Handling:
         if isinstance(ended, Exception):
             return Failed(self._parked(ended) or ended)
         try:
-            return self._told(ended)
+            return self._to_outcome(ended)
         except IdempotencyError as error:
             return Failed(error)
 
@@ -375,7 +373,7 @@ class Handling:
         with without_exits(awaited=True):
             return answer_of(self.plan, await self.handler(self.event, execution))
 
-    def _told(self, ended: engine.Outcome) -> Handled | Duplicate:
+    def _to_outcome(self, ended: engine.Outcome) -> Handled | Duplicate:
         """What the consumer says of an outcome; raises if that is nothing to acknowledge."""
         match ended:
             case engine.Executed(result):
@@ -422,36 +420,36 @@ class Handling:
         )
 
 
-def known_duplicates(handlings: Sequence[Handling]) -> list[Duplicate | None]:
+def _known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | None]:
     """For each, the answer of the store, if a filter may have seen it and it was handled before.
 
     It only reads, and claims nothing. ``None``: claim it, which is exact by itself.
 
     Args:
-        handlings: of one consumer.
+        executions: of one consumer.
     """
-    nothing: list[Duplicate | None] = [None] * len(handlings)
-    seen = handlings[0].seen
+    nothing: list[Duplicate | None] = [None] * len(executions)
+    seen = executions[0].seen
     if seen is None:
         return nothing
-    maybe = seen.may_contain([each.name for each in handlings])
-    asked = [index for index, each in enumerate(handlings) if maybe[index] and each.only_reads]
-    operations = [handlings[index].plan.operation for index in asked]
+    maybe = seen.may_contain([each.name for each in executions])
+    asked = [index for index, each in enumerate(executions) if maybe[index] and each.only_reads]
+    operations = [executions[index].plan.operation for index in asked]
     try:
         names = [(operation.key, operation.scope) for operation in operations]
-        records = handlings[0].plan.store.get_many(names) if names else []
+        records = executions[0].plan.store.get_many(names) if names else []
     except IdempotencyError:
         return nothing  # the claim says what is wrong with the store
     for index, record in zip(asked, records, strict=True):
         if record is not None and not record.expired:
-            nothing[index] = handlings[index].duplicate(record)
+            nothing[index] = executions[index].duplicate(record)
     return nothing
 
 
-def remembered(handling: Handling, outcome: Handled | Duplicate) -> Handled | Duplicate:
+def _remember(execution: EventExecution, outcome: Handled | Duplicate) -> Handled | Duplicate:
     """The outcome, of which the filter hears now that it is committed."""
-    if handling.seen is not None:
-        handling.seen.remember([handling.name])
+    if execution.seen is not None:
+        execution.seen.remember([execution.name])
     return outcome
 
 
@@ -543,7 +541,7 @@ class Consumer:
             TypeError: a type is not a text.
             ImproperlyConfigured: the function cannot be called with an event and an execution.
         """
-        refuse_types(types, f"the consumer {self.name!r}")
+        validate_types(types, f"the consumer {self.name!r}")
         for taken in self._handlers.keys() & {*types}:
             raise ValueError(
                 f"The consumer {self.name!r} already has a handler for {taken!r}. Let one handler "
@@ -551,7 +549,7 @@ class Consumer:
             )
 
         def register(handler: _Handler) -> _Handler:
-            refuse_unfit(handler, f"the consumer {self.name!r}")
+            validate_handler(handler, f"the consumer {self.name!r}")
             self._handlers.update(dict.fromkeys(types, handler))
             return handler
 
@@ -589,9 +587,9 @@ class Consumer:
                 committed when it returns.
             Exception: whatever the handler raises; what it wrote is rolled back.
         """
-        handling = self._handling(event, sender)
-        handling.refuse_transaction(self.name)
-        return handling.run(visibly=redelivered)
+        execution = self._execution(event, sender)
+        execution.validate_no_transaction(self.name)
+        return execution.run(visibly=redelivered)
 
     async def ahandle(
         self, event: Event, *, sender: str = "", redelivered: bool = False
@@ -602,8 +600,8 @@ class Consumer:
         """
         if not iscoroutinefunction(self._handler(event)):
             return await sync_to_async(self.handle)(event, sender=sender, redelivered=redelivered)
-        handling = self._handling(event, sender, asynchronous=True)
-        return await handling.arun()
+        execution = self._execution(event, sender, asynchronous=True)
+        return await execution.arun()
 
     def handle_many(
         self, events: Sequence[Event], *, sender: str = "", redelivered: bool = False
@@ -628,13 +626,13 @@ class Consumer:
             ImproperlyConfigured: as for :meth:`handle`.
         """
         planned = [self._planned(event, sender) for event in events]
-        handlings = [each for each in planned if isinstance(each, Handling)]
-        for handling in handlings[:1]:  # they have one store
-            handling.refuse_transaction(self.name)
-        outcomes = iter((alone if redelivered else together)(handlings))
+        executions = [each for each in planned if isinstance(each, EventExecution)]
+        for execution in executions[:1]:  # they have one store
+            execution.validate_no_transaction(self.name)
+        outcomes = iter((_handle_one_by_one if redelivered else _handle_together)(executions))
         return [each if isinstance(each, Failed) else next(outcomes) for each in planned]
 
-    def refuse_unready(self) -> None:
+    def validate(self) -> None:
         """Refuse to begin, where :meth:`handle` could not handle events of each of its types.
 
         Raises:
@@ -642,7 +640,7 @@ class Consumer:
                 cannot promise.
         """
         for kind, handler in self._handlers.items():
-            self._refuse_async(kind, handler)
+            self._validate_sync(kind, handler)
         policy = self._policy.resolved()
         lease_of(policy, stores[policy.store])
 
@@ -652,16 +650,18 @@ class Consumer:
         store = stores[self._policy.resolved().store]
         return RecordOf.named(store, keys.fit(event.id), scope, _content(event))
 
-    def _planned(self, event: Event, sender: str) -> Handling | Failed:
+    def _planned(self, event: Event, sender: str) -> EventExecution | Failed:
         try:
-            return self._handling(event, sender)
+            return self._execution(event, sender)
         except (UnknownEventType, TypeError) as error:
             return Failed(error)
 
-    def _handling(self, event: Event, sender: str, *, asynchronous: bool = False) -> Handling:
+    def _execution(
+        self, event: Event, sender: str, *, asynchronous: bool = False
+    ) -> EventExecution:
         handler = self._handler(event)
         if not asynchronous:
-            self._refuse_async(event.type, handler)
+            self._validate_sync(event.type, handler)
         plan = plan_call(
             self._policy.resolved(),
             key=keys.fit(event.id),
@@ -675,9 +675,9 @@ class Consumer:
         )
         if sender:  # for the handler, and for the audit
             plan = replace(plan, operation=replace(plan.operation, principal=sender))
-        return Handling(plan, event, handler, self.seen)
+        return EventExecution(plan, event, handler, self.seen)
 
-    def _refuse_async(self, kind: str, handler: Handler) -> None:
+    def _validate_sync(self, kind: str, handler: Handler) -> None:
         if iscoroutinefunction(handler):
             raise ImproperlyConfigured(
                 f"The handler of {kind!r} in the consumer {self.name!r} is async. Call ahandle(), "

@@ -322,11 +322,11 @@ def _loaded(text: str | bytes, what: str) -> Any:
         loaded = _loads(decoded)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not JSON in UTF-8: {error}.") from None
-    refuse_deep(what, decoded, loaded, MAX_NESTING + 1)  # the envelope may be one of them
+    validate_nesting(what, decoded, loaded, MAX_NESTING + 1)  # the envelope may be one of them
     return loaded
 
 
-def refuse_deep(what: str, text: str, value: Any, at_most: int = MAX_NESTING) -> None:
+def validate_nesting(what: str, text: str, value: Any, at_most: int = MAX_NESTING) -> None:
     """Raise ``ValueError`` if there are too many lists and objects within one another.
 
     Args:

@@ -45,7 +45,7 @@ PEER: Final = "peer:"
 LARGEST: Final = 2**63 - 1
 """The largest number that the columns hold."""
 
-PATIENCE: Final = 10
+_RETRY_SECONDS: Final = 10
 """For so many seconds a change that met another transaction's is tried again."""
 
 # The conditions of the one UPDATE.
@@ -135,7 +135,7 @@ def change(using: str, stream: str, **values: int | Combinable) -> StreamPositio
             with transaction.atomic(using=using):
                 return _changed(using, stream, values)
         except OperationalError as error:
-            over = connection.in_atomic_block or time.monotonic() - started > PATIENCE
+            over = connection.in_atomic_block or time.monotonic() - started > _RETRY_SECONDS
             if over or not dialect.is_busy(error):
                 raise
 
@@ -148,7 +148,7 @@ def _changed(using: str, stream: str, values: dict[str, int | Combinable]) -> St
     return row.get()
 
 
-def refuse_unfit(what: str, number: int, *, least: int = 0) -> None:
+def _validate_number(what: str, number: int, *, least: int = 0) -> None:
     """Raise ``ValueError`` if that cannot be an offset, a position, an epoch or a sequence."""
     if not isinstance(number, int) or not least <= number <= LARGEST:
         raise ValueError(
@@ -224,8 +224,8 @@ class Stream:
             OperationalError: the database's own, for example because of a conflict. Where it is
                 raised at the COMMIT, only the database knows whether it was done: claim again.
         """
-        self._refuse_unfit(to)
-        self._refuse_autocommit(to)
+        self._validate_offset(to)
+        self._validate_autocommit(to)
         begun, alone = False, not connections[self._using].in_atomic_block
         try:
             with transaction.atomic(using=self._using):
@@ -235,7 +235,7 @@ class Stream:
                 refuse_marked(self._using, f"The block that advances {self.name!r} to {to}")
         except OperationalError as error:
             if not begun:
-                self._refuse_fenced(error)
+                self._raise_if_fenced(error)
             raise
         on_rollback(self._using, partial(self._go_back, self.position))
         self.position = to
@@ -261,7 +261,7 @@ class Stream:
             "nothing."
         )
 
-    def _refuse_fenced(self, error: OperationalError) -> None:
+    def _raise_if_fenced(self, error: OperationalError) -> None:
         """Raise ``StreamFenced`` if that is what the conflict with another transaction was."""
         if connections[self._using].in_atomic_block:
             return  # which is of no use any more; the next attempt finds out
@@ -281,18 +281,18 @@ class Stream:
     def _go_back(self, position: int) -> None:
         self.position = min(self.position, position)
 
-    def _refuse_autocommit(self, to: int) -> None:
+    def _validate_autocommit(self, to: int) -> None:
         connection = connections[self._using]
         if not (connection.in_atomic_block or connection.get_autocommit()):
             what = f"What advances {self.name!r} to {to}"
             raise without_autocommit(self._using, what)
 
-    def _refuse_unfit(self, to: int) -> None:
+    def _validate_offset(self, to: int) -> None:
         if self._closed:
             raise ValueError(
                 f"The stream {self.name!r} is closed. Call claim_stream() to own it again."
             )
-        refuse_unfit("offset", to)
+        _validate_number("offset", to)
 
 
 def claim_stream(name: str, *, using: str | None = None) -> Stream:
@@ -316,7 +316,7 @@ def claim_stream(name: str, *, using: str | None = None) -> Stream:
             database waits for a lock.
     """
     using = using or database()
-    _refuse_peer(name)
+    _validate_name(name)
     forbid_atomic_block(using, f"The claim of the stream {name!r}")
     row = change(using, scopes.fit(name), epoch=F("epoch") + 1)
     return Stream(name, using, row.epoch, row.position)
@@ -335,13 +335,13 @@ def reset_stream(name: str, *, position: int, using: str | None = None) -> None:
     Raises:
         ValueError: it is the name of a peer, or no position.
     """
-    _refuse_peer(name)
-    refuse_unfit("position", position, least=-1)
+    _validate_name(name)
+    _validate_number("position", position, least=-1)
     row = scopes.fit(name)
     change(using or database(), row, epoch=F("epoch") + 1, position=position)
 
 
-def _refuse_peer(name: str) -> None:
+def _validate_name(name: str) -> None:
     if name.startswith(PEER):
         raise ValueError(
             f"A stream cannot be called {name!r}: names that begin with {PEER!r} belong "
@@ -420,9 +420,9 @@ def accept(
             of no use any more. Roll back, and take the message again.
     """
     using, row = using or database(), scopes.fit(PEER + peer)
-    _refuse_outside(using, peer)
-    refuse_unfit("epoch", epoch)
-    refuse_unfit("sequence", sequence)
+    _validate_transaction(using, peer)
+    _validate_number("epoch", epoch)
+    _validate_number("sequence", sequence)
     condition, values = _condition(epoch, sequence, continued=continued)
     if advance(using, row, epoch, sequence, condition, *values):
         return Accepted()
@@ -447,8 +447,8 @@ def reset_peer(peer: str, *, epoch: int, position: int, using: str | None = None
     Raises:
         ValueError: the epoch or the position cannot be one.
     """
-    refuse_unfit("epoch", epoch)
-    refuse_unfit("position", position, least=-1)
+    _validate_number("epoch", epoch)
+    _validate_number("position", position, least=-1)
     row = scopes.fit(PEER + peer)
     change(using or database(), row, epoch=epoch, position=position)
 
@@ -473,7 +473,7 @@ def _refused(last: StreamPosition, epoch: int, sequence: int, *, continued: bool
     return OutOfOrder(last.position + 1)
 
 
-def _refuse_outside(using: str, peer: str) -> None:
+def _validate_transaction(using: str, peer: str) -> None:
     if not connections[using].in_atomic_block:
         raise ImproperlyConfigured(
             f"A message of the peer {peer!r} was to be accepted, but no transaction is open on the "

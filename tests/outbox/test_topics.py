@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.messaging.brokers.loop import Chosen, Incoming, event_of
+from idempotency_django.messaging.brokers.loop import ConsumerOptions, Incoming, event_of
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
 from idempotency_django.messaging.outbox.checks import check_outbox
@@ -140,7 +140,7 @@ def test_the_largest(arguments: dict[str, Any]) -> None:
         Incoming("place", body, sent, redelivered=False, native=None),
         Incoming("place", event.to_json().encode(), [], redelivered=False, native=None),
     ):
-        carried.refuse_large(Chosen().max_body_bytes)
+        carried.validate_size(ConsumerOptions().max_body_bytes)
         assert event_of(carried).data == event.data
 
 

@@ -234,7 +234,7 @@ def test_at_once(receiver: Receiver) -> None:
         return (200, {}, b"")
 
     receiver.answer = answer
-    answers = publisher(receiver, at_once=2).publish([outgoing(f"{at}") for at in range(6)])
+    answers = publisher(receiver, concurrency=2).publish([outgoing(f"{at}") for at in range(6)])
     assert answers == [None] * 6
     assert receiver.busiest == 2
 
@@ -254,7 +254,7 @@ def test_timeout(receiver: Receiver, name: str) -> None:
 
 def test_no_time_left(receiver: Receiver) -> None:
     """Once half of the relay's lease is over, no webhook is begun: the next batch has it."""
-    slow = publisher(receiver, at_once=1)
+    slow = publisher(receiver, concurrency=1)
 
     def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
         slow.until = 0

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from idempotency_django.messaging.brokers.loop import Chosen, Incoming, Loop, Transport
+from idempotency_django.messaging.brokers.loop import ConsumerOptions, Incoming, Loop, Transport
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 
@@ -35,8 +35,10 @@ class Memory(Transport):
 
     def run(self, consumer: Consumer, **options: object) -> list[str]:
         """Run the loop; what it did."""
-        chosen = Chosen(**{"pause": 0.01, "longest_pause": 0.01, "stop": self.stop, **options})
-        Loop(self, consumer, chosen).run()
+        settings_ = ConsumerOptions(
+            **{"pause": 0.01, "longest_pause": 0.01, "stop": self.stop, **options}
+        )
+        Loop(self, consumer, settings_).run()
         return self.done
 
     def note(self, what: str, *messages: Incoming) -> None:
@@ -48,7 +50,7 @@ class Memory(Transport):
     def open(self) -> None:
         self.note("open")
 
-    def refuse_loss(self) -> None:
+    def validate_dead_letters(self) -> None:
         """It keeps everything."""
 
     def fetch(self, limit: int) -> list[Incoming]:

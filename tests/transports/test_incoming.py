@@ -78,7 +78,7 @@ def test_no_event(headers: list[tuple[str, Any]], body: bytes, text: str) -> Non
 def test_large_headers(headers: list[tuple[str, Any]]) -> None:
     """A message whose headers are too large is refused."""
     with pytest.raises(ValueError, match="more than 65536"):
-        incoming(headers).refuse_large(1)
+        incoming(headers).validate_size(1)
 
 
 @given(st.lists(st.tuples(st.text(), st.one_of(st.binary(), st.text(), st.none()))), st.binary())

@@ -272,7 +272,7 @@ def test_a_slow_handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_a_handler_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nobody is told that it is alive when it has run for longer than the patience."""
+    """Nobody is told that it is alive when it has run for longer than the handler_timeout."""
     monkeypatch.setattr(running, "BEAT", 0.01)
     billing, memory = Billing(), Memory(message(paid("a")))
     waits: list[None] = []
@@ -288,7 +288,7 @@ def test_a_handler_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(running, "wait", wait)
     billing.fail = lambda event: over.wait(30)
     health = tmp_path / "health"
-    done = memory.run(billing.consumer, patience=1e-9, health=health)
+    done = memory.run(billing.consumer, handler_timeout=1e-9, health=health)
     assert done == ["open", "acknowledge a", "close"]
 
 
@@ -504,7 +504,7 @@ def test_async_handlers() -> None:
         ({"batch": 0}, "batch is 0"),
         ({"unknown": "drop"}, "unknown is 'drop'"),
         ({"pause": -1}, "pause is -1"),
-        ({"patience": "long"}, "patience is 'long'"),
+        ({"handler_timeout": "long"}, "handler_timeout is 'long'"),
         ({"sender": str}, "not federated"),
     ],
 )

@@ -126,7 +126,7 @@ class HttpPublisher(Publisher):
         endpoint: instead of both, the path of a function that gets an :class:`~.base.Outgoing` and
             returns its ``Endpoint``, or ``None`` if nobody wants the message.
         timeout: seconds for an attempt, from the connection to the answer.
-        at_once: how many webhooks are under way at a time.
+        concurrency: how many webhooks are under way at a time.
         allow_http: whether a URL may begin with ``http://``; for tests.
         proxy: the URL of a proxy that all webhooks go through.
         client: further arguments of ``httpx.AsyncClient``, such as ``verify``.
@@ -143,7 +143,7 @@ class HttpPublisher(Publisher):
         secrets: Sequence[str] = (),
         endpoint: str = "",
         timeout: float = 10.0,
-        at_once: int = 10,
+        concurrency: int = 10,
         allow_http: bool = False,
         proxy: str | None = None,
         client: Mapping[str, Any] | None = None,
@@ -152,7 +152,7 @@ class HttpPublisher(Publisher):
         if bool(url) == bool(endpoint):
             raise ValueError("it needs either url and secrets, or endpoint, the path of a function")
         self._timeout = timeout
-        self._at_once = at_once
+        self._at_once = concurrency
         self._schemes = ("https", "http") if allow_http else ("https",)
         self._options: dict[str, Any] = {"trust_env": False, "proxy": proxy, **(client or {})}
         self._endpoint = endpoint

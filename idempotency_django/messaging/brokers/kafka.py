@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..consumers import Consumer
 from ..outbox.publishers import Lines, Outgoing, Publisher
 from ..queue import reason
-from .loop import NO_DEAD_LETTERS, Chosen, Incoming, Loop, Options, Partition, Transport
+from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Options, Partition, Transport
 
 logger = logging.getLogger("idempotency_django")
 
@@ -204,7 +204,7 @@ def run(
             cannot be handled.
         UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
     """
-    chosen = Chosen(**options)
+    chosen = ConsumerOptions(**options)
     usual = {"group.id": consumer.name, "auto.offset.reset": "earliest"}
     transport = Kafka(topics, {**usual, **config}, dead_letter, chosen.batch)
     Loop(transport, consumer, chosen).run()
@@ -288,7 +288,7 @@ class Kafka(Transport):
         self._pause([TopicPartition(*place)])
         self._open.seek(TopicPartition(*place, partition.following or 0))
 
-    def refuse_loss(self) -> None:
+    def validate_dead_letters(self) -> None:
         if self._dead_letter is None:
             raise ImproperlyConfigured(NO_DEAD_LETTERS.format("topic"))
 

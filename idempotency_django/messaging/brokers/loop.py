@@ -59,7 +59,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def refuse_loss(self) -> None:
+    def validate_dead_letters(self) -> None:
         """Make sure that the broker keeps what :meth:`reject` is called with.
 
         The loop calls it after :meth:`open`, where no table keeps such messages.
@@ -137,7 +137,7 @@ class Incoming:
         """The headers as texts, whatever is in them."""
         return [(name, as_text(value)) for name, value in self.headers]
 
-    def refuse_large(self, max_body_bytes: int) -> None:
+    def validate_size(self, max_body_bytes: int) -> None:
         """Raise ``ValueError`` if the body or the headers are too large to be read."""
         if len(self.body) > max_body_bytes:
             raise ValueError(
@@ -195,26 +195,26 @@ def _text(name: str, value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Ack:
     """All that the message asks for is committed, or it is kept elsewhere. Acknowledge it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class Retry:
     """Deliver it again after some seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class DeadLetter:
     """It cannot be handled, and only the broker can keep it."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class WaitForDatabase:
     """The database does not answer. Keep the message, and hand it over again.
 
     A broker that got it back would count that, and give the message up during a long outage.
@@ -224,13 +224,13 @@ class Unavailable:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Stop:
     """The loop is to end: the message cannot be handled, and must stay where it is."""
 
     error: Exception
 
 
-Verdict = Done | Later | Rejected | Unavailable | Refused
+Verdict = Ack | Retry | DeadLetter | WaitForDatabase | Stop
 
 
 @dataclass(slots=True)
@@ -287,8 +287,8 @@ class Options(TypedDict, total=False):
         pause: seconds before a message that failed is delivered again, doubled at each failure
             (default: 1).
         longest_pause: the upper limit of these seconds (default: 60).
-        patience: seconds that handling a batch may take (default: 900). After that, the process
-            does not renew its claim on the messages, nor touch the health file.
+        handler_timeout: seconds that handling a batch may take (default: 900). After that, the
+            process does not renew its claim on the messages, nor touch the health file.
         health: the path of a file that is touched at least every few seconds, for probes.
         stop: the loop ends after it is set. SIGTERM and SIGINT set it, too.
     """
@@ -300,13 +300,13 @@ class Options(TypedDict, total=False):
     unknown: Unknown
     pause: float
     longest_pause: float
-    patience: float
+    handler_timeout: float
     health: str | os.PathLike[str] | None
     stop: threading.Event | None
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ConsumerOptions:
     """The options of one loop, each with its value; see :class:`Options`."""
 
     batch: int = 1
@@ -316,7 +316,7 @@ class Chosen:
     unknown: Unknown = "park"
     pause: float = 1.0
     longest_pause: float = 60.0
-    patience: float = 900.0
+    handler_timeout: float = 900.0
     health: str | os.PathLike[str] | None = None
     stop: threading.Event | None = None
 
@@ -329,7 +329,7 @@ class Chosen:
             raise ImproperlyConfigured(
                 f"unknown is {self.unknown!r}; make it one of {', '.join(get_args(Unknown))}."
             )
-        for name in ("pause", "longest_pause", "patience"):
+        for name in ("pause", "longest_pause", "handler_timeout"):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and value > 0):
                 raise ImproperlyConfigured(f"{name} is {value!r}; make it a number of seconds.")
@@ -377,43 +377,43 @@ class _Delivery:
         return {"sender": self.sender, "redelivered": self.message.redelivered}
 
 
-class Handover:
+class MessageProcessor:
     """Hands over messages of one transport to one consumer; says what is to be done with each.
 
     Args:
         consumer: the consumer.
-        chosen: the loop's options.
+        options: the loop's options.
     """
 
-    def __init__(self, consumer: Consumer, chosen: Chosen) -> None:
+    def __init__(self, consumer: Consumer, options: ConsumerOptions) -> None:
         self._consumer = consumer
-        self._chosen = chosen
+        self._options = options
         self._failures: dict[str, int] = {}
 
     def __call__(self, messages: Sequence[Incoming]) -> list[Verdict]:
         """Handle the messages in their order; the verdict on each."""
         read = [self._read(message) for message in messages]
         deliveries = [each for each in read if isinstance(each, _Delivery)]
-        verdicts = iter(self._handled(deliveries))
+        verdicts = iter(self._process_events(deliveries))
         return [next(verdicts) if isinstance(each, _Delivery) else each for each in read]
 
     def _read(self, message: Incoming) -> _Delivery | Verdict:
-        chosen = self._chosen
+        options = self._options
         try:
             if message.error is not None:
                 raise message.error
-            message.refuse_large(chosen.max_body_bytes)
-            event = chosen.event(message.native) if chosen.event else event_of(message)
-            sender = chosen.sender(message.native) if chosen.sender else ""
+            message.validate_size(options.max_body_bytes)
+            event = options.event(message.native) if options.event else event_of(message)
+            sender = options.sender(message.native) if options.sender else ""
         except Exception as error:  # noqa: BLE001  # whatever a function of the project raises
-            return self._kept(message, None, error)
+            return self._dead_letter(message, None, error)
         if event is None:
-            return self._over(message)
+            return self._ack(message)
         if message.place in self._failures:
             message = replace(message, redelivered=True)
         return _Delivery(message, event, sender)
 
-    def _handled(self, deliveries: list[_Delivery]) -> list[Verdict]:
+    def _process_events(self, deliveries: list[_Delivery]) -> list[Verdict]:
         """The verdicts on events; neighbours for whom the consumer is called alike are a batch."""
         verdicts: list[Verdict] = []
         for _, alike in groupby(deliveries, lambda delivery: delivery.arguments):
@@ -436,26 +436,26 @@ class Handover:
         message = delivery.message
         match outcome:
             case Handled() | Duplicate():
-                return self._over(message)
+                return self._ack(message)
             case Failed(StoreUnavailable() as error):
-                return Unavailable(error)
+                return WaitForDatabase(error)
             case Failed(UnknownEventType() as error):
                 return self._unknown(delivery, error)
             case Failed(error) if outcome.rejected:
-                return self._kept(message, delivery, error)
+                return self._dead_letter(message, delivery, error)
             case Failed(OperationInProgress()):
-                return Later(self._soon(outcome.delay))
+                return Retry(self._soon(outcome.delay))
             case Failed(error):
                 return self._failed(delivery, error)
 
     def _unknown(self, delivery: _Delivery, error: Exception) -> Verdict:
-        match self._chosen.unknown:
+        match self._options.unknown:
             case "ignore":
-                return self._over(delivery.message)
+                return self._ack(delivery.message)
             case "stop":
-                return Refused(error)
+                return Stop(error)
             case "park":
-                return self._kept(delivery.message, delivery, error)
+                return self._dead_letter(delivery.message, delivery, error)
 
     def _failed(self, delivery: _Delivery, error: Exception) -> Verdict:
         """Another delivery may help, unless it was tried as often as the consumer allows.
@@ -471,10 +471,12 @@ class Handover:
             exc_info=error,
         )
         if limit is not None and failures >= limit:
-            return self._kept(delivery.message, delivery, error)
-        return Later(self._chosen.pause_after(failures))
+            return self._dead_letter(delivery.message, delivery, error)
+        return Retry(self._options.pause_after(failures))
 
-    def _kept(self, message: Incoming, delivery: _Delivery | None, error: Exception) -> Verdict:
+    def _dead_letter(
+        self, message: Incoming, delivery: _Delivery | None, error: Exception
+    ) -> Verdict:
         """Keep a message that cannot be handled, or have the broker keep it."""
         logger.error(
             "The message at %s cannot be handled by the consumer %s, and is set aside.",
@@ -483,21 +485,21 @@ class Handover:
             exc_info=error,
         )
         if not dead_letters.can_park():
-            self._over(message)
-            return Rejected(error)
+            self._ack(message)
+            return DeadLetter(error)
         try:
             self._park(message, delivery, error)
         except _DOWN as down:
-            return self._not_kept(message, down)
-        return self._over(message)
+            return self._not_dead_letter(message, down)
+        return self._ack(message)
 
-    def _not_kept(self, message: Incoming, error: Exception) -> Verdict:
+    def _not_dead_letter(self, message: Incoming, error: Exception) -> Verdict:
         """Wait for the database, unless it is the message that it does not take.
 
         Such a message must not hold up all others, and must not be lost either.
         """
         if not dead_letters.takes_others(self._consumer):
-            return Unavailable(error)
+            return WaitForDatabase(error)
         logger.error(
             "The message at %s (%d bytes) cannot be parked: the database takes others, but not "
             "this one: %s. It stays at its broker, and is tried again. If it is too large, raise "
@@ -506,7 +508,7 @@ class Handover:
             len(message.body),
             error,
         )
-        return Later(self._chosen.pause_after(self._counted(message)))
+        return Retry(self._options.pause_after(self._counted(message)))
 
     def _counted(self, message: Incoming) -> int:
         """How often the message has failed here, with this time."""
@@ -525,13 +527,15 @@ class Handover:
             texts = message.texts
             dead_letters.park_raw(self._consumer, message.place, message.body, error, texts)
 
-    def _over(self, message: Incoming) -> Verdict:
+    def _ack(self, message: Incoming) -> Verdict:
         self._failures.pop(message.place, None)
-        return Done()
+        return Ack()
 
     def _soon(self, remaining: float | None) -> float:
-        chosen = self._chosen
-        return chosen.pause if remaining is None else max(0.1, min(remaining, chosen.longest_pause))
+        options = self._options
+        return (
+            options.pause if remaining is None else max(0.1, min(remaining, options.longest_pause))
+        )
 
 
 BEAT: Final = 1.0
@@ -548,19 +552,19 @@ class Loop:
     Args:
         transport: the broker, not open yet.
         consumer: who handles the messages.
-        chosen: the options.
+        options: the options.
 
     Raises:
         ImproperlyConfigured: the options do not fit the consumer, or it can handle no event.
     """
 
-    def __init__(self, transport: Transport, consumer: Consumer, chosen: Chosen) -> None:
-        chosen.check(consumer)
-        consumer.refuse_unready()
+    def __init__(self, transport: Transport, consumer: Consumer, options: ConsumerOptions) -> None:
+        options.check(consumer)
+        consumer.validate()
         self._transport = transport
-        self._chosen = chosen
-        self._stop = chosen.stop or threading.Event()
-        self._handover = Handover(consumer, chosen)
+        self._options = options
+        self._stop = options.stop or threading.Event()
+        self._process = MessageProcessor(consumer, options)
         self._name = f"{consumer.name} on {transport.name}"
         self._renewed = 0.0
 
@@ -585,7 +589,7 @@ class Loop:
             try:
                 self._transport.open()
                 if not dead_letters.can_park():
-                    self._transport.refuse_loss()
+                    self._transport.validate_dead_letters()
                 while not self._stop.is_set():
                     self._round()
                     failures = 0
@@ -599,11 +603,11 @@ class Loop:
             finally:
                 self._leave()
             if failures:
-                self._sleep(self._chosen.pause_after(failures))
+                self._sleep(self._options.pause_after(failures))
 
     def _round(self) -> None:
         self._alive()
-        messages = self._transport.fetch(self._chosen.batch)
+        messages = self._transport.fetch(self._options.batch)
         if not messages or time.monotonic() - self._renewed > RENEWAL:
             self._renew()
         failures = 0
@@ -612,7 +616,7 @@ class Loop:
             if error is None:
                 return
             failures += 1
-            pause = self._chosen.pause_after(failures)
+            pause = self._options.pause_after(failures)
             logger.error(
                 "The database is unavailable, so the consumer %s waits for %s seconds: %s",
                 self._name,
@@ -626,7 +630,7 @@ class Loop:
             self._renew()
 
     def _handled(self, messages: Sequence[Incoming]) -> list[Verdict]:
-        return self._awaited(self._handlers.submit(self._handover, messages), messages)
+        return self._awaited(self._handlers.submit(self._process, messages), messages)
 
     def _settled(
         self, messages: Sequence[Incoming], verdicts: Sequence[Verdict]
@@ -637,17 +641,17 @@ class Loop:
         refusal: Exception | None = None
         for message, verdict in zip(messages, verdicts, strict=True):
             match verdict:
-                case Done():
+                case Ack():
                     done.append(message)
-                case Later(seconds):
+                case Retry(seconds):
                     self._transport.postpone(message, seconds)
-                case Rejected(error):
+                case DeadLetter(error):
                     rejection = self._rejected(message, error)
                     refusal = refusal or rejection
-                case Unavailable(error):
+                case WaitForDatabase(error):
                     kept.append(message)
                     problem = error
-                case Refused(error):
+                case Stop(error):
                     refusal = refusal or error
                 case _:
                     assert_never(verdict)
@@ -671,7 +675,7 @@ class Loop:
         started = time.monotonic()
         lost: BaseException | None = None
         while not wait([future], BEAT).done:
-            if time.monotonic() - started > self._chosen.patience:
+            if time.monotonic() - started > self._options.handler_timeout:
                 continue
             self._alive()
             if lost is None:
@@ -698,8 +702,8 @@ class Loop:
         self._renewed = time.monotonic()
 
     def _alive(self) -> None:
-        if self._chosen.health is not None:
-            Path(self._chosen.health).touch()
+        if self._options.health is not None:
+            Path(self._options.health).touch()
 
     def _leave(self) -> None:
         try:

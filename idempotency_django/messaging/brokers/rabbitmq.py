@@ -37,7 +37,16 @@ from kombu.transport import pyamqp
 from ..consumers import Consumer
 from ..outbox.publishers import Away, Lines, Outgoing, Publisher, Refused
 from ..queue import reason
-from .loop import BEAT, NO_DEAD_LETTERS, Chosen, Incoming, Loop, Options, Transport, as_text
+from .loop import (
+    BEAT,
+    NO_DEAD_LETTERS,
+    ConsumerOptions,
+    Incoming,
+    Loop,
+    Options,
+    Transport,
+    as_text,
+)
 
 
 def quorum_queue(name: str) -> kombu.Queue:
@@ -243,7 +252,7 @@ class KombuPublisher(Publisher):
 
 
 POLL: Final = 1.0  # seconds
-_AT_ONCE: Final = 0.005  # seconds: for what is there already
+_NO_WAIT: Final = 0.005  # seconds: for what is there already
 _CONFIRM: Final = 30.0  # seconds
 _NOT_FOUND: Final = 404
 _OTHER: Final = 406  # it exists with other properties
@@ -310,7 +319,7 @@ def run(
             messages that cannot be handled.
         UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
     """
-    chosen = Chosen(**options)
+    chosen = ConsumerOptions(**options)
     ahead = max(10, 2 * chosen.batch) if prefetch is None else prefetch
     if ahead < chosen.batch:
         raise ImproperlyConfigured(f"prefetch is {ahead}; make it {chosen.batch} (batch) or more.")
@@ -407,7 +416,7 @@ class RabbitMQ(Transport):
         )
         self._subscription.consume()
 
-    def refuse_loss(self) -> None:
+    def validate_dead_letters(self) -> None:
         if self._dead_letter is None:
             raise ImproperlyConfigured(NO_DEAD_LETTERS.format("queue"))
         self._find(Queue(self._dead_letter, channel=self._channel), "Declare it first.")
@@ -432,14 +441,14 @@ class RabbitMQ(Transport):
         if not self._arrived:
             next_due = self._postponed[0][0] - now if self._postponed else POLL
             self._drain(min(POLL, next_due))
-        while len(self._arrived) < limit and self._drain(_AT_ONCE):
+        while len(self._arrived) < limit and self._drain(_NO_WAIT):
             pass
         self._connection.heartbeat_check()
         taken = min(limit, len(self._arrived))
         return [self._incoming(self._arrived.popleft()) for _ in range(taken)]
 
     def beat(self, messages: Sequence[Incoming]) -> None:
-        self._drain(_AT_ONCE)  # reads the other side's heartbeats as well
+        self._drain(_NO_WAIT)  # reads the other side's heartbeats as well
         self._connection.heartbeat_check()
 
     def acknowledge(self, messages: Sequence[Incoming]) -> None:
@@ -486,7 +495,7 @@ class RabbitMQ(Transport):
     def _drain(self, seconds: float) -> bool:
         """Wait for the broker; whether it has sent anything."""
         with suppress(TimeoutError):
-            self._connection.drain_events(timeout=max(_AT_ONCE, seconds))
+            self._connection.drain_events(timeout=max(_NO_WAIT, seconds))
             return True
         return False
 

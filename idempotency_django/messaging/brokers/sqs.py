@@ -16,9 +16,9 @@ from django.core.exceptions import ImproperlyConfigured
 from ...policy.canonical import digest
 from ..consumers import Consumer
 from ..outbox.publishers import Away, Lines, Outgoing, Publisher, Refused
-from .loop import Chosen, Incoming, Loop, Options, Transport
+from .loop import ConsumerOptions, Incoming, Loop, Options, Transport
 
-AT_ONCE: Final = 10
+MAX_BATCH: Final = 10
 """Messages in one request: what SQS allows."""
 
 LARGEST: Final = 256 * 1024
@@ -99,7 +99,7 @@ class SqsPublisher(Publisher):
                 lines.fail(place, error)
                 continue
             length = len(entry["MessageBody"])  # it is ASCII
-            if request and (len(request) == AT_ONCE or size + length > LARGEST):
+            if request and (len(request) == MAX_BATCH or size + length > LARGEST):
                 yield request
                 request, size = {}, 0
             request[place] = entry
@@ -206,7 +206,7 @@ def run(
         ImproperlyConfigured: an option cannot be used.
         UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
     """
-    chosen = Chosen(**options)
+    chosen = ConsumerOptions(**options)
     if chosen.batch > AT_MOST:
         raise ImproperlyConfigured(f"batch is {chosen.batch}; SQS returns {AT_MOST} at most.")
     if not 3 <= visibility <= _LONGEST:
@@ -273,7 +273,7 @@ class SQS(Transport):
     def postpone(self, message: Incoming, seconds: float) -> None:
         self._set_visibility([message], min(_LONGEST, max(1, round(seconds))))
 
-    def refuse_loss(self) -> None:
+    def validate_dead_letters(self) -> None:
         answer = self._client.get_queue_attributes(
             QueueUrl=self._url, AttributeNames=["RedrivePolicy"]
         )

@@ -37,7 +37,15 @@ from ...policy.canonical import content_digest
 from ...records import reference
 from ...stores import stores
 from ...stores.atomic_blocks import is_open
-from ..consumers import Consumer, Handler, Handling, RecordOf, consumers, refuse_types, refuse_unfit
+from ..consumers import (
+    Consumer,
+    EventExecution,
+    Handler,
+    RecordOf,
+    consumers,
+    validate_handler,
+    validate_types,
+)
 from ..databases import database
 from ..dead_letters import sender_of
 from ..events import Event
@@ -116,7 +124,7 @@ def handling_of(message: InboxMessage) -> Callable[[], object] | None:
         return None
     headers: Any = CaseInsensitiveMapping(dict(json.loads(message.headers)))
     contents = receiver.verifier.read(headers, bytes(message.body))
-    handling = Handling(_plan(receiver, message), event_of(message.source, contents), handler)
+    handling = EventExecution(_plan(receiver, message), event_of(message.source, contents), handler)
     # The claim is committed first, so that an attempt counts that ends with its process.
     return lambda: handling.run(visibly=True)
 
@@ -356,7 +364,7 @@ class WebhookReceiver(View):
             TypeError: a type is not a text.
             ImproperlyConfigured: the function cannot be called so, or is async.
         """
-        refuse_types(types, f"the receiver {cls.__qualname__}")
+        validate_types(types, f"the receiver {cls.__qualname__}")
         for taken in cls._handlers.keys() & {*types}:
             raise ValueError(
                 f"{cls.__qualname__} already has a handler for {taken!r}. Let one handler call "
@@ -364,7 +372,7 @@ class WebhookReceiver(View):
             )
 
         def register(handler: _Handler) -> _Handler:
-            refuse_unfit(handler, f"the receiver {cls.__qualname__}")
+            validate_handler(handler, f"the receiver {cls.__qualname__}")
             if iscoroutinefunction(handler):
                 raise ImproperlyConfigured(
                     f"The handler {handler} of {cls.__qualname__} is async. Make it a plain "

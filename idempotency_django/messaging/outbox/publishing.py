@@ -35,7 +35,7 @@ from ...models import DatabaseNow
 from ...policy import keys
 from ...policy.canonical import canonical, digest
 from ..databases import database
-from ..events import refuse_deep
+from ..events import validate_nesting
 from ..models import OutboxMessage, OutboxState, OutboxStream
 from .publishers import Publisher
 from .waking import wake_relays
@@ -466,7 +466,7 @@ def next_sequence(stream: str, using: str, count: int = 1) -> int:
         return int(cursor.lastrowid if is_mysql else cursor.fetchone()[0])
 
 
-def take_back(stream: str, using: str) -> None:
+def release_sequence(stream: str, using: str) -> None:
     """Give the last number of a stream back, which this transaction has taken for nothing."""
     taken = OutboxStream.objects.using(using).filter(stream=stream)
     taken.update(last_sequence=F("last_sequence") - 1)
@@ -671,7 +671,7 @@ def _payload(message: Message) -> tuple[str, bool]:
             f"The data of the message {message.type!r} is not JSON: {error}. Publish texts, "
             "numbers, lists and dicts whose keys are texts, or bytes."
         ) from error
-    refuse_deep(f"The data of the message {message.type!r}", payload, message.data)
+    validate_nesting(f"The data of the message {message.type!r}", payload, message.data)
     return payload, False
 
 
@@ -744,7 +744,7 @@ def _write_once(row: OutboxMessage, given: Message, using: str) -> None:
         if message_id or not execution or row.message_id not in published_by(execution):
             break
     if row.stream:
-        take_back(row.stream, using)
+        release_sequence(row.stream, using)
     first = existing(row, using)
     if first.topic != row.topic:
         raise ValueError(

@@ -84,7 +84,7 @@ class SeenFilter(ABC):
         )
 
 
-def refuse_unfit(capacity: int, error: float, generations: int) -> None:
+def validate_sizes(capacity: int, error: float, generations: int) -> None:
     """Refuse the numbers of a Bloom filter that could not be one.
 
     Raises:

@@ -13,7 +13,7 @@ except ImportError as missing:
         'InProcessBloom needs rbloom. Run pip install "idempotency-django[bloom]".', name="rbloom"
     ) from missing
 
-from . import SeenFilter, refuse_unfit
+from . import SeenFilter, validate_sizes
 
 
 class InProcessBloom(SeenFilter):
@@ -33,7 +33,7 @@ class InProcessBloom(SeenFilter):
     """
 
     def __init__(self, capacity: int, *, error: float = 0.001, generations: int = 2) -> None:
-        refuse_unfit(capacity, error, generations)
+        validate_sizes(capacity, error, generations)
         self.capacity = capacity
         self.error = error / generations  # each of them adds its own
         self._generations: deque[Bloom] = deque(maxlen=generations)

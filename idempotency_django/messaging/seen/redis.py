@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from ...stores.redis.server import FAULTS, Client, RedisServer
-from . import SeenFilter, refuse_unfit
+from . import SeenFilter, validate_sizes
 
 ROTATIONS: Final = 3
 """How often a batch of ids may find its generation full, or gone, before it is left out."""
@@ -96,7 +96,7 @@ class RedisBloom(SeenFilter):
         name: str = "seen",
         connection_factory: str | Callable[[], Client] | None = None,
     ) -> None:
-        refuse_unfit(capacity, error, generations)
+        validate_sizes(capacity, error, generations)
         self.capacity = capacity
         self.error = error / generations  # each of them adds its own
         self.generations = generations
