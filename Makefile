@@ -83,7 +83,7 @@ test-psycopg2:
 # Projects with USE_TZ=False: what writes times into messages, and compares them.
 NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py \
     outbox/test_records.py outbox/test_relay.py publishing/test_after_commit.py \
-    publishing/test_http.py publishing/test_relayed.py tracing/test_chains.py \
+    publishing/test_http.py publishing/test_relayed.py timeline/test_chains.py \
     transports/test_published.py webhooks/test_processing.py)
 
 test-naive:

@@ -17,6 +17,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
+from idempotency_django import timeline as legible
 from idempotency_django.admin import IdempotencyKeyAdmin, answers, changelist
 from idempotency_django.admin import actions as performing
 from idempotency_django.admin.answers import Answer
@@ -25,9 +26,16 @@ from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencySt
 from idempotency_django.records import Claim, Operation, reference
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import an_operation
-from idempotency_django.tracing import Entry, Member, trace
-from idempotency_django.tracing import timelines as legible
-from idempotency_django.tracing.timelines import MOST, Moment, in_order, member_of, moments
+from idempotency_django.timeline import (
+    MOST,
+    Entry,
+    Member,
+    Moment,
+    in_order,
+    member_of,
+    moments,
+    trace,
+)
 from tests.admin_pages import ALIASES, LIST, alias, detail, forgotten, member, messages, page
 from tests.factories import IdempotencyKeyFactory, ago, copies, record, records, step
 from tests.plans import rows_read

@@ -23,7 +23,7 @@ from idempotency_django.models import GRACE, DatabaseNow, IdempotencyKey
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import ANSWER, an_operation, in_threads
-from idempotency_django.tracing.timelines import HELD, INTERRUPTED, in_state, state_of
+from idempotency_django.timeline import HELD, INTERRUPTED, in_state, state_of
 from tests.factories import ago
 from tests.factories import record as a_record
 from tests.models import Effect

@@ -22,8 +22,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import DatabaseNow, IdempotencyKey
 from ..records import Status, reference
-from ..tracing.admin import TimelineMixin
-from ..tracing.timelines import (
+from ..timeline import (
     CONFIDENTIAL,
     HELD,
     INTERRUPTED,
@@ -47,6 +46,7 @@ from .changelist import (
     StateFilter,
     beginning_with,
 )
+from .timeline import TimelineMixin
 
 
 @admin.register(IdempotencyKey)

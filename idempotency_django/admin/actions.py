@@ -37,7 +37,7 @@ from ..models import NO_OWNER, DatabaseNow, IdempotencyStep
 from ..records import Payload, Status
 from ..stores import stores
 from ..stores.codec import encode
-from ..tracing.timelines import HELD, INTERRUPTED, STATES, Moment, state_of
+from ..timeline import HELD, INTERRUPTED, STATES, Moment, state_of
 
 __all__ = ["ACTIONS", "Action"]
 

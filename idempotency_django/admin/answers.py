@@ -19,7 +19,7 @@ from ..engine.steps import LONGEST_NAME
 from ..models import IdempotencyStep
 from ..policy.seals import derived_keys
 from ..stores.codec import decode
-from ..tracing.timelines import indented, shortened
+from ..timeline import indented, shortened
 
 TEMPLATE: Final = "admin/idempotency_django/idempotencykey/derived_keys.html"
 

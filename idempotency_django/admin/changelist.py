@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import DatabaseNow, IdempotencyKeyQuerySet
 from ..records import Status
-from ..tracing.timelines import STATES, UNFINISHED, in_state, local, with_lease, without_lease
+from ..timeline import STATES, UNFINISHED, in_state, local, with_lease, without_lease
 
 COUNTED: Final = 10_000
 """Records that a list counts and leads to; to find an older one, narrow the list down."""

@@ -25,9 +25,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..admin.timeline import TimelineMixin
 from ..models import DatabaseNow
-from ..tracing.admin import TimelineMixin
-from ..tracing.timelines import Moment, cut, indented
+from ..timeline import Moment, cut, indented
 from . import streams as positions
 from .databases import database
 from .inbox import settling

@@ -22,7 +22,7 @@ class MessagingConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
-        from . import health, tables, tracing  # noqa: PLC0415
+        from . import health, tables, timeline  # noqa: PLC0415
         from .inbox import checks as inbox_checks  # noqa: PLC0415
         from .inbox import purging as inbox_purging  # noqa: PLC0415
         from .outbox import calls as enqueueing  # noqa: PLC0415
@@ -33,6 +33,6 @@ class MessagingConfig(AppConfig):
         register(tables.check_tables, Tags.database)
         inbox_purging.register_purge()
         purging.register_purges()
-        tracing.register_messages()
+        timeline.register_messages()
         health.register_health()
         register_way(enqueueing.enqueue)

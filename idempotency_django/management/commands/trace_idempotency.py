@@ -10,8 +10,18 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from ...tracing import Entry, Member, Timeline, find, trace
-from ...tracing.timelines import DEEPEST, MISSING, MOST, Confidential, local
+from ...timeline import (
+    DEEPEST,
+    MISSING,
+    MOST,
+    Confidential,
+    Entry,
+    Member,
+    Timeline,
+    find,
+    local,
+    trace,
+)
 
 
 class Command(BaseCommand):

@@ -19,8 +19,7 @@ from ..errors import UnknownEventType
 from ..models import DatabaseNow
 from ..policy import keys, scopes
 from ..records import reference, referred
-from ..tracing import register
-from ..tracing.timelines import UNREACHABLE, Confidential, Entry, Member, logged
+from ..timeline import UNREACHABLE, Confidential, Entry, Member, logged, register
 from .databases import database
 from .dead_letters import SENDER, message_id_of
 from .events import Event

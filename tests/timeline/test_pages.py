@@ -23,7 +23,7 @@ from idempotency_django.records import reference
 from idempotency_django.stores import stores
 from idempotency_django.testing import an_operation
 from tests.factories import StaffFactory, ago, copies, record, step
-from tests.tracing.messages import named, published, received
+from tests.timeline.messages import named, published, received
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),

@@ -22,13 +22,13 @@ from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..conf import default_store
-from ..errors import StoreUnavailable
-from ..models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
-from ..policy import Policy, keys
-from ..policy.seals import derived_keys
-from ..records import Record, Status, reference, referred
-from ..stores import Store, stores
+from .conf import default_store
+from .errors import StoreUnavailable
+from .models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from .policy import Policy, keys
+from .policy.seals import derived_keys
+from .records import Record, Status, reference, referred
+from .stores import Store, stores
 
 LONGEST_TEXT: Final = 100_000
 """Characters of a text that are shown."""
@@ -771,3 +771,6 @@ def _since(member: Member) -> tuple[object, ...]:
 
 def _place(member: Member) -> _Place:
     return member.kind, member.reference, member.where
+
+
+register(RecordSource())

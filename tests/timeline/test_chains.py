@@ -35,13 +35,21 @@ from idempotency_django.policy import Policy
 from idempotency_django.records import reference
 from idempotency_django.stores import stores
 from idempotency_django.testing import an_operation
-from idempotency_django.tracing import Member, Timeline, find, trace
-from idempotency_django.tracing.timelines import DEEPEST, MOST, Confidential, member_of
+from idempotency_django.timeline import (
+    DEEPEST,
+    MOST,
+    Confidential,
+    Member,
+    Timeline,
+    find,
+    member_of,
+    trace,
+)
 from tests.factories import ago, copies, record, step
 from tests.plans import rows_read
 from tests.servers import valkey
 from tests.support import new_key, post
-from tests.tracing.messages import named, published, received
+from tests.timeline.messages import named, published, received
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -161,7 +169,7 @@ celery = Celery("traced", broker="memory://", set_as_current=False, fixups=[])
 celery.conf.task_always_eager = True
 
 
-@celery.task(base=IdempotentTask, name="tests.tracing.remind")
+@celery.task(base=IdempotentTask, name="tests.timeline.remind")
 def remind(number: int) -> None:
     """A task that is written into the outbox."""
 
@@ -192,8 +200,8 @@ def test_after_commit() -> None:
             (1, f"{path} to after_commit"),
             (2, path),
             (3, ANY),
-            (1, "tests.tracing.remind to celery"),
-            (2, "tests.tracing.remind"),
+            (1, "tests.timeline.remind to celery"),
+            (2, "tests.timeline.remind"),
         ]
 
 

@@ -20,7 +20,7 @@ from idempotency_django.policy import keys
 from idempotency_django.records import reference
 from tests.factories import ago, copies, record, step
 from tests.outside import ROOT, environment
-from tests.tracing.messages import named, published
+from tests.timeline.messages import named, published
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
