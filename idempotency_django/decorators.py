@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .http.opening import EXEMPT, PROTECTED, is_exempt, is_marked, marked_as_part, name_of
+from .http.unwrapping import EXEMPT, PROTECTED, is_exempt, is_marked, mark_part_of_view, name_of
 from .http.wrapping import protect
 from .policy import Policy
 
@@ -72,7 +72,7 @@ def part_of_view(function: ViewT) -> ViewT:
     It then runs once, together with the view, and **not before a replay**. So it must not check
     anything that a replay must check. Put it on what a decorator returns, below ``@idempotent``.
     """
-    return marked_as_part(function)
+    return mark_part_of_view(function)
 
 
 def _protected(view: Any, policy: Policy) -> Any:

@@ -23,16 +23,16 @@ from django.utils.module_loading import import_string
 from .conf import WITH_POLICY, conf
 from .http.atomic_requests import asks_for_transaction
 from .http.messages import meta_name
-from .http.opening import (
+from .http.unwrapping import (
     ViewFunction,
+    cached_on,
     is_async,
     is_exempt,
     is_exempt_by_module,
-    kept,
     policy_of,
     protected_part,
 )
-from .http.wrapping import ensure_claimed, protect
+from .http.wrapping import log_unclaimed, protect
 from .policy import PROJECT_POLICY, UNSET, resolve
 from .policy.fields import UNSAFE_METHODS
 
@@ -55,7 +55,7 @@ class IdempotencyMiddleware:
     async_capable = True
 
     def __init__(self, get_response: GetResponse) -> None:
-        refuse_wrong_order()
+        validate_order()
         self.get_response = get_response
         self._handler = _handler_in_the_making()
         if iscoroutinefunction(get_response):
@@ -106,7 +106,7 @@ class IdempotencyMiddleware:
         method = request.method or ""
         if method not in UNSAFE_METHODS:
             return None
-        known: _Known = kept(view, "_idempotency_in_middleware", partial(_Known, view))
+        known: _Known = cached_on(view, "_idempotency_in_middleware", partial(_Known, view))
         if known.is_exempt or (known.is_async and asks_for_transaction(view)):
             return None  # Django refuses to run the latter, and says why
         declared = known.policies[method] if method in known.policies else known.policy(method)
@@ -191,7 +191,7 @@ def _handler_in_the_making() -> Any:
     return None
 
 
-def refuse_wrong_order() -> None:
+def validate_order() -> None:
     """Refuse a position before a middleware whose ``process_view`` would be skipped.
 
     Raises:
@@ -230,5 +230,5 @@ def _claimed(
     view: ViewFunction, request: HttpRequest, response: HttpResponseBase
 ) -> HttpResponseBase:
     if not hasattr(request, "idempotency"):  # what runs once would have given it one
-        ensure_claimed(view, request, response)
+        log_unclaimed(view, request, response)
     return response

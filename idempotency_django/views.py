@@ -11,7 +11,7 @@ from django.views.decorators.cache import never_cache
 from django.views.generic import View
 
 from .http.messages import caller_of, credentials_of
-from .http.status import described, record_of
+from .http.status import describe_operation, record_of
 
 
 @method_decorator(never_cache, name="dispatch")
@@ -22,7 +22,7 @@ class IdempotencyStatusView(View):
 
         path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status")
 
-    Anybody else gets 404. See :func:`idempotency_django.http.status.described`.
+    Anybody else gets 404. See :func:`idempotency_django.http.status.describe_operation`.
     """
 
     http_method_names = ["get", "head", "options"]
@@ -32,4 +32,4 @@ class IdempotencyStatusView(View):
         record = record_of(token, caller, credentials_of(request))
         if record is None:
             raise Http404
-        return JsonResponse(described(record))
+        return JsonResponse(describe_operation(record))

@@ -37,7 +37,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.status import described
+from idempotency_django.http.status import describe_operation
 from idempotency_django.records import Payload, Record, Status
 from tests.models import Effect
 from tests.support import (
@@ -560,7 +560,7 @@ def test_nothing_has_no_form(client: Client) -> None:
 def test_status_view_shows_no_notes() -> None:
     """What is noted with a stored answer is not shown with its headers."""
     payload = Payload(200, (("Content-Type", "text/csv"), (":accept", "*/*")), b"a")
-    shown = described(Record(key="k", scope="s", status=Status.COMPLETED, payload=payload))
+    shown = describe_operation(Record(key="k", scope="s", status=Status.COMPLETED, payload=payload))
     assert shown["response"]["headers"] == [["Content-Type", "text/csv"]]
 
 

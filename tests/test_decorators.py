@@ -23,7 +23,7 @@ from django.views.decorators.cache import cache_control
 from django.views.generic import TemplateView, View
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
-from idempotency_django.http.opening import EXEMPT, is_marked
+from idempotency_django.http.unwrapping import EXEMPT, is_marked
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy, keys
 from tests.models import Effect

@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from idempotency_django import errors
 from idempotency_django.http.bodies import body_of
 from idempotency_django.http.messages import (
-    NEVER_KEPT,
+    NEVER_STORED,
     Adapter,
     invocation_of,
     key_header,
@@ -333,7 +333,7 @@ def test_no_content_type_stays_none() -> None:
     assert "Content-Type" not in replay(first)
 
 
-@pytest.mark.parametrize("name", sorted(NEVER_KEPT))
+@pytest.mark.parametrize("name", sorted(NEVER_STORED))
 def test_never_kept(name: str) -> None:
     """Headers of one message, connection or session are not stored, in any case."""
     first = HttpResponse(b"a")

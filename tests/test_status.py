@@ -31,7 +31,7 @@ from idempotency_django import drf, views
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.http import status
-from idempotency_django.http.sessions import concealed, revealed
+from idempotency_django.http.sessions import decrypt_token, encrypt_token
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Payload, Record, Status
@@ -398,11 +398,11 @@ class TestStatus:
 
 def named_in(location: str) -> Any:
     """What the token of an address names: the store, the key, and more."""
-    return json.loads(revealed(token_of(location), salt=status.SALT) or b"")
+    return json.loads(decrypt_token(token_of(location), salt=status.SALT) or b"")
 
 
 def token_naming(named: Any, salt: str = status.SALT) -> str:
-    return concealed(json.dumps(named).encode(), salt=salt)
+    return encrypt_token(json.dumps(named).encode(), salt=salt)
 
 
 class TestPrivacy:
@@ -565,13 +565,13 @@ class TestDescribed:
             ({"status": Status.COMPLETED}, "completed"),
         ]:
             found = Record(key="k", scope="s", attempt=3, **fields)
-            assert status.described(found) == {"status": named, "attempt": 3}
+            assert status.describe_operation(found) == {"status": named, "attempt": 3}
 
     def test_repeated_headers(self) -> None:
         """Headers keep their order and their repetitions."""
         payload = Payload(200, (("Link", "<a>"), ("X", "y"), ("Link", "<b>")), b"")
         found = Record(key="k", scope="s", status=Status.COMPLETED, payload=payload)
-        assert status.described(found)["response"]["headers"] == [
+        assert status.describe_operation(found)["response"]["headers"] == [
             ["Link", "<a>"],
             ["X", "y"],
             ["Link", "<b>"],

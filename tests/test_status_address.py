@@ -77,34 +77,34 @@ def test_rotation_meanwhile() -> None:
 
 
 class TestOpaque:
-    """What is concealed is read by this project only."""
+    """What is encrypt_token is read by this project only."""
 
     @pytest.mark.parametrize("data", [b"", b"x", b"x" * 32, bytes(range(256)) * 5])
     def test_round_trip(self, data: bytes) -> None:
         """It reads back, whatever its length."""
-        assert opaque.revealed(opaque.concealed(data, salt="a"), salt="a") == data
+        assert opaque.decrypt_token(opaque.encrypt_token(data, salt="a"), salt="a") == data
 
     def test_other_purpose(self) -> None:
         """What was made for one purpose is nothing for another."""
-        assert opaque.revealed(opaque.concealed(b"data", salt="a"), salt="b") is None
+        assert opaque.decrypt_token(opaque.encrypt_token(b"data", salt="a"), salt="b") is None
 
     def test_every_change(self) -> None:
         """A change of any bit is found out, those that base64 ignores included."""
-        made = opaque.concealed(b"some data", salt="a")
+        made = opaque.encrypt_token(b"some data", salt="a")
         characters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=\nü"
         for place in range(len(made)):
             for other in characters.replace(made[place], ""):
                 changed = made[:place] + other + made[place + 1 :]
-                assert opaque.revealed(changed, salt="a") is None, changed
+                assert opaque.decrypt_token(changed, salt="a") is None, changed
         for made_up in ("", "A", "é", made[:-1], made + "A", made + "=", "\0", made * 40):
-            assert opaque.revealed(made_up, salt="a") is None, made_up
+            assert opaque.decrypt_token(made_up, salt="a") is None, made_up
 
     def test_rotation(self, settings: Any) -> None:
-        """A former secret key reveals what it concealed for as long as it is a fallback."""
-        made = opaque.concealed(b"data", salt="a")
+        """A former secret key reveals what it encrypt_token for as long as it is a fallback."""
+        made = opaque.encrypt_token(b"data", salt="a")
         settings.SECRET_KEY, former = "new", settings.SECRET_KEY
         settings.SECRET_KEY_FALLBACKS = ["older", former]
-        assert opaque.revealed(made, salt="a") == b"data"
-        assert opaque.concealed(b"data", salt="a") != made
+        assert opaque.decrypt_token(made, salt="a") == b"data"
+        assert opaque.encrypt_token(b"data", salt="a") != made
         settings.SECRET_KEY_FALLBACKS = []
-        assert opaque.revealed(made, salt="a") is None
+        assert opaque.decrypt_token(made, salt="a") is None

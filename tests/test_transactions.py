@@ -14,10 +14,10 @@ from django.db import OperationalError, connection, connections, transaction
 from django.http import HttpRequest
 
 from idempotency_django.http.atomic_requests import (
-    OwnedTransactions,
+    ExcludedDatabases,
     RequestTransactions,
-    own,
     request_transactions,
+    take_over_transactions,
 )
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
@@ -64,18 +64,18 @@ def view() -> Iterator[Any]:
 def test_django_leaves_an_owned_view_alone(view: Any) -> None:
     """Django opens its transactions around a view, unless they are the adapter's."""
     assert as_django_runs_it(view) == ALIASES
-    assert list(own(view)) == []
+    assert list(take_over_transactions(view)) == []
     assert as_django_runs_it(view) == []
 
 
 def test_what_the_author_left_out_is_kept(view: Any) -> None:
     """non_atomic_requests counts, below the adapter and above it."""
     transaction.non_atomic_requests(using="first")(view)
-    owned = own(view)
+    owned = take_over_transactions(view)
     transaction.non_atomic_requests(using="second")(view)
     assert set(iter(owned)) == {"first", "second"}
     assert "never named" in owned
-    assert isinstance(view._non_atomic_requests, OwnedTransactions)
+    assert isinstance(view._non_atomic_requests, ExcludedDatabases)
 
 
 def test_nothing_is_opened_without_atomic_requests() -> None:
@@ -88,15 +88,15 @@ def test_nothing_is_opened_without_atomic_requests() -> None:
 @pytest.mark.usefixtures("atomic_requests")
 def test_all_are_opened() -> None:
     """What Django would open is opened, and closed again."""
-    with request_transactions(OwnedTransactions()):
+    with request_transactions(ExcludedDatabases()):
         assert open_aliases() == ALIASES
     assert open_aliases() == []
 
 
 @pytest.mark.usefixtures("atomic_requests")
-@pytest.mark.parametrize("excluded", [{"default"}, OwnedTransactions({"default"})])
+@pytest.mark.parametrize("excluded", [{"default"}, ExcludedDatabases({"default"})])
 def test_excluded_databases(excluded: set[str]) -> None:
-    """A database that the author took out stays out, although OwnedTransactions "contain" all."""
+    """A database that the author took out stays out, although ExcludedDatabases "contain" all."""
     with request_transactions(excluded) as transactions:
         assert open_aliases() == ALIASES[1:]
         after = transactions.around_claim(DatabaseStore("default"))

@@ -17,8 +17,8 @@ from rest_framework.views import APIView
 from ..conf import MIDDLEWARE, did_you_mean
 from ..drf import IdempotentViewMixin, has_hook
 from ..drf.adapter import checks_objects
-from ..http.opening import PROTECTED, is_exempt
 from ..http.replays import lookup_of
+from ..http.unwrapping import PROTECTED, is_exempt
 from ..http.wrapping import BY_DECORATOR
 from ..policy import Policy
 from ..policy.fields import UNSAFE_METHODS

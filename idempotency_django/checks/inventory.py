@@ -17,7 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, get_resolver
 
 from ..conf import MIDDLEWARE, WITH_POLICY, conf
-from ..http.opening import (
+from ..http.routes import readable
+from ..http.unwrapping import (
     POLICIES,
     POLICY,
     PROTECTED,
@@ -26,14 +27,13 @@ from ..http.opening import (
     handlers_of,
     is_exempt,
     is_exempt_by_module,
-    opened,
     policy_of,
+    protect_innermost,
     protected_part,
     vars_of,
     view_class_of,
 )
-from ..http.routes import readable
-from ..http.wrapping import answers_itself, protect, refuse_handler
+from ..http.wrapping import overrides_dispatch, protect, validate_handler
 from ..policy import UNSET, Policy
 
 How = Literal["mixin", "decorator", "middleware", "exempt", ""]
@@ -82,7 +82,7 @@ def _routes(patterns: Iterable[Any], before: str) -> Iterator[tuple[str, Any]]:
 def _handlers(view: Any) -> Iterator[tuple[str, str]]:
     """The unsafe methods of a view, each with the name of its handler if the view is a class."""
     view_class = view_class_of(view)
-    if view_class is None or answers_itself(view_class):
+    if view_class is None or overrides_dispatch(view_class):
         yield "*", ""
     else:
         yield from handlers_of(view).items()
@@ -125,11 +125,11 @@ def _problem(view: Any, name: str, how: How) -> str:
         if how == "middleware":
             protect(view, Policy())
         if PROTECTED in vars_of(getattr(view_class, "dispatch", None)):
-            opened(view_class.dispatch, lambda function: function)
+            protect_innermost(view_class.dispatch, lambda function: function)
         if name and (how == "middleware" or hasattr(view_class, PROTECTED)):
-            refuse_handler(view_class, name)
+            validate_handler(view_class, name)
         elif name:
-            opened(getattr(view_class, name), lambda function: function)
+            protect_innermost(getattr(view_class, name), lambda function: function)
     except ImproperlyConfigured as error:
         return str(error)
     return ""

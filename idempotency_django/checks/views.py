@@ -22,7 +22,7 @@ from django.db import transaction
 
 from ..conf import conf, did_you_mean
 from ..http.atomic_requests import asks_for_transaction
-from ..http.opening import (
+from ..http.unwrapping import (
     EXEMPT,
     PART,
     POLICIES,
@@ -30,7 +30,7 @@ from ..http.opening import (
     PROTECTED,
     handlers_of,
     innermost,
-    is_conditional_before,
+    is_conditional_outside,
     is_exempt,
     is_from,
     name_of,
@@ -184,7 +184,7 @@ def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
     bases = getattr(view_class_of(view), "__mro__", ())
     own = (vars_of(base) for base in bases if not base.__module__.startswith("idempotency_django."))
     found = ChainMap(*map(dict, own))
-    if any(map(is_conditional_before, (view, *(found[name] for name in names if name in found)))):
+    if any(map(is_conditional_outside, (view, *(found[name] for name in names if name in found)))):
         yield Warning(
             f"{name_of(innermost(view))} has Django's @condition, @etag or @last_modified around "
             "what is protected, so a retry of a change that succeeded gets 412, and no replay.",

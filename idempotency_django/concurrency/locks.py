@@ -20,12 +20,12 @@ def in_transaction(using: str) -> AbstractContextManager[None]:
     return nullcontext() if is_open else transaction.atomic(using=using)
 
 
-def written_to(obj: models.Model) -> str:
+def write_alias(obj: models.Model) -> str:
     """The database that the object is written to."""
     return router.db_for_write(type(obj), instance=obj)
 
 
-def row_in(model: type[models.Model], obj: models.Model, using: str) -> models.QuerySet[Any]:
+def table_row(model: type[models.Model], obj: models.Model, using: str) -> models.QuerySet[Any]:
     """The object's row in the table of a model, which may be a parent in multi-table inheritance.
 
     A condition on a column must be in the UPDATE of the table that has it. Of an inherited field,
@@ -35,13 +35,13 @@ def row_in(model: type[models.Model], obj: models.Model, using: str) -> models.Q
     return model._base_manager.using(using).filter(pk=getattr(obj, model._meta.pk.attname))
 
 
-def has_key(obj: models.Model) -> bool:
+def has_primary_key(obj: models.Model) -> bool:
     """Whether the object has a primary key, in the table of any of its models."""
     metas = [obj._meta, *(parent._meta for parent in obj._meta.all_parents)]
     return any(getattr(obj, meta.pk.attname) is not None for meta in metas)
 
 
-def lock_first(obj: models.Model, using: str) -> None:
+def lock_root_table(obj: models.Model, using: str) -> None:
     """Lock the row that ``save()`` writes first, if the object has rows in several tables.
 
     Writers who lock several rows wait for each other there, and so not in a circle. The database
@@ -52,10 +52,10 @@ def lock_first(obj: models.Model, using: str) -> None:
         return
     while model._meta.parents:
         model = next(iter(model._meta.parents))
-    row_in(model, obj, using).select_for_update().values_list("pk").first()
+    table_row(model, obj, using).select_for_update().values_list("pk").first()
 
 
-def locked(obj: ModelT, using: str) -> ModelT | None:
+def lock_row(obj: ModelT, using: str) -> ModelT | None:
     """The object as its row is now, locked until the transaction's end; ``None``: it is gone.
 
     Where rows have no locks (SQLite), an UPDATE that changes nothing takes the database's.
@@ -65,11 +65,11 @@ def locked(obj: ModelT, using: str) -> ModelT | None:
         key = obj._meta.pk.attname
         rows.update(**{key: F(key)})
         return rows.first()
-    lock_first(obj, using)
+    lock_root_table(obj, using)
     return rows.select_for_update().first()
 
 
-def follow(obj: ModelT, fresh: ModelT, using: str) -> None:
+def refresh_in_place(obj: ModelT, fresh: ModelT, using: str) -> None:
     """Give the object the values of its row; after a rollback it is again what it was before."""
     values = {field.attname: fresh.__dict__[field.attname] for field in obj._meta.concrete_fields}
     before, related = dict(obj.__dict__), dict(obj._state.fields_cache)
@@ -88,7 +88,7 @@ def follow(obj: ModelT, fresh: ModelT, using: str) -> None:
     obj._state = fresh._state  # with the related objects, which may be others now
 
 
-def take_over(obj: models.Model, using: str, changes: Mapping[str, Any]) -> None:
+def assign_changes(obj: models.Model, using: str, changes: Mapping[str, Any]) -> None:
     """Give the object the values that its row was given; its old ones again after a rollback."""
     for name, value in changes.items():
         field: Any = obj._meta.get_field(name)

@@ -61,7 +61,7 @@ def ensure(
         ValueError: a value is ``None``, which no constraint compares.
         IntegrityError: another constraint refused the row.
     """
-    refuse_unfit(model, lookup)
+    validate_lookup(model, lookup)
     alias = using or router.db_for_write(model)
     given = {
         name: value() if callable(value) else value for name, value in (defaults or {}).items()
@@ -91,7 +91,7 @@ def row_of(model: type[ModelT], using: str, lookup: Mapping[str, Any]) -> ModelT
     return rows.select_for_update().first() if connection.vendor == "mysql" else None
 
 
-def refuse_unfit(model: type[models.Model], lookup: Mapping[str, Any]) -> None:
+def validate_lookup(model: type[models.Model], lookup: Mapping[str, Any]) -> None:
     """Refuse a lookup that no constraint makes unique.
 
     Raises:
@@ -236,7 +236,7 @@ class _OncePer:
         bound.apply_defaults()
         others = dict(bound.arguments)
         lookup = {field: others.pop(field) for field in self.fields}
-        refuse_unfit(self.model, lookup)
+        validate_lookup(self.model, lookup)
         made: list[models.Model] = []
 
         def execute(_: ExecutionContext) -> None:

@@ -37,17 +37,17 @@ from django.utils.translation import get_language
 
 from ..errors import IdempotencyError, PreconditionFailed, PreconditionRequired
 from ..http.messages import problem_response
-from ..http.opening import (
+from ..http.unwrapping import (
     PROTECTED,
     held_as,
     innermost,
     is_marked,
-    marked_as_part,
+    mark_part_of_view,
     name_of,
     vars_of,
 )
 from ..policy.canonical import digest
-from .locks import follow, in_transaction, locked, written_to
+from .locks import in_transaction, lock_row, refresh_in_place, write_alias
 from .rollbacks import refuse_marked
 from .versions import VersionField
 
@@ -327,13 +327,13 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
     if not isinstance(obj, models.Model):  # nothing that could be locked
         resource.holds(obj)
         return run()
-    using = written_to(obj)
+    using = write_alias(obj)
     # On SQLite, a transaction that began with a look could not go on to write after somebody else.
     with in_transaction(using):
-        fresh = locked(obj, using)
+        fresh = lock_row(obj, using)
         if fresh is None:
             raise Http404
-        follow(obj, fresh, using)
+        refresh_in_place(obj, fresh, using)
         resource.holds(obj)
         resource.keep(obj)
         return _committed(run, using)
@@ -409,7 +409,7 @@ def preconditions(
     """
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
-        _refuse_unfit(view)
+        _validate_view(view)
 
         @functools.wraps(view)
         def conditional(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -429,12 +429,12 @@ def preconditions(
                     raise  # the claim's adapter rolls back and answers
                 return problem_response(error)
 
-        return marked_as_part(conditional)
+        return mark_part_of_view(conditional)
 
     return decorate
 
 
-def _refuse_unfit(view: Callable[..., Any]) -> None:
+def _validate_view(view: Callable[..., Any]) -> None:
     if is_marked(view, PROTECTED):
         raise ImproperlyConfigured(
             "@preconditions is above @idempotent, so a retry of a change that succeeded would get "

@@ -20,7 +20,7 @@ from django.db import models, transaction
 from django.db.models import F, Q
 
 from ..errors import IllegalTransition
-from .locks import follow, lock_first, locked, row_in, written_to
+from .locks import lock_root_table, lock_row, refresh_in_place, table_row, write_alias
 from .rollbacks import refuse_marked
 from .versions import Versioned, version_field
 
@@ -93,23 +93,23 @@ def transition(
             f"A transition to {target!r} cannot start from there: a duplicate would run the effect "
             "again. Remove it from the sources."
         )
-    using = written_to(obj)
+    using = write_alias(obj)
     model = obj._meta.get_field(field).model
     tables: dict[type[models.Model], dict[str, Any]] = {model: {field: target}}
     if isinstance(obj, Versioned):
         version = version_field(type(obj))
         tables.setdefault(version.model, {})[version.attname] = F(version.attname) + 1
     with transaction.atomic(using=using):
-        lock_first(obj, using)
-        state = row_in(model, obj, using).filter(_among(field, sources))
+        lock_root_table(obj, using)
+        state = table_row(model, obj, using).filter(_among(field, sources))
         moved = state.update(**tables.pop(model))
         for other, changes in tables.items() if moved else ():
-            row_in(other, obj, using).update(**changes)
-        fresh = _locked(obj, using)
+            table_row(other, obj, using).update(**changes)
+        fresh = _lock_row(obj, using)
         state = getattr(fresh, field)
         if state != target:
             raise illegal(obj, state, target)
-        follow(obj, fresh, using)
+        refresh_in_place(obj, fresh, using)
         if not moved:
             return AlreadyThere(obj, state)
         result = effect(obj) if effect else None
@@ -123,9 +123,9 @@ def _among(field: str, values: list[Any]) -> Q:
     return found | Q(**{f"{field}__isnull": True}) if None in values else found
 
 
-def _locked(obj: models.Model, using: str) -> models.Model:
+def _lock_row(obj: models.Model, using: str) -> models.Model:
     """The object as its row is; locked, because an unlocked look may be a snapshot's."""
-    fresh = locked(obj, using)
+    fresh = lock_row(obj, using)
     if fresh is None:
         raise missing(obj)
     return fresh
@@ -152,9 +152,9 @@ def run_locked(
     obj: models.Model, machine: Machine, method: Callable[[], Any]
 ) -> Moved | AlreadyThere:
     """Run a method of a state machine on the locked row, and save the object."""
-    using = written_to(obj)
+    using = write_alias(obj)
     with transaction.atomic(using=using):
-        follow(obj, _locked(obj, using), using)
+        refresh_in_place(obj, _lock_row(obj, using), using)
         state = machine.state()
         if state in machine.targets and state not in machine.sources:
             return AlreadyThere(obj, state)

@@ -28,7 +28,14 @@ from django.forms import Field as FormField
 from django.forms import HiddenInput
 
 from ..errors import ConcurrentModification
-from .locks import has_key, in_transaction, lock_first, row_in, take_over, written_to
+from .locks import (
+    assign_changes,
+    has_primary_key,
+    in_transaction,
+    lock_root_table,
+    table_row,
+    write_alias,
+)
 from .rollbacks import on_rollback
 
 
@@ -50,7 +57,7 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
         if not add:
             return version + 1
         saving: _Save | None = instance.__dict__.get("_versioned")
-        if has_key(instance) if saving is None else saving.with_key:
+        if has_primary_key(instance) if saving is None else saving.with_key:
             version = time.time_ns() // 1000
             setattr(instance, self.attname, version)
         return version
@@ -137,8 +144,8 @@ class Versioned(models.Model):
             options["update_fields"] = {*fields, field.name}
         new = self._state.adding and not (fields or options.get("force_update"))
         # After a rollback, an object keeps the key that the database has made.
-        with_key = has_key(self) and not getattr(self._state, "key_was_made", False)
-        was_adding, using = self._state.adding, options.get("using") or written_to(self)
+        with_key = has_primary_key(self) and not getattr(self._state, "key_was_made", False)
+        was_adding, using = self._state.adding, options.get("using") or write_alias(self)
         saving = self._versioned = _Save(None if new else expected, with_key=with_key)
         try:
             with _usable_after(saving, using, self):
@@ -169,11 +176,11 @@ class Versioned(models.Model):
         return updated
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> Any:
-        using = using or written_to(self)
+        using = using or write_alias(self)
         if self.pk is None:
             return super().delete(using=using, keep_parents=keep_parents)  # raises Django's error
         with in_transaction(using):
-            lock_first(self, using)
+            lock_root_table(self, using)
             claim_version(self, using)  # first, so that nobody changes it while it is deleted
             return super().delete(using=using, keep_parents=keep_parents)
 
@@ -201,7 +208,7 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
     Raises:
         ConcurrentModification: the row was changed or deleted meanwhile; nothing was written.
     """
-    version, using = version_field(type(obj)), written_to(obj)
+    version, using = version_field(type(obj)), write_alias(obj)
     if version.name in changes:
         raise ValueError("compare_and_swap() counts the version itself. Do not pass it.")
     tables: dict[type[models.Model], dict[str, Any]] = {version.model: {}}
@@ -211,18 +218,18 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
     several = len(tables) > 1
     with in_transaction(using) if several else nullcontext():
         if several:
-            lock_first(obj, using)
+            lock_root_table(obj, using)
         claim_version(obj, using, tables.pop(version.model))
         for model, values in tables.items():
-            row_in(model, obj, using).update(**values)
+            table_row(model, obj, using).update(**values)
     advance(obj, getattr(obj, version.attname), using)
-    take_over(obj, using, changes)
+    assign_changes(obj, using, changes)
 
 
 def claim_version(obj: models.Model, using: str, changes: Mapping[str, Any] | None = None) -> None:
     """Change the row, and lock it until the transaction's end, if its version is the object's."""
     field, expected = version_field(type(obj)), _expected(obj)
-    rows = row_in(field.model, obj, using).filter(**{field.attname: expected})
+    rows = table_row(field.model, obj, using).filter(**{field.attname: expected})
     if not rows.update(**(changes or {}), **{field.attname: F(field.attname) + 1}):
         raise stale(obj, expected)
 

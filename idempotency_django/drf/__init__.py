@@ -32,20 +32,20 @@ from ..engine.context import ExecutionContext
 from ..errors import ResponseNotStored
 from ..http.atomic_requests import (
     NONE,
-    OwnedTransactions,
+    ExcludedDatabases,
     RequestTransactions,
     request_transactions,
 )
 from ..http.messages import Adapter, caller_of, credentials_of, meta_name, refuse_result
-from ..http.opening import checked
 from ..http.replays import check_object
-from ..http.status import described, record_of
-from ..http.wrapping import add_framework, ensure_reached, place
+from ..http.status import describe_operation, record_of
+from ..http.unwrapping import checked
+from ..http.wrapping import log_unreached, register_framework, replace_handler
 from ..policy import Policy
 from ..policy.fields import UNSAFE_METHODS
 from ..records import Record
 from ..stores.atomic_blocks import is_atomic
-from .adapter import DRFAdapter, IdempotencyAPIException, answer
+from .adapter import DRFAdapter, IdempotencyAPIException, serve_view
 from .forms import key_in_form, with_keys
 
 __all__ = [
@@ -90,13 +90,13 @@ class IdempotentViewMixin:  # see below
 
     idempotency_protected = "mixin"
     # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
-    idempotency_left_out: OwnedTransactions | None = None
+    idempotency_left_out: ExcludedDatabases | None = None
     _idempotency_transactions: RequestTransactions | None = None
     _idempotency_reached = False
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
-        owned = OwnedTransactions()
+        owned = ExcludedDatabases()
         view = super().as_view(*args, **initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
         owned.update(iter(getattr(view, "_non_atomic_requests", ())))
         view._non_atomic_requests = owned
@@ -112,7 +112,7 @@ class IdempotentViewMixin:  # see below
         with transactions if transactions and transactions.aliases else nullcontext():
             response = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
         if not self._idempotency_reached:
-            ensure_reached(self, request, response)
+            log_unreached(self, request, response)
         return response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -126,7 +126,7 @@ class IdempotentViewMixin:  # see below
             return
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
-        place(self, request, partial(answer, _MixinAdapter, self, policy))
+        replace_handler(self, request, partial(serve_view, _MixinAdapter, self, policy))
 
     def perform_content_negotiation(self, *args: Any, **kwargs: Any) -> Any:
         renderer, media_type = super().perform_content_negotiation(*args, **kwargs)  # type: ignore[misc]
@@ -192,7 +192,7 @@ class IdempotencyStatusView(APIView):
         )
         if record is None:
             raise Http404
-        return Response(described(record), headers={"Cache-Control": "no-store"})
+        return Response(describe_operation(record), headers={"Cache-Control": "no-store"})
 
 
 class _MixinAdapter(DRFAdapter):
@@ -221,11 +221,13 @@ class _MixinAdapter(DRFAdapter):
         return response
 
 
-def serve_within(request: Request, policy: Policy, handler: Callable[[], Any]) -> HttpResponseBase:
+def serve_running_view(
+    request: Request, policy: Policy, handler: Callable[[], Any]
+) -> HttpResponseBase:
     """Serve a request whose DRF view already runs: for ``@idempotent`` on its handlers."""
     view: APIView = request.parser_context["view"]
     adapter_class = _MixinAdapter if isinstance(view, IdempotentViewMixin) else DRFAdapter
-    return answer(adapter_class, view, policy, request, handler)
+    return serve_view(adapter_class, view, policy, request, handler)
 
 
 def has_hook(view_class: type) -> bool:
@@ -234,4 +236,4 @@ def has_hook(view_class: type) -> bool:
     return getattr(view_class, "check_idempotent_replay", default) is not default
 
 
-add_framework(APIView, IdempotentViewMixin, Request, serve_within)
+register_framework(APIView, IdempotentViewMixin, Request, serve_running_view)

@@ -25,7 +25,14 @@ from rest_framework.response import Response
 from ..errors import IdempotencyError
 from ..http.atomic_requests import RequestTransactions
 from ..http.bodies import as_file, body_of, body_that_django_ignores, form_of, raw_body_of, rewind
-from ..http.messages import Adapter, invocation_of, problem_of, response_of, shortened, status_of
+from ..http.messages import (
+    Adapter,
+    invocation_of,
+    problem_of,
+    response_of,
+    status_of,
+    without_own_frames,
+)
 from ..http.replays import check_object, has_object, lookup_of
 from ..http.serving import serve
 from ..policy import Policy, resolve
@@ -53,7 +60,7 @@ def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
     response: HttpResponseBase = view.handle_exception(IdempotencyAPIException(error))
     if getattr(response, "data", None) != problem_of(error):
         return response
-    return rendered_by(ProblemRenderer(), view, response)
+    return render_with(ProblemRenderer(), view, response)
 
 
 PAGES: Final = (BrowsableAPIRenderer, HTMLFormRenderer)
@@ -75,7 +82,7 @@ class ProblemRenderer(BaseRenderer):
         return json.dumps(data).encode()
 
 
-def rendered_by(renderer: BaseRenderer, view: Any, response: Any) -> Response:
+def render_with(renderer: BaseRenderer, view: Any, response: Any) -> Response:
     """The content of a response, rendered by this renderer instead of the negotiated one."""
     made = Response(
         response.data,
@@ -93,7 +100,7 @@ def rendered_by(renderer: BaseRenderer, view: Any, response: Any) -> Response:
     return made
 
 
-def without_page(view: Any) -> BaseRenderer | None:
+def data_renderer(view: Any) -> BaseRenderer | None:
     """The renderer of the view's that a page of the browsable API shows the answer of."""
     for renderer in view.get_renderers():
         if not isinstance(renderer, PAGES) and not hasattr(renderer, "get_template_names"):
@@ -172,7 +179,7 @@ def checks_objects(permission: Any) -> bool:
 _CREATED: Final = 201
 
 
-def watch_lookup(view: Any) -> None:
+def record_lookup(view: Any) -> None:
     """Remember what ``get_object()`` returns, of whatever class it is: conditions are about it."""
     view._found_object = None
     look_up = getattr(view, "get_object", None)
@@ -187,7 +194,7 @@ def watch_lookup(view: Any) -> None:
     view.get_object = get_object
 
 
-def shown_by(response: Any) -> models.Model | None:
+def object_in_response(response: Any) -> models.Model | None:
     """The object that an answer shows."""
     serializer = getattr(getattr(response, "data", None), "serializer", None)
     obj = getattr(serializer, "instance", None)
@@ -256,11 +263,11 @@ class DRFAdapter(Adapter):
         if not self._shows_as_page(payload):
             super().refuse_unacceptable(payload)
 
-    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
+    def storable_response(self, response: HttpResponseBase) -> HttpResponseBase | None:
         if not is_page(response):
-            return super().lasting(response)
-        renderer = without_page(self.view)
-        return rendered_by(renderer, self.view, response) if renderer else None
+            return super().storable_response(response)
+        renderer = data_renderer(self.view)
+        return render_with(renderer, self.view, response) if renderer else None
 
     def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
         response = response_of(payload, policy)
@@ -282,11 +289,11 @@ class DRFAdapter(Adapter):
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
         # renderer may ask the database for something.
-        with self.apart():
+        with self.own_transactions():
             return self._finalized(self.view.handle_exception(error))
 
-    def apart(self) -> AbstractContextManager[None]:
-        return self.transactions.apart() if self.transactions else nullcontext()
+    def own_transactions(self) -> AbstractContextManager[None]:
+        return self.transactions.own_transactions() if self.transactions else nullcontext()
 
     def _finalized(self, response: HttpResponseBase) -> HttpResponseBase:
         """Finalise now, and prevent DRF from finalising the same response again."""
@@ -296,7 +303,7 @@ class DRFAdapter(Adapter):
             return given if given is finished else finalize(request, given, *args, **kwargs)
 
         finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
-        self.shows_page = isinstance(getattr(finished, "accepted_renderer", None), PAGES)
+        self.is_page_response = isinstance(getattr(finished, "accepted_renderer", None), PAGES)
         self.view.finalize_response = once
         return finished  # type: ignore[no-any-return]
 
@@ -341,7 +348,7 @@ class DRFAdapter(Adapter):
         return form_of(data if isinstance(data, QueryDict) else MultiValueDict(), files)
 
 
-def answer(
+def serve_view(
     adapter_class: type[DRFAdapter],
     view: Any,
     policy: Policy,
@@ -364,7 +371,7 @@ def answer(
     except IdempotencyError as error:
         if error.foreign:
             raise
-        with adapter.apart():
+        with adapter.own_transactions():
             return problem(view, error)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
-        raise shortened(error)  # noqa: B904  # its context is its own
+        raise without_own_frames(error)  # noqa: B904  # its context is its own

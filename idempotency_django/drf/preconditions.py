@@ -34,11 +34,19 @@ from ..concurrency.preconditions import (
     version_etag,
 )
 from ..errors import IdempotencyError
-from ..http.opening import PROTECTED, kept, marked_as_part, name_of, opened
 from ..http.replays import has_object, is_named_by_key, lookup_of
+from ..http.unwrapping import PROTECTED, cached_on, mark_part_of_view, name_of, protect_innermost
 from ..http.wrapping import method_of
 from . import IdempotentViewMixin
-from .adapter import is_action, is_compared, is_page, is_same, problem, shown_by, watch_lookup
+from .adapter import (
+    is_action,
+    is_compared,
+    is_page,
+    is_same,
+    object_in_response,
+    problem,
+    record_lookup,
+)
 
 _UNKNOWN: Final = object()
 
@@ -59,7 +67,7 @@ class PreconditionMixin:  # see below
     _found_object: Any = None  # what get_object() has returned
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        watch_lookup(self)
+        record_lookup(self)
         # Before the others: what protects the handler from duplicates is then put around this.
         _guard_handler(self, request)
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
@@ -77,7 +85,7 @@ class PreconditionMixin:  # see below
         response = super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]
         untagged = not (response.has_header("ETag") or is_page(response))
         if untagged and 200 <= response.status_code < 300:
-            obj = shown_by(response)
+            obj = object_in_response(response)
             if obj is not None and is_compared(self, obj, response.status_code):
                 etag = checked_etag(self.get_etag(obj), f"get_etag() of {name_of(type(self))}")
                 etag = representation_etag(etag, _form(request))
@@ -173,7 +181,9 @@ def _guarded(view: Any, handler: Any) -> Any:
             "or use IdempotentViewMixin."
         )
     try:
-        guarded = kept(function, "_conditional", lambda: opened(function, _conditional))
+        guarded = cached_on(
+            function, "_conditional", lambda: protect_innermost(function, _conditional)
+        )
     except ImproperlyConfigured:  # a decorator that is not known
         if isinstance(view, IdempotentViewMixin):
             raise
@@ -186,14 +196,14 @@ def _conditional(function: Callable[..., Any]) -> Callable[..., Any]:
     def conditional(view: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
         return _respond(view, request, functools.partial(function, view, request, *args, **kwargs))
 
-    return marked_as_part(conditional)
+    return mark_part_of_view(conditional)
 
 
 def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     try:
         resource = _DRFResource(view, request)
         if not resource.has_object:
-            _refuse_unfit(view, resource)
+            _validate_lookup(view, resource)
             return run()
         if resource.method in SAFE and is_page(request):
             return run()  # it shows its caller and a token: no state's page is like another
@@ -211,7 +221,7 @@ def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -
 def _read_action(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
     """Compare afterwards, if the action has shown what conditions are about."""
     response = run()
-    shown = shown_by(response)
+    shown = object_in_response(response)
     if shown is None or not is_compared(view, shown, response.status_code):
         return response
     return response if resource.holds(shown) else resource.not_modified(resource.shown_etag(shown))
@@ -220,7 +230,7 @@ def _read_action(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
 def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
     """Refuse a change of another object than the one that its conditions were compared with."""
     response = run()
-    found, shown = view._conditional_object, shown_by(response)
+    found, shown = view._conditional_object, object_in_response(response)
     if (
         resource.method in CHANGES
         and isinstance(found, models.Model)
@@ -241,7 +251,7 @@ def _required(view: Any) -> Collection[str]:
     return methods
 
 
-def _refuse_unfit(view: Any, resource: Resource) -> None:
+def _validate_lookup(view: Any, resource: Resource) -> None:
     """Refuse a change whose conditions nobody would look at."""
     if resource.method in CHANGES and (
         resource.conditions.for_change() or resource.method in _required(view)

@@ -20,7 +20,7 @@ from ..stores import Store
 from ..stores.atomic_blocks import is_open, refuse_other_transactions
 
 
-class OwnedTransactions(set[str]):
+class ExcludedDatabases(set[str]):
     """The databases that a view's author took out of ``ATOMIC_REQUESTS``.
 
     As the view's ``_non_atomic_requests`` it answers Django's question whether to leave out a
@@ -31,9 +31,9 @@ class OwnedTransactions(set[str]):
         return True
 
 
-def own(view: Callable[..., Any]) -> OwnedTransactions:
+def take_over_transactions(view: Callable[..., Any]) -> ExcludedDatabases:
     """Take over the transactions that Django would open around the view."""
-    owned = OwnedTransactions(getattr(view, "_non_atomic_requests", ()))
+    owned = ExcludedDatabases(getattr(view, "_non_atomic_requests", ()))
     view._non_atomic_requests = owned  # type: ignore[attr-defined]  # Django's own mark
     return owned
 
@@ -70,22 +70,22 @@ class RequestTransactions(Atomic):
         if not self.aliases:
             return
         error: BaseException | None = raised[1]
-        told = self._rollback() if error is None else _certain(error)
+        reported = self._rollback() if error is None else _certain(error)
         try:
             self._end(*raised)
         except BaseException as at_end:
             known = error is not None or self._spared or self._is_busy(at_end)
-            told = _certain(at_end) if known else at_end
+            reported = _certain(at_end) if known else at_end
             raise
         finally:
-            self._after.__exit__(None if told is None else type(told), told, None)
+            self._after.__exit__(None if reported is None else type(reported), reported, None)
 
     def around_claim(self, store: Store) -> ExitStack | None:
         """The callbacks to run when the store's transaction has ended; ``None`` if none is open.
 
         That transaction is committed last, so that no answer outlives its effects on another
         database. If it is not open yet, it is begun here. If it was rolled back, the callbacks are
-        told why. An operational error means that nobody knows whether it was.
+        reported why. An operational error means that nobody knows whether it was.
 
         Raises:
             OperationInProgress: the store's database is too busy to begin one.
@@ -137,7 +137,7 @@ class RequestTransactions(Atomic):
         with store.transaction() if is_shared else nullcontext(), _atomic(others):
             yield is_shared
 
-    def apart(self) -> AbstractContextManager[None]:
+    def own_transactions(self) -> AbstractContextManager[None]:
         """For what rolls back the request's transactions, as REST framework's handler of errors.
 
         Where they have ended it would spoil a test's, in which they were: it gets its own there.
@@ -189,7 +189,7 @@ def request_transactions(excluded: set[str]) -> RequestTransactions:
     """What ``ATOMIC_REQUESTS`` asks for, except for the databases in ``excluded``, to be opened."""
     aliases = []
     for alias, settings in connections.settings.items():
-        # An OwnedTransactions is asked for its members: it says yes to any `in`.
+        # An ExcludedDatabases is asked for its members: it says yes to any `in`.
         if settings["ATOMIC_REQUESTS"] and alias not in set(iter(excluded)):
             aliases.append(alias)
     return RequestTransactions(aliases) if aliases else NONE

@@ -33,7 +33,14 @@ from ..policy.canonical import digest
 from ..policy.invocation import Body, Invocation, LazyInvocation
 from ..records import REASON, Payload, Record
 from .bodies import body_of
-from .replays import GIVEN_OUT, GivenTokens, nonce_is_in, nonce_of, refuse_unacceptable, suited_to
+from .replays import (
+    CSRF_USED,
+    CsrfTokenTracker,
+    nonce_is_in,
+    nonce_of,
+    note_form,
+    refuse_unacceptable,
+)
 from .routes import name_of_route
 
 
@@ -234,7 +241,7 @@ def _no_primary_key(user: Any) -> ImproperlyConfigured:
 # From an answer to a payload and back.
 
 
-def rendered(response: HttpResponseBase) -> HttpResponseBase:
+def render(response: HttpResponseBase) -> HttpResponseBase:
     """The response, with its content: a template or a serializer's data are rendered now."""
     return response.render() if hasattr(response, "render") else response
 
@@ -293,7 +300,7 @@ class Adapter(ABC):
         http_request: Django's request.
         request: the request as the framework's own views know it.
         method: the request's method.
-        shows_page: whether the answer is a page about it, with the visitor's name and tokens.
+        is_page_response: whether the answer is a page about it, with the visitor's name and tokens.
         tokens: tells the CSRF tokens that the view gives out from those that were given out before
             it; ``None``: there were none.
     """
@@ -301,12 +308,12 @@ class Adapter(ABC):
     http_request: HttpRequest
     request: Any
     method: str
-    shows_page: bool = False
-    tokens: GivenTokens | None = None
+    is_page_response: bool = False
+    tokens: CsrfTokenTracker | None = None
 
-    def noticing(self) -> AbstractContextManager[None]:
+    def tracking_tokens(self) -> AbstractContextManager[None]:
         """The block, which belongs to the view, may give out CSRF tokens."""
-        return self.tokens.noticed() if self.tokens else _NOTHING
+        return self.tokens.track() if self.tokens else _NOTHING
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
@@ -357,10 +364,10 @@ class Adapter(ABC):
         """
         refuse_unacceptable(self.http_request, payload)
 
-    def lasting(self, response: HttpResponseBase) -> HttpResponseBase | None:
+    def storable_response(self, response: HttpResponseBase) -> HttpResponseBase | None:
         """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
-        tokens = self.tokens or GivenTokens(self.http_request)
-        if tokens.are_in(response) or nonce_is_in(response, self.http_request):
+        tokens = self.tokens or CsrfTokenTracker(self.http_request)
+        if tokens.shown_in(response) or nonce_is_in(response, self.http_request):
             return None
         return response
 
@@ -386,7 +393,7 @@ def refuse_result(result: object, name: str) -> None:
         )
 
 
-def shortened(error: Exception) -> Exception:
+def without_own_frames(error: Exception) -> Exception:
     """The error, its traceback without our frames above the view's and between them.
 
     Where the last frames are ours, as of an error of ours, these stay.
@@ -416,7 +423,7 @@ LANGUAGE: Final = "Content-Language"
 UNKNOWN_REASON: Final = "Unknown Status Code"
 """Django's reason phrase of a status that Python does not know."""
 
-NEVER_KEPT: Final = frozenset(
+NEVER_STORED: Final = frozenset(
     # Of one message or connection (RFC 9110, section 7.6.1) …
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
     "transfer-encoding upgrade content-length date server age via "
@@ -442,26 +449,26 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
 def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:
     """What is kept of an answer; a tombstone of a page that was made for one visitor."""
     meta = adapter.http_request.META
-    lasting = response
-    given_out = adapter.tokens or GIVEN_OUT in meta or nonce_of(adapter.http_request)
-    if adapter.shows_page or given_out:
-        suitable = adapter.lasting(response)
+    storable = response
+    given_out = adapter.tokens or CSRF_USED in meta or nonce_of(adapter.http_request)
+    if adapter.is_page_response or given_out:
+        suitable = adapter.storable_response(response)
         if suitable is None:
             return replace(payload_of(response, policy), body=None)
-        lasting = suitable
-    payload = payload_of(lasting, policy)
-    if hasattr(adapter.http_request, "LANGUAGE_CODE") and not lasting.has_header(LANGUAGE):
+        storable = suitable
+    payload = payload_of(storable, policy)
+    if hasattr(adapter.http_request, "LANGUAGE_CODE") and not storable.has_header(LANGUAGE):
         # LocaleMiddleware would label a replay with the language of the retry.
         labels = [(LANGUAGE, language)] if (language := get_language()) else []
         payload = replace(payload, headers=(*payload.headers, *labels))
     if meta.get("HTTP_ACCEPT", "*/*") == "*/*":
         return payload  # any form suits
-    return suited_to(adapter.http_request, payload, response.get("Content-Type", ""))
+    return note_form(adapter.http_request, payload, response.get("Content-Type", ""))
 
 
 def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     """What is kept of an answer; a tombstone if it was streamed or is too large."""
-    unwanted: frozenset[str] = NEVER_KEPT
+    unwanted: frozenset[str] = NEVER_STORED
     if policy.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in policy.exclude_headers)
     headers = []
@@ -510,8 +517,8 @@ def result_of_error(
     """The same of the answer to an error; its payload is made after the rollback."""
 
     def payload() -> Payload:
-        with adapter.noticing():  # it may be called later than what recovers
-            return _payload(adapter, rendered(response), policy)
+        with adapter.tracking_tokens():  # it may be called later than what recovers
+            return _payload(adapter, render(response), policy)
 
     status = response.status_code
     keeps = policy.keeps_raised(status) and not _unwanted(adapter, response, policy)

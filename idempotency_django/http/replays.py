@@ -30,7 +30,7 @@ from ..records import Payload, Record
 _ANY_FORM: Final = (":accept", "*/*")
 """A note among the stored headers of an answer whose form did not depend on ``Accept``."""
 
-GIVEN_OUT: Final = "CSRF_COOKIE_NEEDS_UPDATE"
+CSRF_USED: Final = "CSRF_COOKIE_NEEDS_UPDATE"
 """Where Django notes in ``request.META`` that a CSRF token was given out or changed.
 
 It is there from then on: true until the token's cookie is set, then false.
@@ -45,7 +45,7 @@ _LETTERS: Final = re.compile(rb"[A-Za-z0-9]{%d,}" % csrf.CSRF_SECRET_LENGTH)
 """What may hold a token, or the secret that it is made of."""
 
 
-class GivenTokens:
+class CsrfTokenTracker:
     """Whether CSRF tokens were given out while the answer to a request was made.
 
     Args:
@@ -57,23 +57,23 @@ class GivenTokens:
         self._given = False
 
     @contextmanager
-    def noticed(self) -> Iterator[None]:
+    def track(self) -> Iterator[None]:
         """Notice those of the block, and none before it, as by a decorator around the view."""
-        before = self._request.META.pop(GIVEN_OUT, False)
+        before = self._request.META.pop(CSRF_USED, False)
         try:
             yield
         finally:
-            self._given = self._given or GIVEN_OUT in self._request.META
+            self._given = self._given or CSRF_USED in self._request.META
             if before:
-                self._request.META[GIVEN_OUT] = True
+                self._request.META[CSRF_USED] = True
 
-    def are_in(self, response: HttpResponseBase) -> bool:
+    def shown_in(self, response: HttpResponseBase) -> bool:
         """Whether an answer that was made in such blocks holds this visitor's token.
 
         A page is taken to hold what was given out, however it is encoded. In anything else the
         token is looked for: ``login()`` changes it, and most answers do not show it.
         """
-        if not (self._given or GIVEN_OUT in self._request.META):
+        if not (self._given or CSRF_USED in self._request.META):
             return False
         if not isinstance(response, HttpResponse):
             return True  # it is streamed, and not kept anyway
@@ -108,7 +108,7 @@ def _candidates(content: bytes) -> Iterator[str]:
                 yield letters[-length:]
 
 
-def suited_to(request: HttpRequest, payload: Payload, content_type: str) -> Payload:
+def note_form(request: HttpRequest, payload: Payload, content_type: str) -> Payload:
     """The payload, marked where its request did not choose its form by ``Accept``.
 
     A view that ignores ``Accept`` gives a retry the same answer as the first request.

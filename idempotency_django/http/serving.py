@@ -42,16 +42,16 @@ from ..stores import stores
 from ..stores.atomic_blocks import atomic_request_databases, refuse_other_transactions
 from .atomic_requests import RequestTransactions
 from .messages import Adapter, credentials_of, has_body, result_of, result_of_error
-from .replays import GIVEN_OUT, GivenTokens
+from .replays import CSRF_USED, CsrfTokenTracker
 from .sessions import Before, save_session
-from .status import accepted
+from .status import accepted_response
 
 logger = logging.getLogger("idempotency_django")
 
 _NOTHING: Final = nullcontext()
 
 
-def unclaimed(request: HttpRequest) -> bool:
+def init_idempotency(request: HttpRequest) -> bool:
     """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
     execution = getattr(request, "idempotency", None) or None
     request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
@@ -74,7 +74,7 @@ def serve(
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
     request = adapter.http_request
-    takes_part = unclaimed(request) and adapter.method in policy.methods
+    takes_part = init_idempotency(request) and adapter.method in policy.methods
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
         if takes_part and policy.mode != "transactional":
@@ -118,12 +118,12 @@ def _execute(
     """Run the view. In the claim's transaction, what it wrote to the session is saved, too."""
     request: Any = adapter.http_request
     request.idempotency = execution
-    noticing: AbstractContextManager[None] = _NOTHING
+    tracking_tokens: AbstractContextManager[None] = _NOTHING
     try:
-        if GIVEN_OUT in request.META:
-            adapter.tokens = GivenTokens(request)
-            noticing = adapter.noticing()
-        with noticing:
+        if CSRF_USED in request.META:
+            adapter.tokens = CsrfTokenTracker(request)
+            tracking_tokens = adapter.tracking_tokens()
+        with tracking_tokens:
             if plan.operation.lease is not None:
                 return result_of(adapter, adapter.respond(), policy)
             if before.is_cached:
@@ -139,7 +139,7 @@ def _execute(
 
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     """:func:`serve` for an async view."""
-    if not (unclaimed(adapter.http_request) and adapter.method in policy.methods):
+    if not (init_idempotency(adapter.http_request) and adapter.method in policy.methods):
         return await adapter.arespond()
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
@@ -151,9 +151,9 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     async def execute(execution: ExecutionContext) -> Result:
         request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
         try:
-            if GIVEN_OUT in request.META:
-                adapter.tokens = GivenTokens(request)
-            with adapter.noticing():
+            if CSRF_USED in request.META:
+                adapter.tokens = CsrfTokenTracker(request)
+            with adapter.tracking_tokens():
                 response = await adapter.arespond()
                 if policy.stores is None and not hasattr(response, "context_data"):
                     return result_of(adapter, response, policy)
@@ -178,7 +178,7 @@ def _recover(adapter: Adapter, policy: Policy, error: Exception) -> Result:
     """The result of what the view raised, or its error again."""
     if isinstance(error, IdempotencyError) and not error.foreign:
         raise error  # ours, not the view's
-    with adapter.noticing():
+    with adapter.tracking_tokens():
         response = adapter.recover(error, policy)
     return result_of_error(adapter, response, error, policy)
 
@@ -223,7 +223,9 @@ def _unexecuted(
                 owner = plan.operation.principal + plan.operation.since
                 if policy.principal is not None:  # which the status view does not know
                     owner = credentials_of(adapter.http_request)
-                return adapter.native(accepted(plan.store, plan.operation, owner, retry_after))
+                return adapter.native(
+                    accepted_response(plan.store, plan.operation, owner, retry_after)
+                )
             raise refusal(outcome)
         case Held() | Mismatched():
             raise refusal(outcome)

@@ -24,17 +24,17 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 _DIGEST: Final = 32  # bytes of SHA-256
 
 
-def concealed(data: bytes, *, salt: str) -> str:
-    """The data as characters for a URL that only :func:`revealed` understands.
+def encrypt_token(data: bytes, *, salt: str) -> str:
+    """The data as characters for a URL that only :func:`decrypt_token` understands.
 
     Args:
         data: what is encrypted under the project's ``SECRET_KEY``.
         salt: the purpose; a token for one purpose is not valid for another.
     """
-    return _concealed(data, salt, settings.SECRET_KEY)
+    return _encrypt_token(data, salt, settings.SECRET_KEY)
 
 
-def revealed(token: str, *, salt: str) -> bytes | None:
+def decrypt_token(token: str, *, salt: str) -> bytes | None:
     """The data in a token; ``None``: this project did not make it for this purpose.
 
     What was made under one of ``SECRET_KEY_FALLBACKS`` is read, too.
@@ -46,12 +46,12 @@ def revealed(token: str, *, salt: str) -> bytes | None:
     digest, hidden = raw[:_DIGEST], raw[_DIGEST:]
     for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
         data = _masked(hidden, digest, salt, secret)
-        if constant_time_compare(_concealed(data, salt, secret), token):
+        if constant_time_compare(_encrypt_token(data, salt, secret), token):
             return data
     return None
 
 
-def _concealed(data: bytes, salt: str, secret: str | bytes) -> str:
+def _encrypt_token(data: bytes, salt: str, secret: str | bytes) -> str:
     digest = _keyed(f"{salt}.digest", data, secret)
     raw = digest + _masked(data, digest, salt, secret)
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")

@@ -17,12 +17,14 @@ from django.urls import NoReverseMatch, reverse
 from ..conf import conf
 from ..records import Operation, Payload, Record, Status
 from ..stores import Store, stores
-from .sessions import concealed, revealed
+from .sessions import decrypt_token, encrypt_token
 
 SALT: Final = "idempotency_django.http.status"
 
 
-def accepted(store: Store, operation: Operation, owner: str, retry_after: int) -> HttpResponse:
+def accepted_response(
+    store: Store, operation: Operation, owner: str, retry_after: int
+) -> HttpResponse:
     """The answer to a duplicate of an operation in progress: 202, and the address of its status."""
     response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
     response["Location"] = location(store, operation, owner)
@@ -45,7 +47,7 @@ def location(store: Store, operation: Operation, owner: str) -> str:
     # With the fingerprint, because the key may later name another operation.
     fingerprints = [operation.fingerprint, *operation.aliases]
     named = [store.alias, operation.key, operation.scope, owner, fingerprints]
-    return status_url(concealed(json.dumps(named).encode(), salt=SALT))
+    return status_url(encrypt_token(json.dumps(named).encode(), salt=SALT))
 
 
 def status_url(token: str) -> str:
@@ -72,7 +74,7 @@ def record_of(token: str, caller: str, credentials: str) -> Record | None:
         caller: who is calling; see :func:`idempotency_django.http.messages.caller_of`.
         credentials: a digest of the credentials of the request.
     """
-    named = revealed(token, salt=SALT)
+    named = decrypt_token(token, salt=SALT)
     if named is None:
         return None
     alias, key, scope, owner, fingerprints = json.loads(named)
@@ -84,7 +86,7 @@ def record_of(token: str, caller: str, credentials: str) -> Record | None:
     return record
 
 
-def described(record: Record) -> dict[str, Any]:
+def describe_operation(record: Record) -> dict[str, Any]:
     """What the view shows of a record: its status, its attempt, and its answer if it has one.
 
     The status is ``in_progress``, ``interrupted`` (a retry resumes it), ``held`` (an operator must
@@ -93,22 +95,22 @@ def described(record: Record) -> dict[str, Any]:
     status = str(record.status)
     if record.interrupted:
         status = "held" if record.held else "interrupted"
-    told: dict[str, Any] = {"status": status, "attempt": record.attempt}
+    shown: dict[str, Any] = {"status": status, "attempt": record.attempt}
     if record.payload is not None:
-        told["response"] = _answer(record.payload)
-    return told
+        shown["response"] = _describe_response(record.payload)
+    return shown
 
 
-def _answer(payload: Payload) -> dict[str, Any]:
+def _describe_response(payload: Payload) -> dict[str, Any]:
     """The answer: its body as text if it is text, else in base64; ``None``: it was not kept."""
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "status": payload.status,
         "headers": [list(pair) for pair in payload.sent_headers],
         "body": None,
     }
     if payload.body is not None:
         try:
-            told["body"] = payload.body.decode()
+            shown["body"] = payload.body.decode()
         except UnicodeDecodeError:
-            told["body_base64"] = base64.b64encode(payload.body).decode()
-    return told
+            shown["body_base64"] = base64.b64encode(payload.body).decode()
+    return shown

@@ -38,32 +38,32 @@ from ..records import Record
 from ..stores.atomic_blocks import is_atomic
 from .atomic_requests import (
     NONE,
-    OwnedTransactions,
+    ExcludedDatabases,
     RequestTransactions,
     asks_for_transaction,
-    own,
     request_transactions,
+    take_over_transactions,
 )
-from .messages import Adapter, key_header, problem_response, rendered, shortened
-from .opening import (
+from .messages import Adapter, key_header, problem_response, render, without_own_frames
+from .replays import check_object
+from .serving import aserve, init_idempotency, serve
+from .unwrapping import (
     POLICIES,
     POLICY,
     PROTECTED,
     ViewFunction,
+    cached_on,
     innermost,
-    is_as_view,
     is_async,
+    is_made_by_as_view,
     is_marked,
-    kept,
     module_of,
     name_of,
-    opened,
-    refuse_framework,
+    protect_innermost,
+    validate_framework,
     view_class_of,
     with_variable,
 )
-from .replays import check_object
-from .serving import aserve, serve, unclaimed
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 
@@ -101,7 +101,7 @@ class ViewAdapter(Adapter):
             raise self._no_response(response)
         if not hasattr(response, "render"):
             return response
-        return await sync_to_async(rendered)(response)
+        return await sync_to_async(render)(response)
 
     def _no_response(self, response: object) -> TypeError:
         return TypeError(
@@ -115,7 +115,7 @@ class ViewAdapter(Adapter):
         raise error
 
 
-def answer(
+def serve_view(
     policy: Policy,
     transactions: RequestTransactions | None,
     instance: Any,
@@ -138,13 +138,13 @@ def answer(
             raise
         return problem_response(error)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
-        raise shortened(error)  # noqa: B904  # its context is its own
+        raise without_own_frames(error)  # noqa: B904  # its context is its own
 
 
-async def aanswer(
+async def aserve_view(
     policy: Policy, instance: Any, request: HttpRequest, run: Callable[[], Any]
 ) -> HttpResponseBase:
-    """:func:`answer` for an async view."""
+    """:func:`serve_view` for an async view."""
     try:
         return await aserve(ViewAdapter(request, run, instance), resolve(policy))
     except IdempotencyError as error:
@@ -152,7 +152,7 @@ async def aanswer(
             raise
         return problem_response(error)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
-        raise shortened(error)  # noqa: B904  # its context is its own
+        raise without_own_frames(error)  # noqa: B904  # its context is its own
 
 
 BY_DECORATOR: Final = "decorator"
@@ -186,22 +186,22 @@ def protect(view: Any, policy: Policy | None) -> Any:
     Raises:
         ImproperlyConfigured: it cannot be protected; the error says what to do.
     """
-    refuse_framework(view)
+    validate_framework(view)
     if not inspect.isclass(view):
-        return opened(view, functools.partial(_protected, policy=policy))
+        return protect_innermost(view, functools.partial(_protected, policy=policy))
     return view if is_marked(view, PROTECTED) else _protected_class(view, policy)
 
 
-def refuse_handler(view_class: Any, name: str) -> None:
-    """Raise what :func:`place` would raise when a request comes: for the system checks."""
+def validate_handler(view_class: Any, name: str) -> None:
+    """Raise what :func:`replace_handler` would raise for a request; for the system checks."""
     view = object.__new__(view_class)
-    opened(method_of(view, getattr(view, name)), lambda function: function)
+    protect_innermost(method_of(view, getattr(view, name)), lambda function: function)
 
 
 def _protected(function: Any, policy: Policy | None) -> Any:
     if is_marked(function, PROTECTED):
         return function
-    if is_as_view(function):
+    if is_made_by_as_view(function):
         protected = _protected_as_view(function, policy)
     elif policy is None:
         return function
@@ -225,11 +225,11 @@ def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
             if not isinstance(request, HttpRequest):
                 return _serve_once(policy, None, None, request, run)
         if not any(map(is_atomic, connections.settings.values())):
-            return answer(policy, NONE, instance, request, run)
+            return serve_view(policy, NONE, instance, request, run)
         with request_transactions(owned) as transactions:
-            return answer(policy, transactions, instance, request, run)
+            return serve_view(policy, transactions, instance, request, run)
 
-    owned = own(protected)
+    owned = take_over_transactions(protected)
     return protected
 
 
@@ -238,7 +238,7 @@ def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
     @functools.wraps(view)
     async def protected(*args: Any, **kwargs: Any) -> Any:
         run = functools.partial(view, *args, **kwargs)
-        return await aanswer(policy, _instance_of(args), _request_among(args, kwargs), run)
+        return await aserve_view(policy, _instance_of(args), _request_among(args, kwargs), run)
 
     return protected
 
@@ -267,13 +267,13 @@ class ProtectedView:
 
     idempotency_policy: Policy
     # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
-    idempotency_left_out: OwnedTransactions | None = None
+    idempotency_left_out: ExcludedDatabases | None = None
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
         if is_async(cls):  # which no transaction can span: Django says so
             return super().as_view(**initkwargs)  # type: ignore[misc]
-        owned = OwnedTransactions()
+        owned = ExcludedDatabases()
         view = super().as_view(**initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
         owned.update(iter(getattr(view, NON_ATOMIC, ())))
         setattr(view, NON_ATOMIC, owned)
@@ -287,21 +287,23 @@ class ProtectedView:
 _mixins.append((View, ProtectedView))
 
 
-def add_framework(base: type, mixin: type, request: type, serve_within: ServeWithin) -> None:
+def register_framework(
+    base: type, mixin: type, request: type, serve_running_view: ServeWithin
+) -> None:
     """Protect the views of another framework; called by its adapter.
 
     Args:
         base: the base class of its views.
         mixin: comes before a view class and protects it.
         request: the class of the requests that its handlers get.
-        serve_within: serves such a request, whose view already runs, with a policy: it answers, or
+        serve_running_view: serves such a request, whose view already runs: it answers, or
             calls what runs the handler.
     """
     _mixins.insert(0, (base, mixin))  # before Django's, which it may be derived from
-    _servers.append((request, serve_within))
+    _servers.append((request, serve_running_view))
 
 
-def answers_itself(view_class: Any) -> bool:
+def overrides_dispatch(view_class: Any) -> bool:
     """Whether a class does the work of all unsafe methods in a ``dispatch()`` of its own."""
     if any(hasattr(view_class, method.lower()) for method in UNSAFE_METHODS):
         return False
@@ -313,7 +315,7 @@ def answers_itself(view_class: Any) -> bool:
 
 def _protected_as_view(view: Any, policy: Policy | None) -> Any:
     """The function that ``as_view()`` made, of the protected class."""
-    owned = None if is_async(view) else OwnedTransactions(getattr(view, NON_ATOMIC, ()))
+    owned = None if is_async(view) else ExcludedDatabases(getattr(view, NON_ATOMIC, ()))
     protected_class = _protected_class(view_class_of(view), policy, left_out=owned)
     again = with_variable(view, "cls", protected_class)
     setattr(again, "cls" if hasattr(view, "cls") else "view_class", protected_class)
@@ -323,7 +325,7 @@ def _protected_as_view(view: Any, policy: Policy | None) -> Any:
 
 
 def _protected_class(
-    view_class: Any, policy: Policy | None, left_out: OwnedTransactions | None = None
+    view_class: Any, policy: Policy | None, left_out: ExcludedDatabases | None = None
 ) -> Any:
     mixin = next((mixin for base, mixin in _mixins if issubclass(view_class, base)), None)
     if mixin is None:
@@ -331,7 +333,7 @@ def _protected_class(
             f"@idempotent is on {name_of(view_class)}, which is not a view. Put it on a function, "
             "or on a class that is a View."
         )
-    if answers_itself(view_class):
+    if overrides_dispatch(view_class):
         raise ImproperlyConfigured(
             f"{name_of(view_class)} overrides dispatch() and has no post(), put(), patch() or "
             "delete() that could run once. If dispatch() checks nothing that a replay must "
@@ -356,7 +358,7 @@ def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
 
     @functools.wraps(dispatch)
     def protected(view: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(view, View) or answers_itself(type(view)):
+        if not isinstance(view, View) or overrides_dispatch(type(view)):
             return whole(view, *args, **kwargs)
         left_out = getattr(view.dispatch, NON_ATOMIC, None)
         if is_async(type(view)) and asks_for_transaction(view.dispatch):
@@ -365,7 +367,7 @@ def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
         run = functools.partial(dispatch, view, *args, **kwargs)
         return _dispatched(view, _request_among(args, kwargs), policy, left_out, run)
 
-    own(protected)
+    take_over_transactions(protected)
     if iscoroutinefunction(dispatch):
         markcoroutinefunction(protected)
     return protected
@@ -375,20 +377,20 @@ def _dispatched(
     view: Any,
     request: HttpRequest,
     policy: Policy,
-    left_out: OwnedTransactions | None,
+    left_out: ExcludedDatabases | None,
     run: Callable[[], Any],
 ) -> Any:
     """What ``dispatch()`` returns, of a view whose handler runs once."""
-    unclaimed(request)
+    init_idempotency(request)
     if is_async(type(view)):
-        place(view, request, functools.partial(aanswer, policy, view))
+        replace_handler(view, request, functools.partial(aserve_view, policy, view))
         return _achecked(view, request, run)
     transactions = None if left_out is None else request_transactions(left_out)
     view._idempotency_transactions = transactions
-    place(view, request, functools.partial(_serve_once, policy, transactions, view))
+    replace_handler(view, request, functools.partial(_serve_once, policy, transactions, view))
     with transactions if transactions and transactions.aliases else nullcontext():
         response = run()
-    ensure_reached(view, request, response)
+    log_unreached(view, request, response)
     return response
 
 
@@ -396,7 +398,7 @@ async def _achecked(view: Any, request: HttpRequest, run: Callable[[], Any]) -> 
     response = run()
     if inspect.isawaitable(response):  # what a mixin refuses is not
         response = await response
-    ensure_reached(view, request, response)
+    log_unreached(view, request, response)
     return response
 
 
@@ -407,16 +409,16 @@ def _serve_once(
     request: Any,
     run: Callable[[], Any],
 ) -> HttpResponseBase:
-    for request_class, serve_within in _servers:
+    for request_class, serve_running_view in _servers:
         if isinstance(request, request_class):
-            return serve_within(request, policy, run)
-    return answer(policy, transactions, instance, request, run)
+            return serve_running_view(request, policy, run)
+    return serve_view(policy, transactions, instance, request, run)
 
 
 # The handler of a class-based view.
 
 
-def place(view: Any, request: HttpRequest, serve: Serve) -> None:
+def replace_handler(view: Any, request: HttpRequest, serve: Serve) -> None:
     """Replace the request's handler with one that lets ``serve`` run it.
 
     Decorators on the handler run for every request. A handler that is protected already stays.
@@ -440,7 +442,7 @@ def place(view: Any, request: HttpRequest, serve: Serve) -> None:
     if handler is None:
         return
     function = method_of(view, handler)
-    once = kept(function, _ONCE, functools.partial(opened, function, _once))
+    once = cached_on(function, _ONCE, functools.partial(protect_innermost, function, _once))
     stand_in = MethodType(once, view)
     setattr(view, name, stand_in)
     view._idempotency_placed = (stand_in, handler)
@@ -477,13 +479,13 @@ def _once(function: Any) -> Any:
     return markcoroutinefunction(once) if iscoroutinefunction(function) else once
 
 
-def ensure_reached(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
+def log_unreached(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
     """Log an error if a request with a key succeeded and its handler was never called."""
     if not getattr(view, "_idempotency_reached", False):
-        ensure_claimed(type(view), request, response)
+        log_unclaimed(type(view), request, response)
 
 
-def ensure_claimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
+def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
     """Log an error if a protected view answered without a claim, and successfully."""
     keyed = request.method in UNSAFE_METHODS and key_header(request) is not None
     if keyed and 200 <= response.status_code < 300:

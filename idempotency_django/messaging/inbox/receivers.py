@@ -27,9 +27,9 @@ from django.views import View
 
 from ...conf import conf
 from ...errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
-from ...http.atomic_requests import own
+from ...http.atomic_requests import take_over_transactions
 from ...http.messages import problem_response
-from ...http.opening import EXEMPT
+from ...http.unwrapping import EXEMPT
 from ...models import DatabaseNow
 from ...planning import Plan, plan_call
 from ...policy import Policy, keys, scopes
@@ -394,7 +394,7 @@ class WebhookReceiver(View):
         view: Any = super().as_view(**initkwargs)
         view.csrf_exempt = True  # the signature says who sent it
         setattr(view, EXEMPT, True)
-        own(view)
+        take_over_transactions(view)
         return view  # type: ignore[no-any-return]
 
     def group(self, event: Event) -> str | None:

@@ -29,7 +29,7 @@ from django.utils.functional import Promise
 from ..conf import conf
 from ..policy import UNSET, Policy
 from ..policy.fields import UNSAFE_METHODS
-from .atomic_requests import OwnedTransactions
+from .atomic_requests import ExcludedDatabases
 
 PROTECTED: Final = "idempotency_protected"
 POLICY: Final = "idempotency_policy"
@@ -85,13 +85,13 @@ Protect = Callable[[Any], Any]
 AnyT = TypeVar("AnyT")
 
 
-def marked_as_part(function: AnyT) -> AnyT:
+def mark_part_of_view(function: AnyT) -> AnyT:
     """The function, marked as a part of the view: it runs once with it, and not before a replay."""
     setattr(function, PART, function)  # itself, so that a copy of the mark does not count
     return function
 
 
-def opened(view: Any, protect: Protect) -> Any:
+def protect_innermost(view: Any, protect: Protect) -> Any:
     """The same view, with ``protect(function)`` in the place of its innermost function.
 
     What is protected inside stays as it is.
@@ -99,22 +99,22 @@ def opened(view: Any, protect: Protect) -> Any:
     Raises:
         ImproperlyConfigured: it is or holds what is not known; the error says what to do.
     """
-    if _is_part(view) or is_as_view(view):
+    if _is_part(view) or is_made_by_as_view(view):
         return protect(view)
     name = held_as(view)
     if name == "method" and PROTECTED in vars_of(view):  # @method_decorator(idempotent)
-        opened(closure_of(view)[name], lambda function: function)
+        protect_innermost(closure_of(view)[name], lambda function: function)
         return view
     if protected_part(view) is not None:
         return view
     if name is not None:
-        return _around(opened(closure_of(view)[name], protect), view, name)
+        return _around(protect_innermost(closure_of(view)[name], protect), view, name)
     if not _is_plain(view):
         raise _unknown(view)
     if isinstance(view, MethodType):
-        return MethodType(opened(view.__func__, protect), view.__self__)
+        return MethodType(protect_innermost(view.__func__, protect), view.__self__)
     if isinstance(view, partial):
-        inner = opened(view.func, protect)
+        inner = protect_innermost(view.func, protect)
         again = partial(inner, *view.args, **view.keywords)
         again.__dict__.update(vars_of(view))
         return _marked(again, inner)
@@ -144,7 +144,7 @@ def _protected_part(view: Any, method: str, seen: set[int]) -> Any:
         seen.add(id(view))
         if PROTECTED in vars_of(view):
             found = view
-        if is_as_view(view):
+        if is_made_by_as_view(view):
             return _protected_class_or_handler(view, method, seen) or found
         inner = _inside(view)
         if inner is None or isinstance(view, MethodType | partial):
@@ -181,7 +181,7 @@ def _inside(view: Any) -> Any:
         return view.__func__
     if isinstance(view, partial):
         return view.func
-    if is_as_view(view):
+    if is_made_by_as_view(view):
         return None
     name = held_as(view)
     return vars_of(view).get("__wrapped__") if name is None else closure_of(view)[name]
@@ -199,13 +199,13 @@ def _marked(again: Any, protected: Any) -> Any:
         if hasattr(protected, mark):
             setattr(again, mark, getattr(protected, mark))
     owned = getattr(protected, "_non_atomic_requests", None)
-    if isinstance(owned, OwnedTransactions):
+    if isinstance(owned, ExcludedDatabases):
         owned.update(iter(getattr(again, "_non_atomic_requests", ())))
         again._non_atomic_requests = owned
     return again
 
 
-def is_conditional_before(view: Any) -> bool:
+def is_conditional_outside(view: Any) -> bool:
     """Whether Django's ``@condition`` is around a view's function and answers a retry first."""
     found = False
     while view is not None and module_of(view) != _WRAPPING and not _is_part(view):
@@ -309,7 +309,7 @@ def _unknown(view: Any) -> ImproperlyConfigured:
 # What can be seen of a view's function from outside.
 
 
-def is_as_view(view: Any) -> bool:
+def is_made_by_as_view(view: Any) -> bool:
     """Whether the function is the one that ``as_view()`` makes."""
     return module_of(view) in _AS_VIEW and "cls" in closure_of(view)
 
@@ -379,14 +379,14 @@ def name_of(view: Any) -> str:
     """The name of a view in an error."""
     if inspect.isclass(view):
         return f"{view.__module__}.{view.__qualname__}"
-    made_of = closure_of(view).get("cls") if is_as_view(view) else None
+    made_of = closure_of(view).get("cls") if is_made_by_as_view(view) else None
     if made_of is not None:
         return name_of(made_of)
     code = getattr(view, "__code__", None)  # whose name functools.wraps cannot change, either
     return f"{module_of(view)}.{code.co_qualname if code else type(view).__qualname__}"
 
 
-def kept(view: Any, where: str, make: Callable[[], Any]) -> Any:
+def cached_on(view: Any, where: str, make: Callable[[], Any]) -> Any:
     """What ``make()`` returns, made once and kept with the view, so that both end together.
 
     Args:
@@ -419,7 +419,7 @@ FRAMEWORKS: Final = {
 """Frameworks whose views authenticate and answer in ways of their own, by their package."""
 
 
-def refuse_framework(view: Any) -> None:
+def validate_framework(view: Any) -> None:
     """Refuse the views of a framework without an adapter here.
 
     Raises:

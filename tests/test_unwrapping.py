@@ -40,7 +40,7 @@ from django.views.generic import View
 from django.views.static import serve
 
 from idempotency_django.decorators import part_of_view
-from idempotency_django.http.opening import innermost, kept, name_of, opened
+from idempotency_django.http.unwrapping import cached_on, innermost, name_of, protect_innermost
 from tests import ways
 from tests.support import new_key
 
@@ -96,7 +96,9 @@ def test_django_decorators_are_known(name: str) -> None:
     alone = DECORATORS[name](view)
     for decorated in (alone, DECORATORS[name](login_required(view))):
         inside: list[Any] = []
-        again = opened(decorated, lambda function, inside=inside: inside.append(function) or view)
+        again = protect_innermost(
+            decorated, lambda function, inside=inside: inside.append(function) or view
+        )
         assert inside == [alone if (name, decorated) == ("condition", alone) else view]
         if inside == [alone]:
             continue
@@ -108,7 +110,7 @@ def test_django_decorators_are_known(name: str) -> None:
 def test_async(name: str) -> None:
     """Around an async view they are opened likewise, where Django lets them stand there."""
     inside: list[Any] = []
-    opened(DECORATORS[name](aview), lambda function: inside.append(function) or function)
+    protect_innermost(DECORATORS[name](aview), lambda function: inside.append(function) or function)
     assert inside == [aview]
 
 
@@ -142,7 +144,7 @@ def test_csp_decorators() -> None:
     csp = pytest.importorskip("django.views.decorators.csp")
     inside: list[Any] = []
     decorated = csp.csp_override({})(view)
-    opened(decorated, lambda function: inside.append(function) or function)
+    protect_innermost(decorated, lambda function: inside.append(function) or function)
     assert inside == [view]
 
 
@@ -164,7 +166,7 @@ def isolate_view_method(view, method_name):
     exec(source, names)
     inside: list[Any] = []
     isolated = names["isolate_view_method"](ways.ViewSet, "pay")
-    opened(isolated, lambda function: inside.append(function) or function)
+    protect_innermost(isolated, lambda function: inside.append(function) or function)
     assert [function.__code__.co_name for function in inside] == ["pay"]
 
 
@@ -195,7 +197,7 @@ def test_method_decorator_takes_any_decorator(
 def test_name_of_a_decorator() -> None:
     """An error names the decorator by its own name, not by the one that it took from the view."""
     with pytest.raises(ImproperlyConfigured) as refused:
-        opened(ways.unknown(view), lambda function: function)
+        protect_innermost(ways.unknown(view), lambda function: function)
     assert str(refused.value).startswith("tests.ways.unknown.<locals>.inner is or holds a")
     assert f"Put @idempotent on {__name__}.view itself" in str(refused.value)
     assert name_of(ways.OwnDispatch.as_view()) == "tests.ways.OwnDispatch"
@@ -269,9 +271,11 @@ class TestHeld:
 
         site = ways.Site()
         site.held = held  # type: ignore[attr-defined]
-        opened(made := around(held), lambda function: inside.append(function) or function)
-        opened(default, lambda function: inside.append(function) or function)
-        opened(site.plain, lambda function: inside.append(function) or function)
+        protect_innermost(
+            made := around(held), lambda function: inside.append(function) or function
+        )
+        protect_innermost(default, lambda function: inside.append(function) or function)
+        protect_innermost(site.plain, lambda function: inside.append(function) or function)
         assert inside == [made, default, ways.Site.plain]
 
     @pytest.mark.parametrize(
@@ -313,17 +317,17 @@ class TestHeld:
         site.held = held  # type: ignore[attr-defined]
         for made in (around(held), default, keyword, site.plain, partial(default, held=held)):
             with pytest.raises(ImproperlyConfigured, match="Put @idempotent on"):
-                opened(made, lambda function: function)
+                protect_innermost(made, lambda function: function)
 
     def test_of_an_author(self) -> None:
         """What its author calls a part of the view is protected as a whole; a copy is not."""
         made = part_of_view(around(charge))
         inside: list[Any] = []
-        opened(made, lambda function: inside.append(function) or function)
+        protect_innermost(made, lambda function: inside.append(function) or function)
         assert inside == [made]
         copied = functools.wraps(made)(around(charge))
         with pytest.raises(ImproperlyConfigured, match="put @part_of_view on"):
-            opened(copied, lambda function: function)
+            protect_innermost(copied, lambda function: function)
 
     def test_super(self) -> None:
         """The class that ``super()`` needs is no view that a handler holds."""
@@ -333,7 +337,7 @@ class TestHeld:
                 return super().http_method_not_allowed(request)
 
         inside: list[Any] = []
-        opened(Calling.post, lambda function: inside.append(function) or function)
+        protect_innermost(Calling.post, lambda function: inside.append(function) or function)
         assert inside == [Calling.post]
 
     def test_way_out(self) -> None:
@@ -342,7 +346,7 @@ class TestHeld:
         names: dict[str, Any] = {"made": made}
         exec("def pay(request): return made(request)", names)
         inside: list[Any] = []
-        opened(names["pay"], lambda function: inside.append(function) or function)
+        protect_innermost(names["pay"], lambda function: inside.append(function) or function)
         assert inside == [names["pay"]]
 
 
@@ -353,8 +357,8 @@ class TestKept:
         """It is made once for each view, also for a method."""
         made: list[int] = []
         for kept_by in (lambda request: None, ways.Site().plain):
-            first = kept(kept_by, "_test", lambda: made.append(1) or object())
-            assert kept(kept_by, "_test", lambda: made.append(1) or object()) is first
+            first = cached_on(kept_by, "_test", lambda: made.append(1) or object())
+            assert cached_on(kept_by, "_test", lambda: made.append(1) or object()) is first
         assert len(made) == 2
 
     def test_copied_attributes_do_not_count(self) -> None:
@@ -363,8 +367,8 @@ class TestKept:
         def inner(request: HttpRequest) -> HttpResponse:
             return HttpResponse()
 
-        kept(inner, "_test", lambda: "inner")
-        assert kept(login_required(inner), "_test", lambda: "outer") == "outer"
+        cached_on(inner, "_test", lambda: "inner")
+        assert cached_on(login_required(inner), "_test", lambda: "outer") == "outer"
 
     def test_freed(self, settings: Any) -> None:
         """A view that is gone is freed, with what the middleware made of it."""
@@ -404,9 +408,9 @@ def test_opened_once_for_each_function(settings: Any) -> None:
 
     def counting(function: Any, protect: Any) -> Any:
         calls.append(function)
-        return opened(function, protect)
+        return protect_innermost(function, protect)
 
-    original, wrapping.opened = wrapping.opened, counting
+    original, wrapping.protect_innermost = wrapping.protect_innermost, counting
     try:
         from idempotency_django.decorators import idempotent
 
@@ -416,5 +420,5 @@ def test_opened_once_for_each_function(settings: Any) -> None:
             request.user = User(pk=1, username="alice")
             protected(request)
     finally:
-        wrapping.opened = original
+        wrapping.protect_innermost = original
     assert len(calls) == 1
