@@ -86,7 +86,7 @@ def _ours(work: Work, policy: Policy, *, fenced: bool = False) -> Function:
                 return work(order)
 
         result: dict[str, Any] = idempotent_call(
-            key=key, scope="orders", fn=fn, fingerprint=order, policy=policy
+            fn, key=key, scope="orders", fingerprint=order, policy=policy
         )
         return result
 

@@ -49,10 +49,11 @@ class CallOutcome:
 
 
 def idempotent_call(
+    function: Callable[[ExecutionContext], Any],
+    /,
     *,
     key: str,
     scope: str,
-    fn: Callable[[ExecutionContext], Any],
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
@@ -65,13 +66,13 @@ def idempotent_call(
             charge = provider.charge(order.amount, idempotency_key=execution.derive_key("charge"))
             return {"charge": charge.id}
 
-        paid = idempotent_call(key=f"order-{order.pk}", scope="payments", fn=pay)
+        paid = idempotent_call(pay, key=f"order-{order.pk}", scope="payments")
 
     Args:
+        function: what to do; it gets its
+            :class:`~idempotency_django.engine.context.ExecutionContext`.
         key: names the operation; 1-255 visible ASCII characters.
         scope: the namespace that the key is unique in.
-        fn: what to do; it gets its
-            :class:`~idempotency_django.engine.context.ExecutionContext`.
         fingerprint: what the call asks for, as plain data: JSON's types, dates, dataclasses, saved
             models; see :func:`~idempotency_django.policy.canonical.canonical`. Another
             fingerprint under the same key is refused.
@@ -95,27 +96,31 @@ def idempotent_call(
             JSON; the call counts as failed.
         Exception: whatever the function raises; the next call executes it again.
     """
-    return _outcome(policy, key, scope, (name, fn, fingerprint)).result
+    plan = _plan(function, policy, key, scope, name, fingerprint)
+    return run_plan(plan, function).result
 
 
 async def aidempotent_call(
+    function: Callable[[ExecutionContext], Awaitable[Any]],
+    /,
     *,
     key: str,
     scope: str,
-    fn: Callable[[ExecutionContext], Awaitable[Any]],
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
 ) -> Any:
     """:func:`idempotent_call` for a coroutine function."""
-    return (await _aoutcome(policy, key, scope, (name, fn, fingerprint))).result
+    plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
+    return (await _arun_plan(plan, function)).result
 
 
 def idempotent_outcome(
+    function: Callable[[ExecutionContext], Any],
+    /,
     *,
     key: str,
     scope: str,
-    fn: Callable[[ExecutionContext], Any],
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
@@ -127,30 +132,26 @@ def idempotent_outcome(
     Returns:
         The result, and whether it is a replay.
     """
-    return _outcome(policy, key, scope, (name, fn, fingerprint))
+    plan = _plan(function, policy, key, scope, name, fingerprint)
+    return run_plan(plan, function)
 
 
 async def aidempotent_outcome(
+    function: Callable[[ExecutionContext], Awaitable[Any]],
+    /,
     *,
     key: str,
     scope: str,
-    fn: Callable[[ExecutionContext], Awaitable[Any]],
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
 ) -> CallOutcome:
     """:func:`idempotent_outcome` for a coroutine function."""
-    return await _aoutcome(policy, key, scope, (name, fn, fingerprint))
+    plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
+    return await _arun_plan(plan, function)
 
 
-_Asked = tuple[str, Callable[..., Any], Any]  # its name, the function, its fingerprint
-
-
-def _outcome(policy: Policy | None, key: str, scope: str, call: _Asked) -> CallOutcome:
-    return run_plan(_planned(policy, key, scope, call), call[1])
-
-
-def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
+def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOutcome:
     """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
     using = plan.store.using
     if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
@@ -159,7 +160,7 @@ def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
         )
 
     def execute(execution: ExecutionContext) -> Result:
-        return answer_of(plan, fn(execution))
+        return answer_of(plan, function(execution))
 
     try:
         outcome = engine.run(plan.store, plan.operation, execute, _raise)
@@ -171,11 +172,11 @@ def run_plan(plan: Plan, fn: Callable[[ExecutionContext], Any]) -> CallOutcome:
         raise
 
 
-async def _aoutcome(policy: Policy | None, key: str, scope: str, call: _Asked) -> CallOutcome:
-    plan = _planned(policy, key, scope, call, asynchronous=True)
-
+async def _arun_plan(
+    plan: Plan, function: Callable[[ExecutionContext], Awaitable[Any]]
+) -> CallOutcome:
     async def execute(execution: ExecutionContext) -> Result:
-        return answer_of(plan, await call[1](execution))
+        return answer_of(plan, await function(execution))
 
     try:
         return _result(await engine.arun(plan.store, plan.operation, execute, _raise), plan)
@@ -184,11 +185,13 @@ async def _aoutcome(policy: Policy | None, key: str, scope: str, call: _Asked) -
         raise
 
 
-def _planned(
+def _plan(
+    function: Callable[[ExecutionContext], Any],
     policy: Policy | None,
     key: str,
     scope: str,
-    call: _Asked,
+    name: str,
+    fingerprint: Any,
     *,
     asynchronous: bool = False,
 ) -> Plan:
@@ -203,8 +206,7 @@ def _planned(
             "The scope is empty. Pass the namespace that the key is unique in, for example the "
             "name of the operation or of the tenant."
         )
-    name, fn, fingerprint = call
-    named = _named(fn)
+    named = _named(function)
     return plan_call(
         resolve(policy or PROJECT_POLICY),
         key=key,

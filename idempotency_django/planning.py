@@ -1,6 +1,6 @@
 """The seam of all adapters: a policy and an invocation become a plan, which the engine runs.
 
-An adapter describes what it was asked for, as an :class:`Asked`. :func:`plan` says which operation
+An adapter describes its request as a :class:`PlanRequest`. :func:`plan` says which operation
 that is, which store keeps its record, and which of the two guarantees it gets.
 """
 
@@ -21,8 +21,8 @@ from .stores import Store, stores
 from .stores.base import no_transactional_mode
 
 
-class Asked(Protocol):
-    """What an adapter was asked for."""
+class PlanRequest(Protocol):
+    """A request for a plan, as an adapter describes it."""
 
     @property
     def method(self) -> str:
@@ -55,36 +55,36 @@ class Plan:
     derived: bool = False
 
 
-def plan(policy: Policy, asked: Asked, *, asynchronous: bool = False) -> Plan | None:
+def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) -> Plan | None:
     """The plan for what an adapter was asked for; ``None``: there is no key, and none is needed.
 
     Args:
         policy: a resolved policy.
-        asked: what the adapter was asked for.
+        request: what the adapter was asked for.
         asynchronous: whether the handler is async, so that no transaction can span it.
 
     Raises:
         IdempotencyError: the key is missing, malformed or guessable.
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
-    header = asked.header()
+    header = request.header()
     if policy.client_key and header is not None:
         quoted = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
         key = quoted[1] if quoted else identity.client_key(policy, header)
     else:
         key = None
     if key is None and policy.key is None:
-        identity.refuse_missing(policy, asked.method)
+        identity.refuse_missing(policy, request.method)
         return None
-    scope = asked.scope()
-    invocation = asked.invocation(policy)
+    scope = request.scope()
+    invocation = request.invocation(policy)
     if policy.principal is not None:
         invocation = identity.identified(policy, invocation)
     derived = key is None
     if key is None:
         key = identity.derived_key(policy, invocation)
     if key is None:
-        identity.refuse_missing(policy, asked.method)
+        identity.refuse_missing(policy, request.method)
         return None
     if not (derived or invocation.principal):
         identity.refuse_guessable(invocation, key)

@@ -151,4 +151,4 @@ def test_after_a_failure(client: Client) -> None:
 def test_call(client: Client) -> None:
     """A call of plain Python raises the same."""
     with locked(), pytest.raises(StoreUnavailable, match="The database is busy"):
-        idempotent_call(key="k", scope="busy", fn=lambda _: None)
+        idempotent_call(lambda _: None, key="k", scope="busy")

@@ -58,7 +58,7 @@ def pay(execution: ExecutionContext) -> Any:
 
 
 def call(policy: Policy, fn: Any = pay, key: str = "order-17", **arguments: Any) -> Any:
-    return idempotent_call(key=key, scope="payments", fn=fn, policy=policy, **arguments)
+    return idempotent_call(fn, key=key, scope="payments", policy=policy, **arguments)
 
 
 def test_once(policy: Policy) -> None:
@@ -72,14 +72,14 @@ def test_once(policy: Policy) -> None:
 
 def test_outcome(policy: Policy) -> None:
     """An outcome says who executed the function: this call, or an earlier one."""
-    asked: Any = {"key": "order-17", "scope": "payments", "fn": pay, "policy": policy}
-    first, second = idempotent_outcome(**asked), idempotent_outcome(**asked)
+    asked: Any = {"key": "order-17", "scope": "payments", "policy": policy}
+    first, second = idempotent_outcome(pay, **asked), idempotent_outcome(pay, **asked)
     result = {"paid": True, "attempt": 1, "pair": [1, 2]}
     assert first == CallOutcome(result, replayed=False)
     assert second == CallOutcome(result, replayed=True)
     assert call(policy) == result
     assert effects() == 1
-    assert idempotent_outcome(**asked | {"key": "order-18"}).replayed is False
+    assert idempotent_outcome(pay, **asked | {"key": "order-18"}).replayed is False
 
 
 def test_async_outcome() -> None:
@@ -90,8 +90,8 @@ def test_async_outcome() -> None:
         return execution.attempt
 
     async def twice() -> list[CallOutcome]:
-        asked: Any = {"key": "order-17", "scope": "payments", "fn": apay, "policy": MODES[1]}
-        return [await aidempotent_outcome(**asked) for _ in range(2)]
+        asked: Any = {"key": "order-17", "scope": "payments", "policy": MODES[1]}
+        return [await aidempotent_outcome(apay, **asked) for _ in range(2)]
 
     assert asyncio.run(twice()) == [CallOutcome(1, replayed=False), CallOutcome(1, replayed=True)]
     assert effects() == 1
@@ -202,7 +202,7 @@ def test_async() -> None:
     async def twice() -> list[Any]:
         try:
             return [
-                await aidempotent_call(key="order-17", scope="payments", fn=apay) for _ in range(2)
+                await aidempotent_call(apay, key="order-17", scope="payments") for _ in range(2)
             ]
         finally:
             await sync_to_async(connections.close_all)()

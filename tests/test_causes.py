@@ -27,7 +27,7 @@ LEASED = Policy(mode="leased")
 
 
 def call(key: str, fn: Any, policy: Policy | None = None) -> Any:
-    return idempotent_call(key=key, scope="calls", fn=fn, policy=policy)
+    return idempotent_call(fn, key=key, scope="calls", policy=policy)
 
 
 def nothing(execution: ExecutionContext) -> None:
@@ -40,7 +40,7 @@ def view(request: HttpRequest) -> HttpResponse:
 
 
 async def aview(request: HttpRequest) -> HttpResponse:
-    await aidempotent_call(key="child", scope="calls", fn=acall("grandchild"), policy=LEASED)
+    await aidempotent_call(acall("grandchild"), key="child", scope="calls", policy=LEASED)
     return JsonResponse({}, status=201)
 
 
@@ -122,7 +122,7 @@ def test_simultaneous_executions() -> None:
     def meet(key: str) -> Any:
         async def fn(execution: ExecutionContext) -> None:
             await sync_to_async(barrier.wait, thread_sensitive=False)()
-            await aidempotent_call(key=f"{key}-child", scope="calls", fn=anothing)
+            await aidempotent_call(anothing, key=f"{key}-child", scope="calls")
 
         return fn
 
@@ -131,8 +131,7 @@ def test_simultaneous_executions() -> None:
 
     async def both() -> None:
         calls = (
-            aidempotent_call(key=key, scope="calls", fn=meet(key), policy=LEASED)
-            for key in ("a", "b")
+            aidempotent_call(meet(key), key=key, scope="calls", policy=LEASED) for key in ("a", "b")
         )
         await asyncio.gather(*calls)
 

@@ -29,7 +29,7 @@ def app() -> Iterator[Celery]:
 
 
 def declare(app: Celery, policy: Any) -> None:
-    @app.task(base=IdempotentTask, name="shop.pay", shared=False, idempotency=policy)
+    @app.task(base=IdempotentTask, name="shop.pay", shared=False, idempotency_policy=policy)
     def pay() -> None: ...
 
 
@@ -46,9 +46,12 @@ def test_nothing_to_check(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"idempotency": Policy()}, "has idempotency=, but is no IdempotentTask"),
+        ({"idempotency_policy": Policy()}, "has idempotency_policy=, but is no IdempotentTask"),
         ({"key": "{order}"}, "has key=, but is no IdempotentTask"),
-        ({"idempotency": Policy(), "key": "{order}"}, "has idempotency= and key=, but is no"),
+        (
+            {"idempotency_policy": Policy(), "key": "{order}"},
+            "has idempotency_policy= and key=, but is no",
+        ),
     ],
 )
 def test_forgotten_base(app: Celery, options: dict[str, Any], said: str) -> None:

@@ -83,7 +83,9 @@ def book(reference: str = "a") -> int:
 def a_task(post: Post, during: Callable[[], None], policy: Policy = LEASED, **options: Any) -> Any:
     """A task during whose first attempt something else happens."""
 
-    @post.app.task(base=IdempotentTask, bind=True, idempotency=policy, shared=False, **options)
+    @post.app.task(
+        base=IdempotentTask, bind=True, idempotency_policy=policy, shared=False, **options
+    )
     def pay(self: IdempotentTask, reference: str = "a") -> int:
         if self.execution.attempt == 1:
             during()
@@ -399,7 +401,7 @@ def test_parents(post: Post) -> None:
             chain=[child.s().set(task_id="last"), child.s().set(task_id="next")],
         )
 
-    idempotent_call(key="call", scope="calls", fn=call)
+    idempotent_call(call, key="call", scope="calls")
     while message := post.take():
         assert post.deliver(message) == states.SUCCESS
     causes = {

@@ -63,7 +63,7 @@ def poller(post: Post, times: int = 3, **options: Any) -> Any:
 @KEYS
 def test_the_same_again(post: Post, policy: Policy | None, key: str | None) -> None:
     """A task that polls is executed as often as without us, and each of its messages once."""
-    poller(post, key=key, idempotency=policy).apply_async(task_id="one")
+    poller(post, key=key, idempotency_policy=policy).apply_async(task_id="one")
     assert all_of(post) == [states.IGNORED, states.IGNORED, states.SUCCESS]
     assert post.app.backend.get_result("one") == "ready"
     assert effects() == 3
@@ -74,7 +74,7 @@ def test_the_same_again(post: Post, policy: Policy | None, key: str | None) -> N
 def test_with_other_arguments(post: Post, policy: Policy | None, key: str | None) -> None:
     """A task that counts down ends, and has the effects that it has without us."""
 
-    @post.app.task(base=IdempotentTask, bind=True, shared=False, idempotency=policy, key=key)
+    @post.app.task(base=IdempotentTask, bind=True, shared=False, idempotency_policy=policy, key=key)
     def count(self: IdempotentTask, number: int) -> str:
         book(str(number))
         return self.replace(count.si(number - 1)) if number else "done"
@@ -187,7 +187,7 @@ def test_copies_of_a_replacement(post: Post) -> None:
     """Each replacement that is delivered too early has a copy of its own."""
     copies: list[Message] = []
 
-    @post.app.task(base=IdempotentTask, bind=True, shared=False, idempotency=LEASED)
+    @post.app.task(base=IdempotentTask, bind=True, shared=False, idempotency_policy=LEASED)
     def poll(self: IdempotentTask) -> Any:
         assert post.deliver(now[-1], redelivered=True) == states.IGNORED
         copy = post.take()

@@ -88,7 +88,7 @@ def test_of_a_class(app: Celery) -> None:
 
     class Pay(IdempotentTask):
         name = "pay"
-        idempotency = LEASED
+        idempotency_policy = LEASED
 
         def key(order_id: int) -> int:  # noqa: N805  # it takes what the task takes
             return order_id
@@ -107,7 +107,7 @@ def test_shared(app: Celery) -> None:
     # All apps of this process have it from now on.
     policy = Policy(lease=timedelta(seconds=1))
 
-    @shared_task(base=IdempotentTask, name="shared_pay", idempotency=policy)
+    @shared_task(base=IdempotentTask, name="shared_pay", idempotency_policy=policy)
     def pay() -> int:
         return book()
 
@@ -198,7 +198,7 @@ def test_policy_that_cannot_be(app: Celery, policy: Any, match: str) -> None:
     """A policy that checks the caller of a request is refused: nobody would be checked."""
     with pytest.raises(ImproperlyConfigured, match=match):
 
-        @app.task(base=IdempotentTask, lazy=False, idempotency=policy)
+        @app.task(base=IdempotentTask, lazy=False, idempotency_policy=policy)
         def pay() -> None: ...
 
 
@@ -272,7 +272,7 @@ def test_result_that_is_not_json(app: Celery) -> None:
 def test_result_that_is_too_large(app: Celery) -> None:
     """The first delivery has it; another one is not executed, and says so."""
 
-    @app.task(base=IdempotentTask, idempotency=Policy(max_response_bytes=10))
+    @app.task(base=IdempotentTask, idempotency_policy=Policy(max_response_bytes=10))
     def pay() -> str:
         book()
         return "x" * 100
@@ -286,7 +286,7 @@ def test_result_that_is_too_large(app: Celery) -> None:
 def test_result_that_nobody_wants(app: Celery) -> None:
     """Where results are ignored, one that was not kept is not missed."""
 
-    @app.task(base=IdempotentTask, ignore_result=True, idempotency=Policy(store_body=False))
+    @app.task(base=IdempotentTask, ignore_result=True, idempotency_policy=Policy(store_body=False))
     def pay() -> str:
         book()
         return "x"
@@ -303,7 +303,7 @@ def test_retry(app: Celery, policy: Policy | None) -> None:
     """``retry()`` frees the key: the same id is executed again, in its next attempt."""
     app.conf.task_eager_propagates = False
 
-    @app.task(base=IdempotentTask, bind=True, idempotency=policy, default_retry_delay=0)
+    @app.task(base=IdempotentTask, bind=True, idempotency_policy=policy, default_retry_delay=0)
     def pay(self: IdempotentTask) -> list[Any]:
         if self.request.retries < 2:
             raise self.retry()
@@ -402,7 +402,7 @@ def test_hooks(app: Celery) -> None:
 def test_in_progress_without_a_message(app: Celery) -> None:
     """An eager task has no message to send again: it fails with the reason."""
 
-    @app.task(base=IdempotentTask, bind=True, idempotency=LEASED)
+    @app.task(base=IdempotentTask, bind=True, idempotency_policy=LEASED)
     def pay(self: IdempotentTask) -> int:
         with pytest.raises(OperationInProgress):
             pay.apply(task_id=self.request.id)
@@ -445,7 +445,7 @@ def test_called_with_a_key(app: Celery) -> None:
 def test_called_by_itself(app: Celery) -> None:
     """A task that calls itself, as a function, executes each call as such."""
 
-    @app.task(base=IdempotentTask, bind=True, idempotency=LEASED, key="{number}")
+    @app.task(base=IdempotentTask, bind=True, idempotency_policy=LEASED, key="{number}")
     def pay(self: IdempotentTask, number: int) -> list[str]:
         before = self.execution.key
         below = pay(number - 1) if number else []

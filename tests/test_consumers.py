@@ -181,7 +181,7 @@ class TestOnce:
         def cause(event: Event, execution: ExecutionContext) -> None:
             called.append(event.id)
             assert current_execution() is execution
-            idempotent_call(key=f"call-{event.id}", scope="calls", fn=lambda _: None)
+            idempotent_call(lambda _: None, key=f"call-{event.id}", scope="calls")
 
         billing = consumer("billing", cause)
         billing.handle(paid("0"))

@@ -42,9 +42,9 @@ def nested(error: str) -> Any:
         raise {"busy": OperationInProgress, "gone": StoreUnavailable}[error]
 
     if error in ("busy", "gone"):
-        return idempotent_call(key="nested", scope="nested", fn=fn)
-    idempotent_call(key="other", scope="nested", fn=lambda _: None, fingerprint=1)
-    return idempotent_call(key="other", scope="nested", fn=lambda _: None, fingerprint=2)
+        return idempotent_call(fn, key="nested", scope="nested")
+    idempotent_call(lambda _: None, key="other", scope="nested", fingerprint=1)
+    return idempotent_call(lambda _: None, key="other", scope="nested", fingerprint=2)
 
 
 def handle(reference: str) -> None:
@@ -65,7 +65,7 @@ async def create_async(request: HttpRequest) -> HttpResponse:
     async def fn(_: Any) -> Any:
         raise StoreUnavailable
 
-    await aidempotent_call(key="nested", scope="nested", fn=fn)
+    await aidempotent_call(fn, key="nested", scope="nested")
     raise AssertionError
 
 
@@ -148,7 +148,7 @@ def test_nested_in_an_async_view(client: Client, atomic: bool) -> None:
 def test_nested_in_a_call() -> None:
     """An outer call raises what its function raised, and does not take it for its own."""
     with pytest.raises(OperationInProgress) as caught:
-        idempotent_call(key="outer", scope="nested", fn=lambda _: nested("busy"))
+        idempotent_call(lambda _: nested("busy"), key="outer", scope="nested")
     assert caught.value.foreign
     assert record("outer").status == "failed"
 

@@ -243,7 +243,7 @@ def fails(*_: Any) -> int:
 
 
 def call(fn: Callable[..., Any] = lambda execution: effect(), **options: Any) -> Any:
-    return idempotent_call(key="k-1", scope="books", fn=fn, name="book", **options)
+    return idempotent_call(fn, key="k-1", scope="books", name="book", **options)
 
 
 @each_mode
@@ -280,10 +280,10 @@ class TestCalls:
                 raise LookupError
 
             with pytest.raises(LookupError):
-                await aidempotent_call(fn=failing, **options)
+                await aidempotent_call(failing, **options)
             with pytest.raises(asyncio.CancelledError):
-                await aidempotent_call(fn=cancelled, **options)
-            return [await aidempotent_call(fn=fn, **options) for _ in range(2)]
+                await aidempotent_call(cancelled, **options)
+            return [await aidempotent_call(fn, **options) for _ in range(2)]
 
         async def cancelled(execution: Any) -> None:
             raise asyncio.CancelledError
@@ -320,8 +320,11 @@ class TestCalls:
 
     def test_nested(self, policy: Policy) -> None:
         """A call within a handler has its own hooks, within those of the handler's."""
-        inner = {"key": "inner", "scope": "books", "fn": lambda execution: effect("inner")}
-        call(lambda execution: effect() and idempotent_call(**inner), policy=policy)
+        inner: Any = {"key": "inner", "scope": "books"}
+        call(
+            lambda execution: effect() and idempotent_call(lambda _: effect("inner"), **inner),
+            policy=policy,
+        )
         assert spans == ["k-1", "inner"]
         assert [each.key for each in operations] == ["k-1", "inner"]
         assert [outcome for outcome, _, _ in seen] == ["executed", "executed"]
@@ -577,7 +580,7 @@ class TestFailingHooks:
                 raises = pytest.raises(LookupError) if fn else nullcontext()
                 with raises:
                     idempotent_call(
-                        key=f"k-{number}", scope="books", fn=fn or executed_well, name="book"
+                        fn or executed_well, key=f"k-{number}", scope="books", name="book"
                     )
         assert seen == [("failed", 1, LookupError) if fn else ("executed", 1, None)] * 4
         logged = [each for each in caplog.records if "AROUND_EXECUTION" in each.message]
@@ -596,7 +599,7 @@ class TestFailingHooks:
             return 7
 
         with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [hook]}):
-            found = async_to_sync(aidempotent_call)(key="k", scope="s", fn=fn, name="n")
+            found = async_to_sync(aidempotent_call)(fn, key="k", scope="s", name="n")
             outcomes = consumer().handle_many([event(n) for n in range(3)])
         assert found == 7
         assert [type(each).__name__ for each in outcomes] == ["Handled"] * 3
@@ -630,7 +633,7 @@ def test_no_statement_more() -> None:
     def statements(key: str) -> int:
         with CaptureQueriesContext(connection) as queries:
             for _ in range(2):
-                idempotent_call(key=key, scope="books", fn=executed_well, name="book")
+                idempotent_call(executed_well, key=key, scope="books", name="book")
         return len(queries)
 
     first = statements("warm") and statements("with")

@@ -130,13 +130,13 @@ def test_call_that_fails_without_a_text() -> None:
     """A call of plain Python raises it, too, and can be made again."""
     for attempt in (1, 2):
         with pytest.raises(Unprintable):
-            idempotent_call(key="k", scope="odd", fn=lambda _: fail(Unprintable()))
+            idempotent_call(lambda _: fail(Unprintable()), key="k", scope="odd")
 
         async def fn(_: Any) -> Any:
             raise Unprintable
 
         with pytest.raises(Unprintable):
-            async_to_sync(aidempotent_call)(key="ak", scope="odd", fn=fn)
+            async_to_sync(aidempotent_call)(fn, key="ak", scope="odd")
         assert (record("k").status, record("k").attempt) == ("failed", attempt)
         assert (record("ak").status, record("ak").attempt) == ("failed", attempt)
     assert effects() == 0
@@ -172,7 +172,7 @@ def test_closed_coroutine() -> None:
         await asyncio.Event().wait()
 
     async def main() -> Any:
-        coroutine = aidempotent_call(key="closed", scope="odd", fn=fn)
+        coroutine = aidempotent_call(fn, key="closed", scope="odd")
         # Driven by hand, as by a loop that ends before it: no task of the loop's is running it.
         waiting = coroutine.send(None)
         while not begun:

@@ -91,7 +91,7 @@ def calls(request: HttpRequest) -> HttpResponse:
     def fn(execution: ExecutionContext) -> None:
         write("a")
 
-    idempotent_call(key="call", scope="calls", fn=fn)
+    idempotent_call(fn, key="call", scope="calls")
     raise InterruptedError
 
 

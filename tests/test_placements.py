@@ -213,7 +213,7 @@ def test_call_within_a_transaction(kind: str) -> None:
     """A plain call whose store takes no part in the transaction around it is refused."""
     calls: list[int] = []
     with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="move it inside"):
-        idempotent_call(key="order-1", scope="s", fn=lambda _: calls.append(1))
+        idempotent_call(lambda _: calls.append(1), key="order-1", scope="s")
     assert calls == []
 
 

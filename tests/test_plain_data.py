@@ -151,7 +151,7 @@ def test_other_objects(odd: Any) -> None:
         canonical(odd)
     assert "test_plain_data" in str(caught.value) or "type" in str(caught.value)
     with pytest.raises(TypeError):
-        idempotent_call(key="k", scope="s", fn=lambda _: None, fingerprint=odd)
+        idempotent_call(lambda _: None, key="k", scope="s", fingerprint=odd)
 
 
 def test_model_that_is_not_saved() -> None:
@@ -200,10 +200,10 @@ class TestCalls:
     def test_two_functions(self) -> None:
         """Under one key and scope another function is not given the first one's result."""
         key = new_key()
-        assert idempotent_call(key=key, scope="s", fn=charge) == "charged"
+        assert idempotent_call(charge, key=key, scope="s") == "charged"
         with pytest.raises(FingerprintMismatch):
-            idempotent_call(key=key, scope="s", fn=refund)
-        assert idempotent_call(key=key, scope="s", fn=charge) == "charged"
+            idempotent_call(refund, key=key, scope="s")
+        assert idempotent_call(charge, key=key, scope="s") == "charged"
         assert [effect.reference for effect in Effect.objects.all()] == ["charge"]
 
     def test_two_coroutines(self) -> None:
@@ -213,7 +213,7 @@ class TestCalls:
             async def run(_: Any) -> str:
                 return name
 
-            return await aidempotent_call(key=key, scope="s", fn=run, name=name)
+            return await aidempotent_call(run, key=key, scope="s", name=name)
 
         key = new_key()
         assert async_to_sync(call)(key, "charge") == "charge"
@@ -223,41 +223,41 @@ class TestCalls:
     def test_partial(self) -> None:
         """A partial has the name of its function."""
         key = new_key()
-        assert idempotent_call(key=key, scope="s", fn=partial(charge)) == "charged"
-        assert idempotent_call(key=key, scope="s", fn=charge) == "charged"
+        assert idempotent_call(partial(charge), key=key, scope="s") == "charged"
+        assert idempotent_call(charge, key=key, scope="s") == "charged"
         with pytest.raises(FingerprintMismatch):
-            idempotent_call(key=key, scope="s", fn=partial(refund))
+            idempotent_call(partial(refund), key=key, scope="s")
         assert Effect.objects.count() == 1
 
     def test_name_survives_a_renaming(self) -> None:
         """A name of your own is what counts, whatever the function is called."""
         key = new_key()
-        assert idempotent_call(key=key, scope="s", fn=charge, name="pay") == "charged"
-        assert idempotent_call(key=key, scope="s", fn=refund, name="pay") == "charged"
+        assert idempotent_call(charge, key=key, scope="s", name="pay") == "charged"
+        assert idempotent_call(refund, key=key, scope="s", name="pay") == "charged"
 
     def test_other_model(self) -> None:
         """Another object under the same key is refused; the same, loaded again, is a retry."""
         key = new_key()
-        calls = {"key": key, "scope": "s", "fn": charge}
-        assert idempotent_call(**calls, fingerprint=User(pk=1)) == "charged"
-        assert idempotent_call(**calls, fingerprint=User(pk=1)) == "charged"
+        calls = {"key": key, "scope": "s"}
+        assert idempotent_call(charge, **calls, fingerprint=User(pk=1)) == "charged"
+        assert idempotent_call(charge, **calls, fingerprint=User(pk=1)) == "charged"
         with pytest.raises(FingerprintMismatch):
-            idempotent_call(**calls, fingerprint=User(pk=2))
+            idempotent_call(charge, **calls, fingerprint=User(pk=2))
         assert Effect.objects.count() == 1
 
     def test_result_that_is_not_to_be_stored(self) -> None:
         """Under ``store_body=False`` no result is stored: a second call is told so."""
         key = new_key()
-        calls = {"key": key, "scope": "s", "fn": charge, "policy": Policy(store_body=False)}
-        assert idempotent_call(**calls) == "charged"
+        calls = {"key": key, "scope": "s", "policy": Policy(store_body=False)}
+        assert idempotent_call(charge, **calls) == "charged"
         with pytest.raises(ResponseNotStored):
-            idempotent_call(**calls)
+            idempotent_call(charge, **calls)
         assert Effect.objects.count() == 1
 
     def test_empty_scope(self) -> None:
         """A scope that is empty is an error that says so; nothing runs."""
         with pytest.raises(ValueError, match="scope is empty"):
-            idempotent_call(key=new_key(), scope="", fn=charge)
+            idempotent_call(charge, key=new_key(), scope="")
         assert not Effect.objects.exists()
 
 

@@ -771,7 +771,7 @@ def test_call_without_a_caller() -> None:
     """A check of callers is refused where there are none, before anything is executed."""
     called: list[Any] = []
     with pytest.raises(ImproperlyConfigured, match="check_replay="):
-        idempotent_call(key="order-17", scope="payments", fn=called.append, policy=CHECKED)
+        idempotent_call(called.append, key="order-17", scope="payments", policy=CHECKED)
     assert called == []
 
 

@@ -193,14 +193,14 @@ class TestCalls:
         given = {"scope": "s", "fingerprint": {"order": 17}, "name": "pay"}
         sync_key, async_key = new_key(), new_key()
         for key in (sync_key, async_key):
-            assert idempotent_call(key=key, fn=lambda _: 42, policy=LEASED, **given) == 42
+            assert idempotent_call(lambda _: 42, key=key, policy=LEASED, **given) == 42
         rotate(settings, "tests")
-        again = idempotent_call(key=sync_key, fn=lambda _: 43, policy=LEASED, **given)
+        again = idempotent_call(lambda _: 43, key=sync_key, policy=LEASED, **given)
         assert again == 42
         acall = async_to_sync(aidempotent_call)
-        assert acall(key=async_key, fn=fn, policy=LEASED, **given) == 42
+        assert acall(fn, key=async_key, policy=LEASED, **given) == 42
         with pytest.raises(FingerprintMismatch):
-            idempotent_call(key=sync_key, fn=lambda _: 43, **given | {"fingerprint": {"order": 18}})
+            idempotent_call(lambda _: 43, key=sync_key, **given | {"fingerprint": {"order": 18}})
 
 
 def test_derived_from_content() -> None:

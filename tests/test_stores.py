@@ -72,7 +72,7 @@ class TestWithoutDefault:
             assert_replays(post(client, "/order/", key), post(client, "/order/", key))
             assert effects() == 1
             for _ in range(2):
-                assert idempotent_call(key=key, scope="calls", fn=lambda _: 17) == 17
+                assert idempotent_call(lambda _: 17, key=key, scope="calls") == 17
 
     @pytest.mark.django_db
     @pytest.mark.parametrize(

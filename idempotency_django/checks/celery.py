@@ -39,7 +39,7 @@ def check_celery(**_: Any) -> Sequence[CheckMessage]:
     messages = [
         message
         for task in tasks
-        for message in check_policy(task.idempotency, f"the task {task.name}")
+        for message in check_policy(task.idempotency_policy, f"the task {task.name}")
     ]
     return [*forgotten, *each_once(messages), *_visibility(app, tasks), *_chords(app)]
 
@@ -48,7 +48,7 @@ def _without_base(tasks: Iterable[Any]) -> Iterator[CheckMessage]:
     """Tasks with options of an idempotent one, which nothing reads."""
     for task in tasks:
         options = vars(type(task))  # a key of a base class is the project's own affair
-        given = [name for name in ("idempotency", "key") if options.get(name) is not None]
+        given = [name for name in ("idempotency_policy", "key") if options.get(name) is not None]
         if given:
             yield Warning(
                 f"The task {task.name} has {' and '.join(f'{name}=' for name in given)}, but is no "
@@ -65,7 +65,7 @@ def _visibility(app: Any, tasks: Iterable[IdempotentTask]) -> Iterator[CheckMess
         return
     for task in tasks:
         try:
-            policy = (task.idempotency or Policy()).resolved()
+            policy = (task.idempotency_policy or Policy()).resolved()
         except ImproperlyConfigured:
             continue  # check_settings reports it
         if policy.lease.total_seconds() > seconds:

@@ -265,9 +265,9 @@ class _OncePer:
         names = ",".join(self.fields)
         try:
             idempotent_call(
+                execute,
                 key=self._key(lookup),
                 scope=f"once_per:{self.model._meta.label_lower}:{names}",
-                fn=execute,
                 fingerprint=others,
                 name=self.name,
                 policy=self.policy,

@@ -206,10 +206,10 @@ def send_copy(delivery: Delivery, plan: Plan, reason: IdempotencyError) -> None:
     )
     try:
         idempotent_call(
+            send,
             key=keys.fit(f"{request.id}:{turn}:{number}"),
             scope=scopes.fit(f"copies:{delivery.task.name}"),
             name=f"copy of {delivery.task.name}",
-            fn=send,
             policy=policy,
         )
     except IdempotencyError:
@@ -449,7 +449,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
     ::
 
-        @app.task(base=IdempotentTask, bind=True, idempotency=Policy(mode="leased"))
+        @app.task(base=IdempotentTask, bind=True, idempotency_policy=Policy(mode="leased"))
         def pay(self, order_id):
             key = self.execution.derive_key("charge")
             return self.execution.step("charge", provider.charge, order_id, idempotency_key=key)
@@ -466,7 +466,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
     again.
 
     Attributes:
-        idempotency: the policy; ``None``: the project's.
+        idempotency_policy: the policy; ``None``: the project's.
         key: the operation that a call names: a template of its arguments such as
             ``"order-{order_id}"``, or a callable that takes the same arguments, without ``self``,
             and returns a text, a number or a UUID. ``None``: the task's id, which stays the same
@@ -489,7 +489,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
     acks_late = True
     reject_on_worker_lost = True
 
-    idempotency: ClassVar[Policy | None] = None
+    idempotency_policy: ClassVar[Policy | None] = None
     key: ClassVar[KeyRule | None] = None
     max_attempts: ClassVar[int | None] = None
 
@@ -511,14 +511,15 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         super().on_bound(app)
         if cls.key is not None:
             check_rule(cls.key, f"the task {cls.name}", cls.run)
-        if cls.idempotency is None:
+        if cls.idempotency_policy is None:
             return
-        if not isinstance(cls.idempotency, Policy):
+        if not isinstance(cls.idempotency_policy, Policy):
             raise ImproperlyConfigured(
-                f"idempotency= of the task {cls.name} is a {type(cls.idempotency).__name__}; it "
+                f"idempotency_policy= of the task {cls.name} is a "
+                f"{type(cls.idempotency_policy).__name__}; it "
                 "must be a Policy."
             )
-        if cls.idempotency.check_replay not in (UNSET, None):
+        if cls.idempotency_policy.check_replay not in (UNSET, None):
             raise ImproperlyConfigured(
                 f"The policy of the task {cls.name} has check_replay=, which checks the caller of "
                 "an HTTP request. A task has none. Remove it."
@@ -650,7 +651,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         arguments = fingerprint_of(f"the task {self.name}", self.run, args, kwargs)
         key, scope = names_of(self.name, self._key(request, args, kwargs), request)
         return plan_call(
-            (self.idempotency or PROJECT_POLICY).resolved(),
+            (self.idempotency_policy or PROJECT_POLICY).resolved(),
             key=key,
             scope=scope,
             name=self.name,

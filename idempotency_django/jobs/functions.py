@@ -264,11 +264,11 @@ def idempotent_job(
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            return idempotent_call(**asked(args, kwargs), fn=lambda _: function(*args, **kwargs))
+            return idempotent_call(lambda _: function(*args, **kwargs), **asked(args, kwargs))
 
         @wraps(function)
         async def arun(*args: Any, **kwargs: Any) -> Any:
-            call = aidempotent_call(**asked(args, kwargs), fn=lambda _: function(*args, **kwargs))
+            call = aidempotent_call(lambda _: function(*args, **kwargs), **asked(args, kwargs))
             return await call
 
         return cast(Job, arun if iscoroutinefunction(function) else run)

@@ -13,7 +13,9 @@ from idempotency_django.policy import Policy
 from .models import Effect, Kind
 
 
-@shared_task(base=IdempotentTask, bind=True, idempotency=Policy(store="database", mode="leased"))
+@shared_task(
+    base=IdempotentTask, bind=True, idempotency_policy=Policy(store="database", mode="leased")
+)
 def book(self: IdempotentTask, owner: int, asked: dict[str, Any], seconds: float = 0) -> int:
     """Make the row in a step, whose result is stored with it, and work for a while."""
     effect: int = self.execution.step("book", _booked, owner, asked)

@@ -56,7 +56,7 @@ def order(reference: str, *, grouped: bool) -> None:
         for part in PARTS:
             publish("orders", reference, type=part, group=reference if grouped else None)
 
-    idempotent_call(key=reference, scope="orders", fn=place)
+    idempotent_call(place, key=reference, scope="orders")
     relay = Relay()
     relay.drain()
     relay.close()

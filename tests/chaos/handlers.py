@@ -49,7 +49,7 @@ def derived_key(message: str) -> None:
     def pay(execution: ExecutionContext) -> str:
         return provider.call(message, key=execution.derive_key("pay"))
 
-    idempotent_call(key=message, scope="payments", fn=pay, policy=LEASED)
+    idempotent_call(pay, key=message, scope="payments", policy=LEASED)
 
 
 def looks_first(message: str) -> None:
@@ -85,7 +85,7 @@ def no_key(message: str) -> None:
     def pay(execution: ExecutionContext) -> str:
         return provider.call(message)
 
-    idempotent_call(key=message, scope="payments", fn=pay, policy=LEASED)
+    idempotent_call(pay, key=message, scope="payments", policy=LEASED)
 
 
 def locks(message: str) -> None:

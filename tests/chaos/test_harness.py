@@ -228,7 +228,7 @@ class TestWaits:
             assert IdempotencyKey.objects.all().interrupted().count() == 1
 
         policy = Policy(mode="leased", lease=timedelta(hours=1))
-        idempotent_call(key="k", scope="s", fn=take, policy=policy)
+        idempotent_call(take, key="k", scope="s", policy=policy)
         assert stuck() - stuck() == {}
 
     @committing
@@ -421,7 +421,7 @@ class TestTrials:
 
         def deliver(reference: str) -> None:
             idempotent_call(
-                key=reference, scope="s", fn=lambda execution: write(reference), policy=policy
+                lambda execution: write(reference), key=reference, scope="s", policy=policy
             )
 
         report = chaos(deliver, message, effects, disturbances=["kill"], attempts=1)

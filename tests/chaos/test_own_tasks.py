@@ -29,7 +29,7 @@ app.conf.task_always_eager = app.conf.task_eager_propagates = True
 provider = Service("provider")
 
 
-@app.task(base=IdempotentTask, bind=True, idempotency=Policy(mode="leased"))
+@app.task(base=IdempotentTask, bind=True, idempotency_policy=Policy(mode="leased"))
 def pay(self: IdempotentTask, reference: str) -> None:
     """Two steps, one of them elsewhere."""
     key = self.execution.derive_key("pay")

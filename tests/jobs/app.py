@@ -93,7 +93,7 @@ def plain(reference: str, seconds: float) -> int:
     return done
 
 
-@app.task(base=Struck, bind=True, idempotency=LEASED)
+@app.task(base=Struck, bind=True, idempotency_policy=LEASED)
 def leased(self: IdempotentTask, reference: str, seconds: float = 0) -> int:
     """The effect is a step: it is stored together with its result."""
     done: int = self.execution.step("effect", effect, reference)

@@ -79,7 +79,7 @@ def pay(mode: str, group: str) -> None:
 
         return execution.step("pay", effect) if mode == "leased" else effect()
 
-    idempotent_call(key="k", scope="s", fn=handler, policy=Policy(mode=mode))
+    idempotent_call(handler, key="k", scope="s", policy=Policy(mode=mode))
 
 
 def chain(mode: str, group: str) -> None:

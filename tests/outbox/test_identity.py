@@ -31,7 +31,7 @@ def published() -> list[tuple[str, int]]:
 
 def call(function: Any, policy: Policy | None = LEASED) -> Any:
     """Call it under one key, again and again."""
-    return idempotent_call(fn=function, key="k", scope="s", policy=policy)
+    return idempotent_call(function, key="k", scope="s", policy=policy)
 
 
 def test_resumed() -> None:

@@ -113,7 +113,7 @@ def leased(request: pytest.FixtureRequest, using: str) -> Iterator[str]:
 def call(function: Any, using: str, mode: str = "leased", **policy: Any) -> Any:
     """Call it under one key, again and again."""
     given = {"mode": mode, "store": "claims", **policy}
-    return idempotent_call(fn=function, key="k", scope="s", policy=Policy(**given))
+    return idempotent_call(function, key="k", scope="s", policy=Policy(**given))
 
 
 def pay(using: str, mode: str) -> None:

@@ -200,7 +200,7 @@ def test_one_identity(using: str) -> None:
         with transaction.atomic(using=using):
             return after_commit(ship, 17)
 
-    message_id = idempotent_call(key="order-17", scope="payments", fn=pay)
+    message_id = idempotent_call(pay, key="order-17", scope="payments")
     relay(using)
     message = OutboxMessage.objects.using(using).get(message_id=message_id)
     assert message.caused_by == reference("order-17", "payments")
@@ -221,7 +221,7 @@ def test_published_once_by_a_resumed_operation(using: str) -> None:
         if FAILURES:
             raise FAILURES.pop()
 
-    call = partial(idempotent_call, key="a", scope="payments", fn=pay, policy=Policy(mode="leased"))
+    call = partial(idempotent_call, pay, key="a", scope="payments", policy=Policy(mode="leased"))
     with pytest.raises(ConnectionError):
         call()
     call()

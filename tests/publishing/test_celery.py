@@ -55,12 +55,14 @@ def pay(reference: str, amount: int = 500) -> int:
     return int(Effect.objects.create(reference=reference).pk)
 
 
-@app.task(base=IdempotentTask, key="order-{order_id}", idempotency=Policy(ttl=timedelta(hours=1)))
+@app.task(
+    base=IdempotentTask, key="order-{order_id}", idempotency_policy=Policy(ttl=timedelta(hours=1))
+)
 def settle(order_id: int, amount: int = 500) -> int:
     return int(Effect.objects.create(reference=f"order-{order_id}").pk)
 
 
-@app.task(base=IdempotentTask, key="forever-{order_id}", idempotency=Policy(ttl=None))
+@app.task(base=IdempotentTask, key="forever-{order_id}", idempotency_policy=Policy(ttl=None))
 def archive(order_id: int) -> None:
     Effect.objects.create(reference=f"forever-{order_id}")
 
@@ -189,7 +191,7 @@ def _like_a_worker() -> Iterator[None]:
 @pytest.mark.parametrize("mode", ["transactional", "leased"])
 def test_failed_before(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key whose task has failed is enqueued again, and its task is executed again: once."""
-    monkeypatch.setattr(settle, "idempotency", Policy(mode=mode, ttl=timedelta(days=1)))
+    monkeypatch.setattr(settle, "idempotency_policy", Policy(mode=mode, ttl=timedelta(days=1)))
     create = Effect.objects.create
     monkeypatch.setattr(Effect.objects, "create", lambda **_: 1 / 0)
     with transaction.atomic():
@@ -248,7 +250,7 @@ def test_resumed_operation() -> None:
     ids = []
     for _ in range(2):
         with suppress(ConnectionError):
-            ids.append(idempotent_call(key="o", scope="s", fn=order, policy=Policy(mode="leased")))
+            ids.append(idempotent_call(order, key="o", scope="s", policy=Policy(mode="leased")))
     Relay().drain()
     assert effects() == ["a"]
     record = IdempotencyKey.objects.get(key=ids[0])

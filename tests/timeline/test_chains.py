@@ -111,7 +111,7 @@ def keys(timeline: Timeline) -> set[str]:
 def test_from_request_to_step(client: Client, app: Celery) -> None:
     """Request, message, consumer, task and step have one timeline, from each of its members."""
 
-    @app.task(base=IdempotentTask, bind=True, name="send", idempotency=Policy(mode="leased"))
+    @app.task(base=IdempotentTask, bind=True, name="send", idempotency_policy=Policy(mode="leased"))
     def send(self: Any, number: int) -> int:
         return int(self.execution.step("charge", lambda: number))
 
@@ -156,7 +156,7 @@ def test_from_request_to_step(client: Client, app: Celery) -> None:
 
 def send_receipt(number: int) -> None:
     """What is to be done after the commit; it asks for more."""
-    idempotent_call(key=f"receipt-{number}", scope="receipts", fn=lambda execution: number)
+    idempotent_call(lambda execution: number, key=f"receipt-{number}", scope="receipts")
 
 
 CELERY = {
@@ -185,7 +185,7 @@ def test_after_commit() -> None:
         after_commit(send_receipt, 17)
         remind.enqueue_once(17)
 
-    idempotent_call(key="pay-17", scope="payments", fn=pay, name="pay")
+    idempotent_call(pay, key="pay-17", scope="payments", name="pay")
     assert Relay().drain() == 2
     path = f"{__name__}:send_receipt"
     rows = [*IdempotencyKey.objects.all(), *OutboxMessage.objects.all()]
@@ -330,7 +330,7 @@ def test_messages_are_in_the_index() -> None:
 def test_derived_keys() -> None:
     """Each step tells the key that it gave another service, if it derived one of its own name."""
     charge = partial(ExecutionContext.derive_key, name="charge")
-    given = idempotent_call(key="key", scope="s", fn=charge)
+    given = idempotent_call(charge, key="key", scope="s")
     row = IdempotencyKey.objects.get()
     step(row, 0, name="charge")
     secret = record(key="another-secret", fingerprint="0" * 64)
