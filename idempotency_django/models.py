@@ -13,6 +13,7 @@ from django.db.models import Q
 from django.db.models.functions import Left, Now
 from django.utils.translation import gettext_lazy as _
 
+from .codec import StoredTextField
 from .records import ORIGIN, Status
 
 if not apps.is_installed("idempotency_django"):
@@ -133,6 +134,7 @@ class IdempotencyKey(models.Model):
     # Whether it may have had effects under derived keys: no other request gets the key then.
     pinned = models.BooleanField(_("kept for its request"), default=False, db_default=False)
 
+    # Headers and body in the codec's form: see codec.encode(), codec.decode().
     response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
     response_headers = models.TextField(_("response headers"), default="[]", blank=True)
     response_body = models.BinaryField(_("response body"), null=True, blank=True)
@@ -203,9 +205,9 @@ class IdempotencyStep(models.Model):
     position = models.PositiveSmallIntegerField(_("position"))
     name = models.CharField(_("name"), max_length=100)
     attempt = models.PositiveIntegerField(_("attempt"))
-    result = models.TextField(_("result"))
+    result = StoredTextField(_("result"))
     # What it failed with, where the handler went on without it: it fails on each attempt then.
-    failure = models.TextField(_("failure"), default="", blank=True)
+    failure = StoredTextField(_("failure"), default="", blank=True)
     completed_at = models.DateTimeField(_("completed"))
 
     class Meta:

@@ -20,7 +20,6 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.functions import idempotent_call
 from idempotency_django.policy import Policy
 from idempotency_django.stores import purging, stores
-from idempotency_django.stores.base import Demands
 from idempotency_django.stores.memory import MemoryStore
 from tests import factories
 from tests.models import Effect
@@ -169,7 +168,7 @@ class Forgetful(MemoryStore):
 
     validated: ClassVar[list[Any]] = []
 
-    def validate(self, policy: Demands) -> None:
+    def validate(self, policy: Policy) -> None:
         super().validate(policy)
         self.validated.append(policy.ttl)
         if policy.ttl is None:

@@ -33,10 +33,10 @@ from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..codec import encode
 from ..models import NO_OWNER, DatabaseNow, IdempotencyStep
 from ..records import Payload, Status
 from ..stores import stores
-from ..stores.codec import encode
 from ..timeline import HELD, INTERRUPTED, STATES, Moment, state_of
 
 __all__ = ["ACTIONS", "Action"]

@@ -7,6 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from ..codec import StoredBinaryField, StoredTextField
 from ..models import ExactCharField
 
 __all__ = ["InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
@@ -52,8 +53,8 @@ class InboxMessage(models.Model):
     type = models.CharField(_("type"), max_length=255, default="", blank=True)
     # Messages of one group are handled one after the other, in the order they came in.
     group = ExactCharField(_("group"), max_length=255, default="", blank=True)
-    headers = models.TextField(_("headers"), default="[]", blank=True)
-    body = models.BinaryField(_("body"))
+    headers = StoredTextField(_("headers"), default="[]", blank=True)
+    body = StoredBinaryField(_("body"))
     digest = ExactCharField(_("digest"), max_length=64)
     # The digest again where the signature does not cover the id: no two messages have it that are
     # handled without an operator. Null for all others.
@@ -137,10 +138,10 @@ class OutboxMessage(models.Model):
     sequence = models.BigIntegerField(_("sequence"), default=0)
     type = models.CharField(_("type"), max_length=255)
     group = ExactCharField(_("group"), max_length=255, default="", blank=True)
-    payload = models.TextField(_("payload"))
+    payload = StoredTextField(_("payload"))
     # Whether the payload is bytes, in Base64; else it is JSON.
     is_base64 = models.BooleanField(_("payload is Base64"), default=False, db_default=False)
-    headers = models.TextField(_("headers"), default="{}", blank=True)
+    headers = StoredTextField(_("headers"), default="{}", blank=True)
     state = models.CharField(
         _("state"), max_length=16, choices=OutboxState, default=OutboxState.PENDING
     )

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
@@ -14,141 +14,6 @@ from django.db import connections
 
 from ..errors import OperationInProgress
 from ..records import Claim, Operation, Payload, Record, Status, Step
-
-
-class Demands(Protocol):
-    """The fields of a resolved :class:`~idempotency_django.policy.Policy` that concern a store."""
-
-    @property
-    def mode(self) -> Literal["auto", "transactional", "leased"]:
-        """The guarantee; ``"auto"``: the best one that the store can give."""
-
-    @property
-    def ttl(self) -> timedelta | None:
-        """How long an answer is replayed; ``None``: for good."""
-
-    @property
-    def ttl_from(self) -> Literal["creation", "last_use"]:
-        """What the time to live counts from."""
-
-    @property
-    def retention(self) -> timedelta:
-        """How long a record is kept for the audit after that."""
-
-    @property
-    def lease(self) -> timedelta:
-        """How long a claim in the leased mode lives unless it is renewed."""
-
-    @property
-    def on_interrupted(self) -> Literal["resume", "hold"]:
-        """Whether what was interrupted waits for an operator."""
-
-    @property
-    def record_replays(self) -> bool:
-        """Whether replays are counted."""
-
-    @property
-    def store_body(self) -> bool:
-        """Whether the bodies of answers are kept."""
-
-    @property
-    def max_response_bytes(self) -> int:
-        """The size of the largest body that is kept."""
-
-
-class WithoutTransactions:
-    """The part of the store contract that a store without transactions can leave as it is.
-
-    Attributes:
-        alias: the store's name in ``IDEMPOTENCY["STORES"]``.
-    """
-
-    alias: str
-
-    supports_transactions: ClassVar[bool] = False
-    """Whether what the store writes commits and rolls back with the effects of the handler.
-
-    The open transaction of such a store holds a claim without a lease: nobody else sees the claim,
-    and it is gone when the transaction rolls back or its process dies.
-    """
-
-    def validate(self, policy: Demands) -> None:
-        """Refuse a policy that demands what this store cannot do; an override calls this one, too.
-
-        It is called for each resolved policy before its first operation, and by the system checks.
-
-        Raises:
-            ImproperlyConfigured: it says what the policy demands, and what to write instead.
-        """
-        if policy.mode == "transactional" and not self.supports_transactions:
-            raise no_transactional_mode(
-                f"the store {self.alias!r} ({type(self).__name__}), which has no transactions"
-            )
-
-    def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
-        """The transaction in which a claim without a lease, handler and answer belong together.
-
-        Args:
-            after: given by a caller who has already opened the transaction and ends it; the caller
-                runs these callbacks then. An exception that leaves the block makes the caller's
-                transaction roll back.
-
-        Raises:
-            OperationInProgress: the store is too busy to begin one, or to commit it, and has rolled
-                back.
-        """
-        return nullcontext()
-
-    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
-        """Prevent statements in the block from ending the transaction of a claim.
-
-        Args:
-            what: what is executed in it, for the error, such as ``"POST /charges/"``.
-
-        Raises:
-            ImproperlyConfigured: in the block, instead of a statement that would end the
-                transaction.
-        """
-        return nullcontext()
-
-    def durable(self, what: str) -> AbstractContextManager[None]:
-        """A transaction that is committed at its end, because no other transaction surrounds it.
-
-        Args:
-            what: what commits, for the error, such as ``"The step 'charge'"``.
-
-        Raises:
-            ImproperlyConfigured: a transaction is open.
-        """
-        return nullcontext()
-
-    def fenced(self, claim: Claim) -> AbstractContextManager[None]:
-        """A transaction that only the owner of a claim with a lease can commit.
-
-        Raises:
-            ClaimLost: at its end, after the rollback: the claim has another owner now.
-            ImproperlyConfigured: the store has no transactions.
-        """
-        raise ImproperlyConfigured(
-            f"The store {self.alias!r} has no transactions, so it cannot prevent a late owner "
-            "from committing a step. Use idempotency_django.stores.database.DatabaseStore."
-        )
-
-    def is_busy(self, error: BaseException) -> bool:
-        """Whether an error at COMMIT says that others were in the way, so that it rolled back."""
-        return False
-
-    def is_running(self, operation: Operation) -> bool:
-        """Whether an operation that met a busy database is known to be in progress elsewhere."""
-        return True
-
-    def has_ended(self, error: BaseException) -> bool:
-        """Whether an error says that the server ended the transaction, because it took too long."""
-        return False
-
-    def on_commit(self, function: Callable[[], object]) -> None:
-        """Call the function once what was written is committed; never if it rolls back."""
-        function()
 
 
 def no_transactional_mode(reason: str) -> ImproperlyConfigured:
@@ -159,15 +24,26 @@ def no_transactional_mode(reason: str) -> ImproperlyConfigured:
     )
 
 
-class Store(WithoutTransactions, ABC):
+class Store(ABC):
     """Where records live. One instance per alias, shared by all threads.
 
     To write a store of your own, subclass this class and run the contract suite over it, as the
-    stores of this package do. Any method may raise
-    :exc:`~idempotency_django.errors.StoreUnavailable` when the store cannot be reached.
+    stores of this package do. You must write :meth:`acquire`, :meth:`complete`, :meth:`fail`,
+    :meth:`extend`, :meth:`get`, :meth:`record_replay` and :meth:`purge`; each is one atomic step.
+    All other methods have a default, which is right for a store without transactions, recovery
+    points, batches or a cache. Any method may raise
+    :exc:`~idempotency_django.errors.StoreUnavailable` when the store cannot be reached. Responses
+    and recovery points are written and read by :mod:`idempotency_django.codec`.
 
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
+    """
+
+    supports_transactions: ClassVar[bool] = False
+    """Whether what the store writes commits and rolls back with the effects of the handler.
+
+    The open transaction of such a store holds a claim without a lease: nobody else sees the claim,
+    and it is gone when the transaction rolls back or its process dies.
     """
 
     supports_steps: ClassVar[bool] = False
@@ -176,13 +52,16 @@ class Store(WithoutTransactions, ABC):
     forgets_expired: ClassVar[bool] = False
     """Whether the store deletes expired records by itself, so that there is nothing to purge."""
 
+    recalls: ClassVar[bool] = False
+    """Whether it makes sense to call :meth:`recall`."""
+
     using: str | None = None
     """The database whose transactions it takes part in, if ``supports_transactions``."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
-    # Each is one atomic step.
+    # What every store must write.
 
     @abstractmethod
     def acquire(self, operation: Operation) -> Claim | Record:
@@ -268,7 +147,113 @@ class Store(WithoutTransactions, ABC):
         itself.
         """
 
-    # What a store that takes one thing at a time can leave as it is.
+    # Configuration.
+
+    def validate(self, policy: Any) -> None:
+        """Refuse a policy that demands what this store cannot do; an override calls this one, too.
+
+        It is called for each resolved policy before its first operation, and by the system checks.
+
+        Args:
+            policy: a resolved :class:`~idempotency_django.policy.Policy`.
+
+        Raises:
+            ImproperlyConfigured: it says what the policy demands, and what to write instead.
+        """
+        if policy.mode == "transactional" and not self.supports_transactions:
+            raise no_transactional_mode(
+                f"the store {self.alias!r} ({type(self).__name__}), which has no transactions"
+            )
+
+    def check(self) -> Sequence[CheckMessage]:
+        """The problems of the store's configuration, for the system checks."""
+        return []
+
+    def check_live(self) -> Sequence[CheckMessage]:
+        """The same, by asking the store itself; called only where that is allowed."""
+        return []
+
+    # Transactions.
+
+    def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
+        """The transaction in which a claim without a lease, handler and answer belong together.
+
+        Args:
+            after: given by a caller who has already opened the transaction and ends it; the caller
+                runs these callbacks then. An exception that leaves the block makes the caller's
+                transaction roll back.
+
+        Raises:
+            OperationInProgress: the store is too busy to begin one, or to commit it, and has rolled
+                back.
+        """
+        return nullcontext()
+
+    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
+        """Prevent statements in the block from ending the transaction of a claim.
+
+        Args:
+            what: what is executed in it, for the error, such as ``"POST /charges/"``.
+
+        Raises:
+            ImproperlyConfigured: in the block, instead of a statement that would end the
+                transaction.
+        """
+        return nullcontext()
+
+    def durable(self, what: str) -> AbstractContextManager[None]:
+        """A transaction that is committed at its end, because no other transaction surrounds it.
+
+        Args:
+            what: what commits, for the error, such as ``"The step 'charge'"``.
+
+        Raises:
+            ImproperlyConfigured: a transaction is open.
+        """
+        return nullcontext()
+
+    def fenced(self, claim: Claim) -> AbstractContextManager[None]:
+        """A transaction that only the owner of a claim with a lease can commit.
+
+        Raises:
+            ClaimLost: at its end, after the rollback: the claim has another owner now.
+            ImproperlyConfigured: the store has no transactions.
+        """
+        raise ImproperlyConfigured(
+            f"The store {self.alias!r} has no transactions, so it cannot prevent a late owner "
+            "from committing a step. Use idempotency_django.stores.database.DatabaseStore."
+        )
+
+    def is_busy(self, error: BaseException) -> bool:
+        """Whether an error at COMMIT says that others were in the way, so that it rolled back."""
+        return False
+
+    def is_running(self, operation: Operation) -> bool:
+        """Whether an operation that met a busy database is known to be in progress elsewhere."""
+        return True
+
+    def has_ended(self, error: BaseException) -> bool:
+        """Whether an error says that the server ended the transaction, because it took too long."""
+        return False
+
+    def on_commit(self, function: Callable[[], object]) -> None:
+        """Call the function once what was written is committed; never if it rolls back."""
+        function()
+
+    # Recovery points.
+
+    def steps(self, claim: Claim) -> Sequence[Step]:
+        """The recovery points that earlier attempts at the claim's operation stored."""
+        return ()
+
+    def save_step(self, claim: Claim, step: Step) -> bool:
+        """Store a recovery point in the running transaction. ``False``: as for :meth:`complete`.
+
+        That transaction commits only for the claim's owner; else it ends in ``ClaimLost``.
+        """
+        raise NotImplementedError
+
+    # Batches, and the heartbeat's renewals.
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
         """:meth:`acquire` for several operations, such as those of a batch of messages.
@@ -340,23 +325,7 @@ class Store(WithoutTransactions, ABC):
         finally:
             connections.close_all()
 
-    # What a store without recovery points can leave as it is.
-
-    def steps(self, claim: Claim) -> Sequence[Step]:
-        """The recovery points that earlier attempts at the claim's operation stored."""
-        return ()
-
-    def save_step(self, claim: Claim, step: Step) -> bool:
-        """Store a recovery point in the running transaction. ``False``: as for :meth:`complete`.
-
-        That transaction commits only for the claim's owner; else it ends in ``ClaimLost``.
-        """
-        raise NotImplementedError
-
-    # What only a store in front of another one has a use for.
-
-    recalls: ClassVar[bool] = False
-    """Whether it makes sense to call :meth:`recall`."""
+    # A cache in front of the store.
 
     def recall(self, operation: Operation) -> Record | None:
         """The completed record of the operation, if it is known without asking the source.
@@ -368,16 +337,8 @@ class Store(WithoutTransactions, ABC):
     def forget(self, key: str, scope: str) -> None:
         """Recall the record no more: it is about to be changed or deleted without this store."""
 
-    # What any store can leave as it is.
+    # The purge.
 
     def purgeable(self, older_than: timedelta) -> int:
         """How many records :meth:`purge` would delete; counts, so it may take a while."""
         return 0
-
-    def check(self) -> Sequence[CheckMessage]:
-        """The problems of the store's configuration, for the system checks."""
-        return []
-
-    def check_live(self) -> Sequence[CheckMessage]:
-        """The same, by asking the store itself; called only where that is allowed."""
-        return []

@@ -19,10 +19,10 @@ from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 from django.db.models import ExpressionWrapper, F, fields
 
+from ..codec import decode, encode
 from ..errors import OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow
 from ..records import Claim, Operation, Payload, Record, Status
-from .codec import decode, encode
 from .database.dialects import Batching
 from .database.store import DatabaseStore
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 from typing import ClassVar
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 
+from ..codec import StoredPayload, decode, decode_step, encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .atomic_blocks import forbid_atomic_block
 from .base import Store
@@ -24,7 +25,7 @@ class _Entry:
     attempt: int
     steps: list[Step]
     status: Status = Status.IN_PROGRESS
-    payload: Payload | None = None
+    payload: StoredPayload | None = None
     error: str = ""
     replays: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -103,7 +104,7 @@ class MemoryStore(Store):
         return Claim(operation, attempt, token, interrupted=late)
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        return self._end(claim, Status.COMPLETED, payload=payload)
+        return self._end(claim, Status.COMPLETED, payload=encode(payload))
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         if not held:
@@ -131,13 +132,13 @@ class MemoryStore(Store):
     def steps(self, claim: Claim) -> Sequence[Step]:
         with self._lock:
             entry = self._owned(claim)
-            return tuple(entry.steps) if entry else ()
+            return [decode_step(step) for step in entry.steps] if entry else []
 
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._lock:
             entry = self._owned(claim)
             if entry:
-                entry.steps.append(step)
+                entry.steps.append(encode_step(step))
             return entry is not None
 
     def record_replay(self, record: Record, operation: Operation) -> None:
@@ -188,7 +189,7 @@ class MemoryStore(Store):
         claim: Claim,
         status: Status,
         *,
-        payload: Payload | None = None,
+        payload: StoredPayload | None = None,
         error: str = "",
         pinned: bool = False,
     ) -> bool:
@@ -213,7 +214,7 @@ class MemoryStore(Store):
             status=entry.status,
             attempt=entry.attempt,
             fingerprint=entry.operation.fingerprint,
-            payload=entry.payload,
+            payload=decode(*astuple(entry.payload)) if entry.payload else None,
             expired=entry.expired,
             interrupted=entry.interrupted,
             held=entry.interrupted and entry.hold,

@@ -15,6 +15,7 @@ from django.db import connections, transaction
 from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Coalesce
 
+from ...codec import decode, encode, encode_step
 from ...errors import OperationInProgress, StoreUnavailable
 from ...models import (
     NO_OWNER,
@@ -25,7 +26,6 @@ from ...models import (
     lease_is_over,
 )
 from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
-from ..codec import decode, decode_step, encode, encode_step
 from .checks import check_database, check_migrated, check_writable, lacks_functions
 from .dialects import Batching, Dialect, plain
 from .transactional import TransactionalStore, forbid_atomic_block, restore_autocommit
@@ -453,13 +453,13 @@ class DatabaseStore(TransactionalStore):
 
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
+        columns = ("position", "name", "attempt", "result", "failure")
         with self._outside_transaction():
-            columns = ("position", "name", "attempt", "result", "failure")
-            return [decode_step(*row) for row in rows.order_by("position").values_list(*columns)]
+            return [Step(**row) for row in rows.order_by("position").values(*columns)]
 
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._reachable():
-            return self._dialect.save_step(claim, step, encode_step(step))
+            return self._dialect.save_step(claim, encode_step(step))
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._outside_transaction():

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, NoReturn
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 
+from ...codec import decode, encode
 from ...errors import StoreUnavailable
 from ...records import Claim, Operation, Payload, Record, Status, new_token
 from ..atomic_blocks import forbid_atomic_block
 from ..base import Store
-from ..codec import decode, encode
 from .checks import check_redis
 from .server import Client, RedisServer
 

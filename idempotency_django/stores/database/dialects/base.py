@@ -20,9 +20,9 @@ from django.db import Error as DatabaseFault
 from django.db import connections
 from django.db.models import QuerySet
 
+from ....codec import StoredPayload
 from ....models import GRACE, IdempotencyKey
 from ....records import Claim, Operation, Step
-from ...codec import StoredPayload, StoredStep
 from .pipelining import Pipeline
 from .statements import Parameters, statements
 
@@ -249,14 +249,14 @@ class Dialect(ABC):
             cursor.execute(self.sql[statement], given)
             return bool(cursor.rowcount)
 
-    def save_step(self, claim: Claim, step: Step, stored: StoredStep) -> bool:
-        """Lock the claim's row likewise, and add a step to it."""
+    def save_step(self, claim: Claim, step: Step) -> bool:
+        """Lock the claim's row likewise, and add a step to it, which is in the codec's form."""
         given = {
             "position": step.position,
             "name": step.name,
             "attempt": step.attempt,
-            "result": stored.result,
-            "failure": stored.failure,
+            "result": step.result,
+            "failure": step.failure,
             "id": claim.record_id,
             "token": claim.token,
         }
