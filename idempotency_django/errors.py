@@ -56,7 +56,7 @@ class IdempotencyError(Exception):
 
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "error"
-    title: ClassVar[str] = "The operation could not be made safe to retry"
+    title: ClassVar[str] = "Idempotency error"
     default_detail: ClassVar[str] = "The operation could not be made safe to retry."
     foreign: bool = False
 
@@ -80,7 +80,7 @@ class KeyRefused(IdempotencyError):
 
     status = 400
     slug = "key-refused"
-    title = "The idempotency key cannot be used"
+    title = "Invalid idempotency key"
     default_detail = "The idempotency key cannot be used for this operation."
 
 
@@ -88,7 +88,7 @@ class KeyMissing(KeyRefused):
     """The operation requires a key and the request carries none."""
 
     slug = "key-missing"
-    title = "An idempotency key is required"
+    title = "Idempotency key required"
     default_detail = (
         "This operation requires an idempotency key. Send a new, unique key with each new "
         "operation and the same key with each retry of it."
@@ -99,7 +99,7 @@ class KeyMalformed(KeyRefused):
     """The key is not 1-255 visible ASCII characters, or not in the policy's format."""
 
     slug = "key-malformed"
-    title = "The idempotency key is malformed"
+    title = "Malformed idempotency key"
     default_detail = "The idempotency key must be one string of 1-255 visible ASCII characters."
 
 
@@ -107,7 +107,7 @@ class KeyGuessable(KeyRefused):
     """Callers who are not told apart share a scope, so their keys must be unguessable."""
 
     slug = "key-guessable"
-    title = "The idempotency key could be guessed"
+    title = "Guessable idempotency key"
     default_detail = (
         "Without authentication, only the idempotency key protects the answer, so the key must "
         "be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
@@ -127,7 +127,7 @@ class OperationInProgress(IdempotencyError):
 
     status = 409
     slug = "in-progress"
-    title = "The operation is still in progress"
+    title = "Operation in progress"
     default_detail = (
         "A request with this idempotency key is being processed. Retry later with the same key "
         "to receive its answer."
@@ -145,7 +145,7 @@ class OperationHeld(IdempotencyError):
 
     status = 409
     slug = "held"
-    title = "The operation is held for an operator"
+    title = "Operation held for an operator"
     default_detail = (
         "An earlier attempt at this operation was interrupted, and how much of it was done is "
         "unknown; or it has failed as often as is allowed. It is not repeated until an operator "
@@ -158,7 +158,7 @@ class FingerprintMismatch(IdempotencyError):
 
     status = 422
     slug = "mismatch"
-    title = "The idempotency key was used for a different request"
+    title = "Idempotency key used for a different request"
     default_detail = (
         "This idempotency key was already used with a different request. Retry with the "
         "original request, or send the new request with a new key."
@@ -173,7 +173,7 @@ class ResponseNotStored(IdempotencyError):
 
     status = 409
     slug = "response-not-stored"
-    title = "The operation was executed, but its answer was not kept"
+    title = "Response not stored"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
         "answer was not kept, because it was streamed, too large, or a page made for one "
@@ -186,7 +186,7 @@ class AnswerNotAcceptable(IdempotencyError):
 
     status = 406
     slug = "not-acceptable"
-    title = "The stored answer is in a form that the request does not accept"
+    title = "Stored response not acceptable"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
         "answer was stored in a media type that this request's Accept header does not admit. "
@@ -220,7 +220,7 @@ class StoreUnavailable(IdempotencyError):
     status = 503
     slug = "store-unavailable"
     rolled_back = False
-    title = "The operation cannot be made safe to retry right now"
+    title = "Idempotency store unavailable"
     default_detail = (
         "The idempotency store cannot be reached, so nothing was executed. Retry later with "
         "the same key."
@@ -231,7 +231,7 @@ class StepsChanged(IdempotencyError):
     """An earlier attempt stored steps that the code no longer has, or has in another order."""
 
     slug = "steps-changed"
-    title = "The steps of the operation have changed"
+    title = "Operation's steps changed"
     default_detail = (
         "An earlier attempt at this operation stored steps that the program no longer has in "
         "this order, so the operation cannot be resumed. What the earlier attempt and this one "
@@ -266,7 +266,7 @@ class ClaimLost(IdempotencyError):
     """The claim was lost while its owner executed: taken over after its lease, or deleted."""
 
     slug = "claim-lost"
-    title = "The claim on the operation was lost"
+    title = "Claim lost"
     default_detail = (
         "The claim on this idempotency key was lost during execution, so the attempt could not "
         "commit. Was its record deleted or changed by hand? Retry with the same key."
@@ -278,7 +278,7 @@ class PreconditionFailed(IdempotencyError):
 
     status = 412
     slug = "precondition-failed"
-    title = "The resource is not in the state that the request was made for"
+    title = "Precondition failed"
     default_detail = (
         "The resource was changed since you read it, or it exists already, so the request was not "
         "executed. Read the resource again, decide again, and send its new ETag."
@@ -290,7 +290,7 @@ class PreconditionRequired(IdempotencyError):
 
     status = 428
     slug = "precondition-required"
-    title = "The request must be conditional"
+    title = "Precondition required"
     default_detail = (
         "This resource is changed only on condition that it is still what you have read. Send "
         "If-Match with the ETag that you received with it."
@@ -305,7 +305,7 @@ class ConcurrentModification(IdempotencyError):
 
     status = 409
     slug = "concurrent-modification"
-    title = "Somebody else changed the object in the meantime"
+    title = "Concurrent modification"
     default_detail = (
         "The object was changed by somebody else after it was loaded, so nothing was written. "
         "Load it again and decide again."
@@ -317,7 +317,7 @@ class IllegalTransition(IdempotencyError):
 
     status = 409
     slug = "illegal-transition"
-    title = "The object is in a state that does not allow this"
+    title = "Illegal state transition"
     default_detail = (
         "The object is in a state that this transition does not start from, so nothing was done."
     )
@@ -346,7 +346,7 @@ class UnknownEventType(IdempotencyError):
 
     status = 422
     slug = "unknown-event-type"
-    title = "The consumer has no handler for events of this type"
+    title = "Unknown event type"
     default_detail = (
         "The consumer has no handler for an event of this type. Nothing was executed, and nothing "
         "is recorded: register a handler, and deliver the event again."
@@ -370,7 +370,7 @@ class SignatureRefused(IdempotencyError):
 
     status = 401
     slug = "signature-refused"
-    title = "The delivery is not signed as it has to be"
+    title = "Invalid webhook signature"
     default_detail = (
         "The delivery was not signed with a secret of this receiver, or its timestamp is too far "
         "from now. Nothing was stored."
@@ -382,7 +382,7 @@ class DeliveryMalformed(IdempotencyError):
 
     status = 400
     slug = "delivery-malformed"
-    title = "The delivery cannot be understood"
+    title = "Malformed webhook delivery"
     default_detail = (
         "The delivery has a valid signature, but its id or its type is missing or cannot be kept. "
         "Nothing was stored."
@@ -394,7 +394,7 @@ class DeliveryTooLarge(IdempotencyError):
 
     status = 413
     slug = "delivery-too-large"
-    title = "The delivery is too large"
+    title = "Webhook delivery too large"
     default_detail = (
         "The body of the delivery is larger than this receiver takes. Nothing was stored."
     )
