@@ -22,7 +22,6 @@ from rest_framework_extensions.etag.mixins import APIUpdateETAGMixin
 from benchmarks.models import Order, PeerVersioned, Plain, Versioned
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
-from idempotency_django.concurrency import fsm
 from idempotency_django.concurrency.transitions import transition
 from idempotency_django.concurrency.versions import compare_and_swap
 from idempotency_django.drf.preconditions import PreconditionMixin
@@ -38,7 +37,7 @@ PUT: Final = "PUT with If-Match"
 BARE: Final = "Django alone"
 OURS: Final = "this package"
 FSM: Final = "django-fsm-2"
-FSM_OURS: Final = "django-fsm-2 by `fsm.run()`"
+FSM_OURS: Final = "django-fsm-2 by `transition()`"
 PEER: Final = "django-concurrency"
 EXTENSIONS: Final = "drf-extensions"
 
@@ -132,7 +131,10 @@ def _ways() -> dict[tuple[str, str], tuple[type[Any], Change]]:
         (MOVE, BARE): (Plain, _move_unchecked),
         (MOVE, OURS): (Versioned, lambda row: transition(row, "pending", "paid", effect=_effect)),
         (MOVE, FSM): (Plain, _pay),
-        (MOVE, FSM_OURS): (Plain, lambda row: fsm.run(row.pay)),
+        (MOVE, FSM_OURS): (
+            Plain,
+            lambda row: transition(row, "pending", "paid", method=row.pay),
+        ),
         (PUT, BARE): (Plain, _putter(_PlainView)),
         (PUT, OURS): (Versioned, _putter(_Ours)),
         (PUT, EXTENSIONS): (Plain, _putter(_Extensions)),

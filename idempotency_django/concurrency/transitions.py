@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ def transition(
     target: Any,
     *,
     effect: Callable[[Any], Any] | None = None,
+    method: Callable[[], Any] | None = None,
     field: str = "state",
 ) -> Moved | AlreadyThere:
     """Move an object from one state to another, and run an effect, once.
@@ -70,6 +71,9 @@ def transition(
     The object follows its row, before the effect runs: what was changed on the object and not saved
     is dropped.
 
+    With ``method``, a state machine makes the move: the row is locked and read again, the method
+    runs, and the object is saved.
+
     Args:
         obj: a saved object. If it is versioned, its version is counted.
         source: the state to start from, or a list, tuple or set of several.
@@ -77,15 +81,18 @@ def transition(
         effect: called with the object once it has been moved. What it does outside of the
             database is not rolled back: use
             :meth:`~idempotency_django.engine.context.ExecutionContext.step` for that.
+        method: moves the object itself, as the methods of django-fsm-2 and viewflow do; instead of
+            ``effect``.
         field: the name of the state's field.
 
     Raises:
         IllegalTransition: the row is in another state; nothing was done.
         ObjectDoesNotExist: the row is gone.
-        ValueError: the target is among the sources, so that no duplicate could be told.
+        ValueError: the target is among the sources, so that no duplicate could be told. Or the
+            method has moved the object to another state than the target; nothing was done.
         TransactionManagementError: the effect has caught an error of the database, or marked the
             transaction for rollback; the row and the object are as before.
-        Exception: whatever the effect raises; the row and the object are as before.
+        Exception: whatever the effect or the method raises; the row and the object are as before.
     """
     sources = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
     if target in sources:
@@ -94,27 +101,38 @@ def transition(
             "again. Remove it from the sources."
         )
     using = write_alias(obj)
+    with transaction.atomic(using=using):
+        moved = method is None and _update(obj, using, field, sources, target)
+        fresh = lock_row(obj, using)  # locked, because an unlocked look may be a snapshot's
+        if fresh is None:
+            raise missing(obj)
+        state = getattr(fresh, field)
+        if state != target and (method is None or state not in sources):
+            raise illegal(obj, state, target)
+        refresh_in_place(obj, fresh, using)
+        if state == target and not moved:
+            return AlreadyThere(obj, state)
+        if method is None:
+            result = effect(obj) if effect else None
+            refuse_marked(using, "The effect")
+        else:
+            result = _run(method, obj, using, field, target)
+        return Moved(obj, getattr(obj, field), result)
+
+
+def _update(obj: models.Model, using: str, field: str, sources: list[Any], target: Any) -> bool:
+    """Move the row if it is in one of the sources; ``False``: it is not."""
     model = obj._meta.get_field(field).model
     tables: dict[type[models.Model], dict[str, Any]] = {model: {field: target}}
     if isinstance(obj, Versioned):
         version = version_field(type(obj))
         tables.setdefault(version.model, {})[version.attname] = F(version.attname) + 1
-    with transaction.atomic(using=using):
-        lock_root_table(obj, using)
-        state = table_row(model, obj, using).filter(_among(field, sources))
-        moved = state.update(**tables.pop(model))
-        for other, changes in tables.items() if moved else ():
-            table_row(other, obj, using).update(**changes)
-        fresh = _lock_row(obj, using)
-        state = getattr(fresh, field)
-        if state != target:
-            raise illegal(obj, state, target)
-        refresh_in_place(obj, fresh, using)
-        if not moved:
-            return AlreadyThere(obj, state)
-        result = effect(obj) if effect else None
-        refuse_marked(using, "The effect")
-        return Moved(obj, state, result)
+    lock_root_table(obj, using)
+    rows = table_row(model, obj, using).filter(_among(field, sources))
+    moved = rows.update(**tables.pop(model))
+    for other, changes in tables.items() if moved else ():
+        table_row(other, obj, using).update(**changes)
+    return bool(moved)
 
 
 def _among(field: str, values: list[Any]) -> Q:
@@ -123,57 +141,27 @@ def _among(field: str, values: list[Any]) -> Q:
     return found | Q(**{f"{field}__isnull": True}) if None in values else found
 
 
-def _lock_row(obj: models.Model, using: str) -> models.Model:
-    """The object as its row is; locked, because an unlocked look may be a snapshot's."""
-    fresh = lock_row(obj, using)
-    if fresh is None:
-        raise missing(obj)
-    return fresh
+def _run(method: Callable[[], Any], obj: models.Model, using: str, field: str, target: Any) -> Any:
+    """Let a state machine's method move the locked object, and save the object."""
+    result = method()
+    refuse_marked(using, "The method")
+    if getattr(obj, field) != target:
+        raise ValueError(
+            f"The method has moved the {obj._meta.verbose_name} {obj.pk} to "
+            f"{getattr(obj, field)!r}, not to {target!r}, so a duplicate could not be told. "
+            "Nothing was done. Pass the state that the method leads to as the target."
+        )
+    obj.save()
+    refuse_marked(using, "save()")
+    return result
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """One method of a state machine of another library, as its adapter describes it.
-
-    Attributes:
-        state: reads the state.
-        sources: the states that the method is declared for by name.
-        targets: the states that it leads to, as far as they are declared.
-        starts_from: whether the method is declared for a state.
-    """
-
-    state: Callable[[], Any]
-    sources: Iterable[Any]
-    targets: Iterable[Any]
-    starts_from: Callable[[Any], bool]
-
-
-def run_locked(
-    obj: models.Model, machine: Machine, method: Callable[[], Any]
-) -> Moved | AlreadyThere:
-    """Run a method of a state machine on the locked row, and save the object."""
-    using = write_alias(obj)
-    with transaction.atomic(using=using):
-        refresh_in_place(obj, _lock_row(obj, using), using)
-        state = machine.state()
-        if state in machine.targets and state not in machine.sources:
-            return AlreadyThere(obj, state)
-        if not machine.starts_from(state):
-            raise illegal(obj, state, *machine.targets)
-        result = method()
-        refuse_marked(using, "The method")
-        obj.save()
-        refuse_marked(using, "save()")
-        return Moved(obj, machine.state(), result)
-
-
-def illegal(obj: models.Model, state: Any, *targets: Any) -> IllegalTransition:
+def illegal(obj: models.Model, state: Any, target: Any) -> IllegalTransition:
     """The error that names both states."""
-    wanted = " or ".join(repr(getattr(target, "value", target)) for target in targets)
+    state, target = (getattr(each, "value", each) for each in (state, target))
     return IllegalTransition(
-        f"The {obj._meta.verbose_name} {obj.pk} is in the state "
-        f"{getattr(state, 'value', state)!r}, from which it cannot become "
-        f"{wanted or 'anything else'}. Nothing was done."
+        f"The {obj._meta.verbose_name} {obj.pk} is in the state {state!r}, from which it cannot "
+        f"become {target!r}. Nothing was done."
     )
 
 

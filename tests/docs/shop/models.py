@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db import models
+from django_fsm import FSMField, transition
 
 from idempotency_django.concurrency.versions import Versioned, VersionField
 
@@ -33,6 +34,24 @@ class Order(Versioned, models.Model):
 
     def __str__(self) -> str:
         return self.reference
+
+
+class Parcel(models.Model):
+    """What django-fsm-2 moves from state to state."""
+
+    reference = models.CharField(max_length=100)
+    state = FSMField(default="packed", protected=True)
+
+    class Meta:
+        app_label = "tests"
+
+    def __str__(self) -> str:
+        return self.reference
+
+    @transition(field=state, source=["packed", "returned"], target="sent")
+    def send(self, carrier: str) -> str:
+        """Hand it over."""
+        return f"{carrier} has it"
 
 
 class Receipt(models.Model):
