@@ -34,9 +34,9 @@ def relay_outbox(stop: threading.Event) -> None:
 
 def process_inbox(stop: threading.Event) -> None:
     """Handle the webhooks that were received."""
-    from idempotency_django.messaging.inbox.processing import run  # noqa: PLC0415  # needs models
+    from idempotency_django.messaging.inbox.processing import run_inbox  # noqa: PLC0415  # needs models
 
-    run(stop, poll=POLL)
+    run_inbox(stop, poll=POLL)
 
 
 JOBS: tuple[Job, ...] = (relay_outbox, process_inbox)

@@ -15,11 +15,11 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.messaging.brokers.base import Outgoing, Refused
 from idempotency_django.messaging.inbox.processing import claim, mark
 from idempotency_django.messaging.inbox.purging import purge_inbox
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.publishers import Outgoing, Refused
 from idempotency_django.messaging.outbox.purging import purge_streams
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.messaging.outbox.settling import retry, skip

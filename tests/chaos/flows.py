@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.functions import idempotent_call
+from idempotency_django.messaging.brokers.base import Outgoing, in_order
 from idempotency_django.messaging.brokers.local import LocalPublisher
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.publishers import Outgoing, in_order
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.testing.chaos import Service
 from tests.models import Effect

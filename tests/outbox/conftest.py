@@ -9,7 +9,7 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
-from idempotency_django.messaging.outbox.publishers import Outgoing, Publisher, in_order
+from idempotency_django.messaging.brokers.base import Outgoing, Publisher, in_order
 
 
 class Broker(Publisher):

@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Sequence
 
-from idempotency_django.messaging.outbox.publishers import Outgoing, Publisher, in_order
+from idempotency_django.messaging.brokers.base import Outgoing, Publisher, in_order
 
 
 class LogPublisher(Publisher):

@@ -14,10 +14,10 @@ import pytest
 from django.db import connections, transaction
 from django.test import override_settings
 
+from idempotency_django.messaging.brokers.base import Away, Outgoing, Publisher, Refused
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish
 from idempotency_django.messaging.outbox import relay as sending
-from idempotency_django.messaging.outbox.publishers import Away, Outgoing, Publisher, Refused
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.testing import eventually, in_threads
 

@@ -12,9 +12,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test import override_settings
 
+from idempotency_django.messaging.brokers.base import Outgoing
 from idempotency_django.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.messaging.outbox import publish, purging
-from idempotency_django.messaging.outbox.publishers import Outgoing
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.messaging.tasks import relay_outbox
 from idempotency_django.models import DatabaseNow

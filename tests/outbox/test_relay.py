@@ -11,12 +11,12 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.messaging.brokers import base
+from idempotency_django.messaging.brokers.base import Outgoing
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox import publishers as base
 from idempotency_django.messaging.outbox import relay as relay_module
 from idempotency_django.messaging.outbox import relay as sending
-from idempotency_django.messaging.outbox.publishers import Outgoing
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually, in_threads

@@ -8,7 +8,7 @@ import pytest
 from django.db import DatabaseError
 
 from idempotency_django.messaging.outbox import waking
-from idempotency_django.messaging.outbox.waking import Ear, wake_relays
+from idempotency_django.messaging.outbox.waking import NotificationListener, wake_relays
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -20,41 +20,41 @@ def stop() -> threading.Event:
 
 def test_stopped(using: str, stop: threading.Event) -> None:
     """One that is told to stop waits no longer, on any database."""
-    ear = Ear(using)
+    listener = NotificationListener(using)
     stop.set()
-    ear.wait(3600, stop)
-    ear.close()
+    listener.wait(3600, stop)
+    listener.close()
 
 
 def test_connection_lost(
     using: str, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot listen any more waits as if there were nothing to hear."""
-    ear, asked = Ear(using), []
+    listener, asked = NotificationListener(using), []
 
     def lost(seconds: float) -> bool:
         asked.append(seconds)
         stop.set()
         raise DatabaseError("server closed the connection unexpectedly")
 
-    monkeypatch.setattr(ear, "_heard", lost)
-    if ear._connection.vendor != "postgresql":
+    monkeypatch.setattr(listener, "_heard", lost)
+    if listener._connection.vendor != "postgresql":
         stop.set()
-    ear.wait(3600, stop)
-    assert len(asked) == (ear._connection.vendor == "postgresql")
-    ear.close()
+    listener.wait(3600, stop)
+    assert len(asked) == (listener._connection.vendor == "postgresql")
+    listener.close()
 
 
 def test_woken(using: str, stop: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that wakes the relays up is heard by one that listens; elsewhere nothing is sent."""
-    ear = Ear(using)
-    if ear._connection.vendor != "postgresql":
+    listener = NotificationListener(using)
+    if listener._connection.vendor != "postgresql":
         wake_relays(using)
-        ear.close()
+        listener.close()
         return
-    assert ear._heard(0) is False  # it listens from here on
+    assert listener._heard(0) is False  # it listens from here on
     monkeypatch.setattr(waking, "_last", {})
     wake_relays(using)
-    ear.wait(60, stop)
-    assert ear._woken
-    ear.close()
+    listener.wait(60, stop)
+    assert listener._woken
+    listener.close()

@@ -16,8 +16,8 @@ import boto3
 import kombu
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
+from idempotency_django.messaging.brokers.base import Publisher
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outbox.publishers import Publisher
 from idempotency_django.messaging.outbox.publishing import Topic
 from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
@@ -128,7 +128,7 @@ def sqs_broker(server: Server, suffix: str = "") -> Iterator[Broker]:
                 assert re.fullmatch(r"[!-~]{1,128}", message["Attributes"].get(name, "none"))
         return [Event.from_json(message["Body"]) for message in messages]
 
-    options = {"queue_url": url, "client": client_options(server)}
+    options = {"url": url, "client": client_options(server)}
     yield Broker(f"{PUBLISHERS}.sqs.SqsPublisher", options, receive)
     client.close()
 

@@ -20,7 +20,7 @@ def main(entry: str, kill: str = "") -> None:
     django.setup()
     from django.conf import settings
 
-    from idempotency_django.messaging.outbox.publishers import Outgoing, Publisher
+    from idempotency_django.messaging.brokers.base import Outgoing, Publisher
     from idempotency_django.messaging.outbox.publishing import Topic
     from idempotency_django.messaging.outbox.relay import Relay
 

@@ -21,10 +21,10 @@ from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.functions import idempotent_call
 from idempotency_django.jobs import functions as enqueueing
 from idempotency_django.jobs.celery import CAUSED_BY, IdempotentTask
+from idempotency_django.messaging.brokers.base import Away
 from idempotency_django.messaging.brokers.celery import CeleryPublisher
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.publishers import Away
 from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy

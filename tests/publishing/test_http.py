@@ -18,9 +18,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from idempotency_django.messaging.brokers.base import Away, DeadlineReached, Outgoing, Refused
 from idempotency_django.messaging.brokers.http import Endpoint, HttpPublisher
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outbox.publishers import Away, NotBegun, Outgoing, Refused
 from idempotency_django.messaging.outbox.publishing import Topic
 
 from .brokers import PUBLISHERS
@@ -257,13 +257,13 @@ def test_no_time_left(receiver: Receiver) -> None:
     slow = publisher(receiver, concurrency=1)
 
     def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
-        slow.until = 0
+        slow.deadline = 0
         return (200, {}, b"")
 
     receiver.answer = answer
     answers = slow.publish([*grouped("a-1", "a-2"), outgoing("b")])
     assert answers[0] is None
-    assert [type(error) for error in answers[1:]] == [NotBegun, NotBegun]
+    assert [type(error) for error in answers[1:]] == [DeadlineReached, DeadlineReached]
     assert receiver.ids == ["a-1"]
 
 

@@ -13,11 +13,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
+from idempotency_django.messaging.brokers.base import Away, Deferred, Refused
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.publishers import Away, Refused, SendLater
 from idempotency_django.messaging.outbox.publishing import topic
 from idempotency_django.messaging.outbox.relay import Relay
 from tests.models import Effect
@@ -86,7 +86,7 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
     [
         (ValueError("no"), "pending", 1, timedelta(0)),
         (Refused("busy", delay=600), "pending", 1, timedelta(seconds=590)),
-        (SendLater("busy", delay=600), "pending", 0, timedelta(seconds=590)),
+        (Deferred("busy", delay=600), "pending", 0, timedelta(seconds=590)),
         (Away("gone"), "pending", 0, timedelta(0)),
         (Refused("gone", final=True), "blocked", 1, None),
     ],
@@ -116,7 +116,7 @@ def test_what_a_publisher_answers(
 
 
 @pytest.mark.usefixtures("memory")
-@pytest.mark.parametrize("error", [SendLater("busy"), Away("gone")])
+@pytest.mark.parametrize("error", [Deferred("busy"), Away("gone")])
 def test_never_used_up_by_others(error: Exception) -> None:
     """What is not the message's fault never uses up its attempts."""
     Memory.refuse = staticmethod(lambda message: error)

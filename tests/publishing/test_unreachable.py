@@ -15,10 +15,10 @@ import pytest
 from amqp import spec
 from django.core.exceptions import ImproperlyConfigured
 
+from idempotency_django.messaging.brokers.base import Away, DeadlineReached, GroupedBatch, Refused
 from idempotency_django.messaging.brokers.kafka import KafkaPublisher
 from idempotency_django.messaging.brokers.rabbitmq import KombuPublisher
 from idempotency_django.messaging.brokers.sqs import SqsPublisher
-from idempotency_django.messaging.outbox.publishers import Away, Lines, NotBegun, Refused
 from idempotency_django.messaging.outbox.publishing import Topic
 from tests.faults.wires import wire_to
 from tests.kafka import bootstrap, kafka, make_topic
@@ -335,7 +335,7 @@ def test_sqs_restarted() -> None:
     """While SQS is away, no message is blamed for it; when it is back, they are sent."""
     port = free_port()
     with sqs(port) as server:
-        options = {"queue_url": make_queue(server, "q"), "client": client_options(server)}
+        options = {"url": make_queue(server, "q"), "client": client_options(server)}
         publisher = SqsPublisher("orders", **options, timeout=2)
         assert publisher.publish(grouped("a-1")) == [None]
     assert_away(publisher.publish(grouped("a-2", "b-1")), "Could not connect", "was closed")
@@ -351,7 +351,7 @@ def test_sqs_restarted() -> None:
 
 def test_lines() -> None:
     """What was not sent when the broker went away is no message's fault."""
-    lines = Lines(grouped("a-1", "a-2", "b-1", "c-1"))
+    lines = GroupedBatch(grouped("a-1", "a-2", "b-1", "c-1"))
     assert lines.heads == [0, 2, 3]
     assert lines.confirm(0) == 1
     lines.fail(2, ValueError("b-1"))
@@ -370,21 +370,22 @@ def test_lines() -> None:
         ("rabbitmq.KombuPublisher", {"url": "amqp://nowhere.invalid//"}),
         (
             "sqs.SqsPublisher",
-            {"queue_url": "http://nowhere.invalid/q", "client": {"region_name": "eu-central-1"}},
+            {"url": "http://nowhere.invalid/q", "client": {"region_name": "eu-central-1"}},
         ),
         ("kafka.KafkaPublisher", {"config": {"bootstrap.servers": "127.0.0.1:1"}, "timeout": 1}),
         ("celery.CeleryPublisher", {}),
         ("local.LocalPublisher", {"consumers": []}),
-        ("local.CallPublisher", {}),
+        ("idempotency_django.messaging.outbox.calls.CallPublisher", {}),
     ],
 )
 def test_no_time_left(backend: str, options: dict[str, Any]) -> None:
     """Once half of the relay's lease is over, a publisher begins no message."""
     name = "after_commit" if "Call" in backend else "orders"
-    publisher = Topic(name=name, backend=f"{PUBLISHERS}.{backend}", options=options).publisher()
-    publisher.until = 0
+    path = f"{PUBLISHERS}.{backend}" if backend.count(".") == 1 else backend
+    publisher = Topic(name=name, backend=path, options=options).publisher()
+    publisher.deadline = 0
     answers = publisher.publish(grouped("a-1", "a-2", "b-1"))
-    assert [type(answer) for answer in answers] == [NotBegun] * 3
+    assert [type(answer) for answer in answers] == [DeadlineReached] * 3
 
 
 def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:

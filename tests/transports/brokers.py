@@ -165,7 +165,7 @@ class Kafka(Broker):
 
     def run(self, consumer: Consumer, **options: Any) -> None:
         config = {**self.config, **options.pop("config", {})}
-        kafka.run(consumer, [self.place], config=config, **options)
+        kafka.run_consumer(consumer, [self.place], config=config, **options)
 
     def close(self) -> None:
         self._looker.close()
@@ -246,7 +246,7 @@ class RabbitMQ(Broker):
         return [*iter(lambda: self._dead.get(no_ack=True), None)]
 
     def run(self, consumer: Consumer, **options: Any) -> None:
-        rabbitmq.run(consumer, self.place, url=self.url, **options)
+        rabbitmq.run_consumer(consumer, self.place, url=self.url, **options)
 
     def close(self) -> None:
         self._queue.delete()
@@ -305,7 +305,7 @@ class SQS(Broker):
         return [message["Body"].encode() for message in answer.get("Messages", ())]
 
     def run(self, consumer: Consumer, **options: Any) -> None:
-        sqs.run(consumer, self.place, client=self.client_options, **options)
+        sqs.run_consumer(consumer, self.place, client=self.client_options, **options)
 
     def _attributes(self, url: str) -> dict[str, str]:
         answer = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])

@@ -43,8 +43,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     def run_queue(consumer: Any, queue: Any, *, url: Any, **options: Any) -> None:
         made.append((consumer, queue, {"url": url, **options}))
 
-    monkeypatch.setattr(kafka, "run", run_kafka)
-    monkeypatch.setattr(rabbitmq, "run", run_queue)
+    monkeypatch.setattr(kafka, "run_consumer", run_kafka)
+    monkeypatch.setattr(rabbitmq, "run_consumer", run_queue)
     return made
 
 
@@ -132,7 +132,7 @@ def test_a_loop_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(consumer: Any, topics: Any, *, config: Any) -> None:
         raise UnknownEventType("order.lost")
 
-    monkeypatch.setattr(kafka, "run", refuse)
+    monkeypatch.setattr(kafka, "run_consumer", refuse)
     with pytest.raises(CommandError, match=r"order\.lost"):
         run("first", *KAFKA, SERVERS)
 
@@ -140,13 +140,13 @@ def test_a_loop_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "text"),
     [
-        (kafka.run, {"topics": "orders", "config": {}}, "make it a list of topics"),
-        (kafka.run, {"topics": ["orders"], "config": {}}, "no 'bootstrap.servers'"),
-        (sqs.run, {"url": "x", "batch": 11}, "SQS returns 10 at most"),
-        (sqs.run, {"url": "x", "wait": 0}, "make it 1 to 20 seconds"),
-        (sqs.run, {"url": "x", "visibility": 1}, "make it 3 to 43200 seconds"),
-        (rabbitmq.run, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "make it 9"),
-        (rabbitmq.run, {"queue": "x", "url": "", "heartbeat": 1}, "make it 3 or more"),
+        (kafka.run_consumer, {"topics": "orders", "config": {}}, "make it a list of topics"),
+        (kafka.run_consumer, {"topics": ["orders"], "config": {}}, "no 'bootstrap.servers'"),
+        (sqs.run_consumer, {"url": "x", "batch": 11}, "SQS returns 10 at most"),
+        (sqs.run_consumer, {"url": "x", "wait": 0}, "make it 1 to 20 seconds"),
+        (sqs.run_consumer, {"url": "x", "visibility": 1}, "make it 3 to 43200 seconds"),
+        (rabbitmq.run_consumer, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "make it 9"),
+        (rabbitmq.run_consumer, {"queue": "x", "url": "", "heartbeat": 1}, "make it 3 or more"),
     ],
 )
 def test_arguments(function: Any, arguments: dict[str, Any], text: str) -> None:
@@ -199,13 +199,13 @@ def test_declare(rabbit: Server) -> None:
         stop.set()
 
     with pytest.raises(ImproperlyConfigured, match="run_consumer --declare"):
-        rabbitmq.run(consumer, name, url=rabbit.url)
+        rabbitmq.run_consumer(consumer, name, url=rabbit.url)
     with kombu.Connection(rabbit.url) as connection:
         channel = connection.channel()
         for publisher, message in zip((direct, fanned), grouped("a-1", "b-1"), strict=True):
             assert publisher.publish([message]) == [None]
             publisher.close()
-            rabbitmq.run(consumer, name, bindings={exchange: "order.#"}, **declared)
+            rabbitmq.run_consumer(consumer, name, bindings={exchange: "order.#"}, **declared)
             stop.clear()
         assert got == ["a-1", "b-1"]
         channel.queue_delete(name)
@@ -242,4 +242,4 @@ def test_declare_elsewhere() -> None:
     with pytest.raises(CommandError, match="'kafka' has no option 'declare'"):
         run("first", *KAFKA, SERVERS, "--declare")
     with pytest.raises(ImproperlyConfigured, match="declare=True"):
-        rabbitmq.run(first, "q", url="amqp://localhost", bindings={"shop": "#"})
+        rabbitmq.run_consumer(first, "q", url="amqp://localhost", bindings={"shop": "#"})

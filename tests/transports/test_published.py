@@ -43,7 +43,7 @@ def entry(broker: Broker) -> dict[str, Any]:
             options = {"config": config, "kafka_topic": broker.place}
             return {"BACKEND": f"{PUBLISHERS}.kafka.KafkaPublisher", "OPTIONS": options}
         case SQS():
-            options = {"queue_url": broker.place, "client": broker.client_options}
+            options = {"url": broker.place, "client": broker.client_options}
             return {"BACKEND": f"{PUBLISHERS}.sqs.SqsPublisher", "OPTIONS": options}
     raise TypeError(broker)
 

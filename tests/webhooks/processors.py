@@ -20,7 +20,7 @@ import django
 def main(number: int, kills: int, seed: int) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.webhooks.settings"
     django.setup()
-    from idempotency_django.messaging.inbox.processing import run
+    from idempotency_django.messaging.inbox.processing import run_inbox
     from tests.webhooks import striking
 
     assert striking
@@ -29,7 +29,7 @@ def main(number: int, kills: int, seed: int) -> None:
         while len(alive) < number:
             pid = os.fork()
             if pid == 0:
-                run(threading.Event(), batch=5, poll=timedelta(seconds=0.02))
+                run_inbox(threading.Event(), batch=5, poll=timedelta(seconds=0.02))
             alive.add(pid)
         if select.select([sys.stdin], [], [], chance.uniform(0.05, 0.3))[0]:
             break

@@ -24,7 +24,13 @@ from idempotency_django.messaging import dead_letters
 from idempotency_django.messaging.consumers import Consumer, Duplicate
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox import processing
-from idempotency_django.messaging.inbox.processing import claim, mark, process, process_due, run
+from idempotency_django.messaging.inbox.processing import (
+    claim,
+    mark,
+    process,
+    process_due,
+    run_inbox,
+)
 from idempotency_django.messaging.inbox.purging import purge_inbox
 from idempotency_django.messaging.inbox.settling import NotSettled, accept, reprocess, retry
 from idempotency_django.messaging.models import InboxMessage
@@ -371,7 +377,7 @@ def test_stopped(inbox: Inbox) -> None:
     behaviour["shop"] = lambda event, execution: stop.set()
     for number in range(3):
         deliver(Hook, f"m-{number}")
-    run(stop, batch=3)
+    run_inbox(stop, batch=3)
     assert inbox.states() == ["handled", "pending", "pending"]
     assert [row.attempts for row in inbox.rows()] == [1, 0, 0]
     assert process_due() == {"handled": 2}
@@ -389,7 +395,7 @@ def test_without_database(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None
         raise StoreUnavailable
 
     monkeypatch.setattr(processing, "process_due", refuse)
-    run(stop, poll=timedelta(seconds=0.01))
+    run_inbox(stop, poll=timedelta(seconds=0.01))
     assert len(tries) == 2
 
 

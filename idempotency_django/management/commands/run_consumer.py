@@ -16,12 +16,11 @@ from django.utils.module_loading import import_string
 
 from ...conf import did_you_mean
 from ...errors import UnknownEventType
+from ...messaging.brokers import BROKERS
 from ...messaging.brokers.loop import Options
 from ...messaging.consumers import Consumer, consumer_at, consumers
 
-TRANSPORTS: Final = ("kafka", "rabbitmq", "sqs")
-
-_PACKAGE: Final = "idempotency_django.messaging.brokers"
+TRANSPORTS: Final = [name for name, broker in BROKERS.items() if broker.has_consumer]
 _FUNCTIONS: Final = ("event", "sender")
 _FROM_ENVIRONMENT: Final = "env:"
 
@@ -57,9 +56,9 @@ class Command(BaseCommand):
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help="An argument of the transport's run(), such as batch=100, or a member of one that "
-            "is a dict, such as config.bootstrap.servers=kafka:9092. A value env:NAME is read from "
-            "the environment variable NAME, where passwords belong.",
+            help="An argument of the broker's run_consumer(), such as batch=100, or a member of a "
+            "dict, such as config.bootstrap.servers=kafka:9092. A value env:NAME is read from the "
+            "environment variable NAME, where passwords belong.",
         )
         parser.add_argument(
             "--declare",
@@ -104,12 +103,13 @@ def _consumer(name: str) -> Consumer:
 
 def _run_of(transport: str) -> Callable[..., None]:
     """The transport's function; only the client library of this one has to be there."""
+    module = BROKERS[transport].publisher.rpartition(".")[0]
     try:
-        run: Callable[..., None] = import_module(f"{_PACKAGE}.{transport}").run
+        run: Callable[..., None] = import_module(module).run_consumer
     except ImportError as error:
         raise CommandError(
             f"The transport {transport!r} needs a library that is missing: {error}. Run "
-            f'pip install "idempotency-django[{transport}]".'
+            f'pip install "idempotency-django[{BROKERS[transport].extra}]".'
         ) from error
     return run
 

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import loads
 
 from ...jobs.celery import CAUSED_BY
-from ..outbox.publishers import Lines, Outgoing, Publisher
+from .base import GroupedBatch, Outgoing, Publisher
 
 _AGAIN: Final = {"max_retries": 1, "interval_start": 0}
 """The broker may have closed the connection, because nobody used it for a while."""
@@ -46,7 +46,7 @@ class CeleryPublisher(Publisher):
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
         app = self._open()
-        lines = Lines(messages)
+        lines = GroupedBatch(messages)
         while lines.heads:
             place = lines.heads[0]
             if late := self.late():

@@ -24,7 +24,7 @@ from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
 from ..events import write_time
-from ..outbox.publishers import Lines, Outgoing, Publisher, Refused, away
+from .base import GroupedBatch, Outgoing, Publisher, Refused, away
 
 PREFIX: Final = "whsec_"
 """What a secret of Standard Webhooks begins with; Base64 follows."""
@@ -152,14 +152,14 @@ class HttpPublisher(Publisher):
         if bool(url) == bool(endpoint):
             raise ValueError("it needs either url and secrets, or endpoint, the path of a function")
         self._timeout = timeout
-        self._at_once = concurrency
+        self._concurrency = concurrency
         self._schemes = ("https", "http") if allow_http else ("https",)
         self._options: dict[str, Any] = {"trust_env": False, "proxy": proxy, **(client or {})}
         self._endpoint = endpoint
         self._fixed = self._allowed(Endpoint(url, secrets)) if url else None
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        lines = Lines(messages)
+        lines = GroupedBatch(messages)
         # Here, and not in the event loop: it may ask the database.
         endpoints = [self._found(message) for message in messages]
         asyncio.run(self._publish(lines, endpoints))
@@ -173,9 +173,9 @@ class HttpPublisher(Publisher):
         return []
 
     async def _publish(
-        self, lines: Lines, endpoints: Sequence[Endpoint | Exception | None]
+        self, lines: GroupedBatch, endpoints: Sequence[Endpoint | Exception | None]
     ) -> None:
-        free = asyncio.Semaphore(self._at_once)
+        free = asyncio.Semaphore(self._concurrency)
         async with httpx.AsyncClient(timeout=self._timeout, **self._options) as client:
 
             async def follow(place: int) -> None:

@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from django.core.exceptions import ImproperlyConfigured
 
 from ..consumers import Consumer
-from ..outbox.publishers import Lines, Outgoing, Publisher
 from ..queue import reason
+from .base import GroupedBatch, Outgoing, Publisher
 from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Options, Partition, Transport
 
 logger = logging.getLogger("idempotency_django")
@@ -86,7 +86,7 @@ class KafkaPublisher(Publisher):
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
         if self._producer is None:
             self._producer = Producer(self._config, logger=logger)
-        batch = _Batch(self, self._producer, self._kafka_topic, Lines(messages))
+        batch = _Batch(self, self._producer, self._kafka_topic, GroupedBatch(messages))
         try:
             return batch.answers()
         finally:
@@ -108,7 +108,7 @@ class _Batch:
     """
 
     def __init__(
-        self, publisher: Publisher, producer: Producer, kafka_topic: str, lines: Lines
+        self, publisher: Publisher, producer: Producer, kafka_topic: str, lines: GroupedBatch
     ) -> None:
         self._publisher = publisher
         self._producer = producer
@@ -178,7 +178,7 @@ _FLUSH: Final = 30.0  # seconds
 _Place = tuple[str, int]
 
 
-def run(
+def run_consumer(
     consumer: Consumer,
     topics: Sequence[str],
     *,

@@ -1,4 +1,4 @@
-"""Publishers that need no broker: consumers of the same project, and calls after a commit."""
+"""Consumers of the same project: a publisher that needs no broker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signing import BadSignature
 
 from ...errors import MessageParked, OperationInProgress, StoreUnavailable, UnknownEventType
 from ..consumers import Consumer, consumer_at
-from ..outbox.calls import Call, EndsProcesses
-from ..outbox.publishers import Outgoing, Publisher, Refused, SendLater, away, in_order
-from ..outbox.publishing import topic
 from ..queue import reason
+from .base import Deferred, Outgoing, Publisher, Refused, away, in_order
 
 
 class LocalPublisher(Publisher):
@@ -60,7 +57,7 @@ class LocalPublisher(Publisher):
                 # The claim is committed first, so that an attempt counts that ends the relay.
                 consumer.handle(event, redelivered=True)
         except OperationInProgress as error:
-            return SendLater(str(error), delay=error.remaining or 0)
+            return Deferred(str(error), delay=error.remaining or 0)
         except (StoreUnavailable, ImportError) as error:
             return away(error)
         except MessageParked as error:
@@ -83,38 +80,3 @@ class LocalPublisher(Publisher):
             "'OPTIONS': {'consumers': ['shop.consumers.billing']}.",
             id="idempotency_django.E043",
         )
-
-
-class CallPublisher(Publisher):
-    """Calls the function of each message, in the process of the relay, one after the other.
-
-    Args:
-        topic: the topic.
-        at_once: whether the process that has committed makes the first attempt itself, right after
-            the commit.
-    """
-
-    def __init__(self, topic: str, *, at_once: bool = False) -> None:
-        super().__init__(topic)
-
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        most = topic(self.topic).max_attempts
-        return in_order(messages, lambda message: self.late() or _call(message, most))
-
-
-def _call(message: Outgoing, max_attempts: int | None) -> Exception | None:
-    try:
-        call = Call.read(message.type, message.data)
-    except BadSignature as error:
-        return Refused(str(error), final=True)
-    try:
-        call.run_once(message.message_id, message.reference, max_attempts=max_attempts)
-    except EndsProcesses as error:
-        return Refused(str(error), final=True)
-    except OperationInProgress as error:
-        return SendLater(str(error), delay=error.remaining or 0)
-    except (StoreUnavailable, ImportError) as error:
-        return away(error)
-    except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is
-        return error
-    return None

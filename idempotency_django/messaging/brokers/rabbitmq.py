@@ -35,8 +35,8 @@ from kombu import Consumer as Subscription
 from kombu.transport import pyamqp
 
 from ..consumers import Consumer
-from ..outbox.publishers import Away, Lines, Outgoing, Publisher, Refused
 from ..queue import reason
+from .base import Away, GroupedBatch, Outgoing, Publisher, Refused
 from .loop import (
     BEAT,
     NO_DEAD_LETTERS,
@@ -123,7 +123,7 @@ class KombuPublisher(Publisher):
         self._returned: list[Exception] = []
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        lines = Lines(messages)
+        lines = GroupedBatch(messages)
         while lines.heads:
             place = lines.heads[0]
             try:
@@ -280,7 +280,7 @@ _INFLATE: Final[Mapping[str, Callable[[], Any]]] = {
 """kombu's names of compressions that can be inflated step by step, and so with a limit."""
 
 
-def run(
+def run_consumer(
     consumer: Consumer,
     queue: str,
     *,

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ...policy.canonical import digest
 from ..consumers import Consumer
-from ..outbox.publishers import Away, Lines, Outgoing, Publisher, Refused
+from .base import Away, GroupedBatch, Outgoing, Publisher, Refused
 from .loop import ConsumerOptions, Incoming, Loop, Options, Transport
 
 MAX_BATCH: Final = 10
@@ -49,7 +49,7 @@ class SqsPublisher(Publisher):
 
     Args:
         topic: the topic.
-        queue_url: the queue; its name ends in ``.fifo`` if it is a FIFO queue.
+        url: the queue; its name ends in ``.fifo`` if it is a FIFO queue.
         timeout: seconds that SQS may take to accept the connection, and to answer.
         client: further arguments of ``boto3.client("sqs", …)``, such as ``region_name``.
     """
@@ -58,13 +58,13 @@ class SqsPublisher(Publisher):
         self,
         topic: str,
         *,
-        queue_url: str,
+        url: str,
         timeout: float = 10.0,
         client: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(topic)
-        self._queue_url = queue_url
-        self._is_fifo = queue_url.endswith(".fifo")
+        self._queue_url = url
+        self._is_fifo = url.endswith(".fifo")
         self._options = {
             "config": Config(connect_timeout=timeout, read_timeout=timeout),
             **(client or {}),
@@ -72,7 +72,7 @@ class SqsPublisher(Publisher):
         self._client: Any = None
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        lines = Lines(messages)
+        lines = GroupedBatch(messages)
         if self._client is None:
             self._client = boto3.client("sqs", **self._options)
         while lines.heads:
@@ -88,7 +88,7 @@ class SqsPublisher(Publisher):
         if client is not None:
             client.close()
 
-    def _requests(self, lines: Lines) -> Iterator[dict[int, dict[str, Any]]]:
+    def _requests(self, lines: GroupedBatch) -> Iterator[dict[int, dict[str, Any]]]:
         """The first message of each line as entries of requests, none larger than SQS takes."""
         request: dict[int, dict[str, Any]] = {}
         size = 0
@@ -118,7 +118,7 @@ class SqsPublisher(Publisher):
             entry["MessageGroupId"] = _fit(message.group or message.message_id)
         return entry
 
-    def _send(self, lines: Lines, request: dict[int, dict[str, Any]]) -> None:
+    def _send(self, lines: GroupedBatch, request: dict[int, dict[str, Any]]) -> None:
         """Send a request, and note what SQS says of each of its entries.
 
         Raises:
@@ -180,7 +180,7 @@ _LONGEST_WAIT: Final = 20  # seconds that a call to SQS may wait for messages
 _CONNECT: Final = 5  # seconds
 
 
-def run(
+def run_consumer(
     consumer: Consumer,
     url: str,
     *,

@@ -140,7 +140,7 @@ def process_due(
     return tally
 
 
-def run(
+def run_inbox(
     stop: threading.Event,
     *,
     sources: Collection[str] = (),

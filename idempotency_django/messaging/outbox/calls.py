@@ -17,11 +17,13 @@ from django.core.signing import BadSignature, Signer
 from django.db import transaction
 
 from ...engine.context import ExecutionContext
+from ...errors import OperationInProgress, StoreUnavailable
 from ...functions import run_plan
 from ...planning import plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
 from ...records import reference
+from ..brokers.base import Deferred, Outgoing, Publisher, Refused, away, in_order
 from ..consumers import without_exits
 from ..databases import database
 from ..models import OutboxMessage, OutboxState
@@ -278,6 +280,41 @@ def _refuse_other_than_json(path: str, name: int | str, value: Any) -> None:
             f"The argument {name!r} of {path} is not JSON: {error}. Pass texts, numbers, lists and "
             "dicts, and a primary key instead of an object."
         ) from error
+
+
+class CallPublisher(Publisher):
+    """Calls the function of each message, in the process of the relay, one after the other.
+
+    Args:
+        topic: the topic.
+        at_once: whether the process that has committed makes the first attempt itself, right after
+            the commit.
+    """
+
+    def __init__(self, topic: str, *, at_once: bool = False) -> None:
+        super().__init__(topic)
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        most = topic(self.topic).max_attempts
+        return in_order(messages, lambda message: self.late() or _call(message, most))
+
+
+def _call(message: Outgoing, max_attempts: int | None) -> Exception | None:
+    try:
+        call = Call.read(message.type, message.data)
+    except BadSignature as error:
+        return Refused(str(error), final=True)
+    try:
+        call.run_once(message.message_id, message.reference, max_attempts=max_attempts)
+    except EndsProcesses as error:
+        return Refused(str(error), final=True)
+    except OperationInProgress as error:
+        return Deferred(str(error), delay=error.remaining or 0)
+    except (StoreUnavailable, ImportError) as error:
+        return away(error)
+    except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is
+        return error
+    return None
 
 
 CELERY_TOPIC: Final = "celery"

@@ -34,10 +34,11 @@ from ...engine.steps import current_step
 from ...models import DatabaseNow
 from ...policy import keys
 from ...policy.canonical import canonical, digest
+from ..brokers import BROKERS
+from ..brokers.base import Publisher
 from ..databases import database
 from ..events import validate_nesting
 from ..models import OutboxMessage, OutboxState, OutboxStream
-from .publishers import Publisher
 from .waking import wake_relays
 
 
@@ -200,31 +201,11 @@ def _is_duration(value: Any) -> bool:
 
 
 ALL_OTHERS: Final = "*"
-_BROKERS: Final = "idempotency_django.messaging.brokers"
-BACKENDS: Final = {
-    "celery": f"{_BROKERS}.celery.CeleryPublisher",
-    "http": f"{_BROKERS}.http.HttpPublisher",
-    "kafka": f"{_BROKERS}.kafka.KafkaPublisher",
-    "local": f"{_BROKERS}.local.LocalPublisher",
-    "rabbitmq": f"{_BROKERS}.rabbitmq.KombuPublisher",
-    "sqs": f"{_BROKERS}.sqs.SqsPublisher",
-}
-"""The publishers of this package, by the short names that ``BACKEND`` takes as well."""
-
 OWN: Final = {
-    "after_commit": f"{_BROKERS}.local.CallPublisher",
-    "celery": BACKENDS["celery"],
+    "after_commit": "idempotency_django.messaging.outbox.calls.CallPublisher",
+    "celery": "celery",
 }
 """The topics that are there without being named, for what only these publishers can send."""
-
-_EXTRAS: Final = {
-    "boto3": "sqs",
-    "celery": "celery",
-    "confluent_kafka": "kafka",
-    "httpx": "webhooks",
-    "kombu": "rabbitmq",
-}
-"""What to install for a client, by its name."""
 
 BLOCK: Final = "block"
 SKIP: Final = "skip"
@@ -248,7 +229,7 @@ class Topic:
 
     Attributes:
         name: letters, digits and ``_.-``.
-        backend: the path of its publisher's class, or a name of ``BACKENDS``.
+        backend: the path of its publisher's class, or a name of ``BROKERS``.
         options: what the publisher is made with.
         source: the source of its events.
         max_attempts: how often the broker may refuse a message; ``None``: any number of times.
@@ -300,17 +281,18 @@ class Topic:
         Raises:
             ImproperlyConfigured: it cannot be made.
         """
-        path = BACKENDS.get(self.backend, self.backend)
+        known = BROKERS.get(self.backend)
+        path = known.publisher if known else self.backend
         if "." not in path:
             raise ImproperlyConfigured(
                 f"The topic {self.name!r} has the BACKEND {self.backend!r}, which is none of this "
                 "package. Pass the path of a publisher, or a name. "
-                + did_you_mean(self.backend, BACKENDS, "Known names")
+                + did_you_mean(self.backend, BROKERS, "Known names")
             )
         try:
             made = import_string(path)(self.name, **self.options)
         except ModuleNotFoundError as error:
-            extra = _EXTRAS.get((error.name or "").partition(".")[0])
+            extra = "".join(each.extra for each in BROKERS.values() if each.publisher == path)
             what = f'Install "idempotency-django[{extra}]"' if extra else "Correct BACKEND"
             raise ImproperlyConfigured(
                 f"The publisher {self.backend!r} of the topic {self.name!r} cannot be imported: "
@@ -325,7 +307,7 @@ class Topic:
             raise ImproperlyConfigured(
                 f"The BACKEND {self.backend!r} of the topic {self.name!r} makes a "
                 f"{type(made).__name__}, not a Publisher. Name a subclass of "
-                "idempotency_django.messaging.outbox.publishers.Publisher."
+                "idempotency_django.messaging.brokers.base.Publisher."
             )
         if self.source:
             made.source = self.source

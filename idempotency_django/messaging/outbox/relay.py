@@ -29,16 +29,16 @@ from django.db.models import Count, F, Q, QuerySet
 
 from ...conf import conf
 from ...models import DatabaseNow
+from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
 from ..databases import database, unindexed, with_zone
 from ..models import OutboxMessage, OutboxState
 from ..queue import Queue, counted, reason
-from .publishers import Away, NotBegun, Outgoing, Publisher, Refused, SendLater, away
 from .publishing import ALL_OTHERS, BLOCK, Topic, relayed, topic, topics
-from .waking import Ear
+from .waking import NotificationListener
 
 FIRST_BACKOFF: Final = timedelta(seconds=1)
 LONGEST_BACKOFF: Final = timedelta(minutes=5)
-OF_A_GROUP: Final = 10
+PER_GROUP: Final = 10
 """How many messages of one group a batch has, unless they are sent quickly: the groups take turns,
 so a slow one keeps another waiting for so many of its messages, whatever its backlog."""
 
@@ -87,14 +87,14 @@ class Batch:
 
     @classmethod
     def claim(
-        cls, using: str, topics: Q, size: int, lease: timedelta, of_a_group: int = OF_A_GROUP
+        cls, using: str, topics: Q, size: int, lease: timedelta, per_group: int = PER_GROUP
     ) -> Batch:
         """Claim messages that are due: some of each group, in its order, and what has no group."""
         token = uuid.uuid4().hex
         claimed = {"token": token, "process_after": DatabaseNow() + lease}
         heads = OUTBOX.claim(OutboxMessage.objects.using(using).filter(topics), size, claimed)
         groups = sum(head.is_grouped for head in heads) or 1
-        of_each = min(of_a_group, 1 + (size - len(heads)) // groups)
+        of_each = min(per_group, 1 + (size - len(heads)) // groups)
         return cls(using, token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
 
     def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> int:
@@ -114,8 +114,8 @@ class Batch:
 
     def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> OutboxState:
         """Note that a message was refused, or has to wait; what the message is now."""
-        is_refused = not isinstance(error, SendLater)
-        delay = error.delay if isinstance(error, SendLater | Refused) else 0
+        is_refused = not isinstance(error, Deferred)
+        delay = error.delay if isinstance(error, Deferred | Refused) else 0
         attempts = message.attempts + is_refused
         is_used_up = topic.max_attempts is not None and attempts >= topic.max_attempts
         is_final = isinstance(error, Refused) and error.final
@@ -164,7 +164,7 @@ logger = logging.getLogger("idempotency_django")
 
 
 @dataclass(slots=True)
-class Line:
+class TopicSender:
     """A topic, as one relay sees it."""
 
     name: str
@@ -173,12 +173,12 @@ class Line:
     suspects: set[str] = field(default_factory=set)  # what sending failed with: others go first
     publisher: Publisher | None = None
 
-    def publish(self, messages: Sequence[OutboxMessage], until: float) -> list[Exception | None]:
+    def publish(self, messages: Sequence[OutboxMessage], deadline: float) -> list[Exception | None]:
         """What the publisher answers for each message."""
         try:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
-            self.publisher.until = until
+            self.publisher.deadline = deadline
             answers = self.publisher.publish([outgoing(message) for message in messages])
         except KeyboardInterrupt:
             raise
@@ -221,7 +221,7 @@ class Line:
             logger.warning("The publisher of %r could not be closed.", self.name, exc_info=True)
 
 
-def whose(message: OutboxMessage) -> str:
+def _unit_of(message: OutboxMessage) -> str:
     """What waits together: the message's group, or itself."""
     name: str = message.stream or message.message_id
     return name
@@ -260,12 +260,12 @@ def note_failures(
 BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
 POLL: Final = timedelta(seconds=1)
-LOOK: Final = timedelta(minutes=5)
+ABANDONED_INTERVAL: Final = timedelta(minutes=5)
 """How often a relay looks for messages that no relay sends."""
-MOST_NAMED: Final = 20
-TURN: Final = timedelta(seconds=5)
+ABANDONED_LIMIT: Final = 20
+BATCH_TIME: Final = timedelta(seconds=5)
 """After so long, a batch begins nothing: what was committed meanwhile has its turn."""
-QUICK: Final = timedelta(seconds=0.5)
+QUICK_BATCH: Final = timedelta(seconds=0.5)
 """After a batch that took no longer, the next one has twice as many messages of each group."""
 
 
@@ -275,8 +275,8 @@ class Relay:
     Args:
         topics: the topics to send; by default all of ``IDEMPOTENCY["OUTBOX"]``.
         batch_size: the most messages to claim at once.
-        lease: for how long. It begins nothing in the second half, nor after :data:`TURN`, so that
-            what was sent is noted within it; else another relay sends it as well.
+        lease: for how long. It begins nothing in the second half, nor after :data:`BATCH_TIME`, so
+            that what was sent is noted within it; else another relay sends it as well.
         using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
     Attributes:
@@ -301,9 +301,9 @@ class Relay:
         self.lease = lease
         self.using = using or database()
         self.refused = 0
-        self._lines: dict[str, Line] = {}
+        self._senders: dict[str, TopicSender] = {}
         self._begun: dict[str, float] = {}  # each topic, when it had its turn
-        self._of_a_group = OF_A_GROUP
+        self._per_group = PER_GROUP
 
     def run(self, stop: threading.Event, *, poll: timedelta = POLL, listen: bool = False) -> None:
         """Send whatever comes, until ``stop`` is set; then finish the batch.
@@ -313,16 +313,16 @@ class Relay:
             poll: how long to wait when there was nothing to send.
             listen: whether to be woken up by topics with ``NOTIFY`` (PostgreSQL).
         """
-        ear = Ear(self.using) if listen else None
+        listener = NotificationListener(self.using) if listen else None
         logger.info("The relay sends %s, from the database %r.", self.names, self.using)
-        looked, was_busy = -math.inf, True
+        searched, was_busy = -math.inf, True
         try:
             while not stop.is_set():
                 close_old_connections()
-                if time.monotonic() - looked > LOOK.total_seconds():
-                    looked = time.monotonic()
-                    self._say_abandoned()
-                if self._kept_up():
+                if time.monotonic() - searched > ABANDONED_INTERVAL.total_seconds():
+                    searched = time.monotonic()
+                    self._log_abandoned()
+                if self._sent_some():
                     was_busy = True
                     continue
                 if was_busy:
@@ -330,15 +330,15 @@ class Relay:
                     also = f". It cannot send now: {away}" if away else ""
                     logger.info("The relay waits, because nothing is due%s.", also)
                     was_busy = False
-                if ear is None:
+                if listener is None:
                     stop.wait(poll.total_seconds())
                 else:
-                    ear.wait(poll.total_seconds(), stop)
+                    listener.wait(poll.total_seconds(), stop)
         finally:
-            if ear is not None:
-                ear.close()
+            if listener is not None:
+                listener.close()
 
-    def _kept_up(self) -> bool:
+    def _sent_some(self) -> bool:
         """Whether something was sent; what goes wrong with the database is logged."""
         try:
             return self.send_batch() > 0
@@ -350,7 +350,7 @@ class Relay:
             )
             return False
 
-    def _say_abandoned(self) -> None:
+    def _log_abandoned(self) -> None:
         try:
             for name, count in abandoned(self.using).items():
                 logger.error(
@@ -366,7 +366,7 @@ class Relay:
 
     def drain(self, stop: threading.Event | None = None) -> int:
         """Send until nothing is due, or ``stop`` is set; how many messages were tried."""
-        self._say_abandoned()
+        self._log_abandoned()
         total = 0
         while not (stop and stop.is_set()) and (sent := self.send_batch()):
             total += sent
@@ -375,20 +375,20 @@ class Relay:
     def send_batch(self) -> int:
         """Claim what is due once, and send it; how many messages were tried."""
         begun = time.monotonic()
-        until = begun + min(TURN, self.lease / 2).total_seconds()
-        wanted, of_a_group = self._wanted(), self._of_a_group
-        batch = Batch.claim(self.using, wanted, self.batch_size, self.lease, of_a_group)
+        deadline = begun + min(BATCH_TIME, self.lease / 2).total_seconds()
+        wanted, per_group = self._wanted(), self._per_group
+        batch = Batch.claim(self.using, wanted, self.batch_size, self.lease, per_group)
         by_topic = attrgetter("topic")
         groups = groupby(sorted(batch.messages, key=by_topic), key=by_topic)
         messages = {name: list(group) for name, group in groups}
         # In turns: a slow topic may use up the time, and the others come first then.
         turns = sorted(messages, key=lambda name: self._begun.get(name, 0))
         try:
-            return sum(self._publish(batch, name, messages[name], until) for name in turns)
+            return sum(self._publish(batch, name, messages[name], deadline) for name in turns)
         finally:
             batch.release()
-            is_quick = time.monotonic() - begun <= QUICK.total_seconds()
-            self._of_a_group = min(2 * of_a_group, self.batch_size) if is_quick else OF_A_GROUP
+            is_quick = time.monotonic() - begun <= QUICK_BATCH.total_seconds()
+            self._per_group = min(2 * per_group, self.batch_size) if is_quick else PER_GROUP
 
     @property
     def names(self) -> str:
@@ -400,30 +400,32 @@ class Relay:
     @property
     def unreachable(self) -> list[str]:
         """The topics of which nothing could be sent when it was tried last."""
-        return [name for name, line in self._lines.items() if line.failures]
+        return [name for name, sender in self._senders.items() if sender.failures]
 
     def close(self) -> None:
         """Leave the brokers."""
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
 
-    def _publish(self, batch: Batch, name: str, messages: list[OutboxMessage], until: float) -> int:
-        if time.monotonic() >= until:
+    def _publish(
+        self, batch: Batch, name: str, messages: list[OutboxMessage], deadline: float
+    ) -> int:
+        if time.monotonic() >= deadline:
             return 0
         self._begun[name] = time.monotonic()
-        line = self._lines.setdefault(name, Line(name))
-        messages.sort(key=lambda message: whose(message) in line.suspects)
-        zipped = list(zip(messages, line.publish(messages, until), strict=True))
-        answers = [each for each in zipped if not isinstance(each[1], Away | NotBegun)]
+        sender = self._senders.setdefault(name, TopicSender(name))
+        messages.sort(key=lambda message: _unit_of(message) in sender.suspects)
+        zipped = list(zip(messages, sender.publish(messages, deadline), strict=True))
+        answers = [each for each in zipped if not isinstance(each[1], Away | DeadlineReached)]
         if answers:
-            line.failures = 0
+            sender.failures = 0
             self._note(batch, topic(name), answers)
-            line.suspects -= {whose(message) for message, error in answers if error is None}
+            sender.suspects -= {_unit_of(message) for message, error in answers if error is None}
         for message, error in zipped:
             if isinstance(error, Away):
-                line.pause(error)
-                line.suspects.add(whose(message))
+                sender.pause(error)
+                sender.suspects.add(_unit_of(message))
                 batch.note_away(message, error)
                 break
         return len(answers)
@@ -457,7 +459,7 @@ class Relay:
     def _wanted(self) -> Q:
         """The topics that this relay sends now."""
         now = time.monotonic()
-        paused = [name for name, line in self._lines.items() if line.resumes_at > now]
+        paused = [name for name, sender in self._senders.items() if sender.resumes_at > now]
         if not self.topics and ALL_OTHERS in conf.outbox:
             return ~Q(topic__in=[*paused, *_left()])
         return Q(topic__in=[name for name in self.topics or relayed() if name not in paused])
@@ -468,7 +470,7 @@ def abandoned(using: str) -> dict[str, int]:
     wanted = ~Q(topic__in=_left()) if ALL_OTHERS in conf.outbox else Q(topic__in=relayed())
     waiting = OutboxMessage.objects.using(using).filter(~wanted, state=OutboxState.PENDING)
     counts = waiting.values("topic").order_by("topic").annotate(waiting=Count("pk"))
-    return {each["topic"]: each["waiting"] for each in counts[:MOST_NAMED]}
+    return {each["topic"]: each["waiting"] for each in counts[:ABANDONED_LIMIT]}
 
 
 def _left() -> list[str]:

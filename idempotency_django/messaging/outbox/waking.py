@@ -39,11 +39,11 @@ def _notify(using: str) -> None:
         cursor.execute(f"NOTIFY {CHANNEL}")
 
 
-class Ear:
+class NotificationListener:
     """Listens for what :func:`wake_relays` sends; where nobody can be woken up, it only waits.
 
     Args:
-        using: the alias of the database. The ear has a connection of its own to it.
+        using: the alias of the database. The listener has a connection of its own to it.
     """
 
     def __init__(self, using: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from ...inbox.processing import BATCH, POLL, process_due, run, warn_of_unhandled
+from ...inbox.processing import BATCH, POLL, process_due, run_inbox, warn_of_unhandled
 from ...stopping import stop_on_signals
 from ...tables import refuse_unmigrated
 from .. import number
@@ -62,7 +62,7 @@ class Command(BaseCommand):
                 if options["once"]:
                     self._say(process_due(**chosen, stop=stop), options["verbosity"])
                 else:
-                    run(stop, **chosen, poll=timedelta(seconds=options["poll"]))
+                    run_inbox(stop, **chosen, poll=timedelta(seconds=options["poll"]))
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 

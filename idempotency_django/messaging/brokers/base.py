@@ -92,7 +92,7 @@ class Refused(Exception):
         self.final = final
 
 
-class SendLater(Exception):
+class Deferred(Exception):
     """What a publisher answers for a message that has to wait; others go on, no attempt is counted.
 
     Args:
@@ -105,7 +105,7 @@ class SendLater(Exception):
         self.delay = delay
 
 
-class NotBegun(SendLater):
+class DeadlineReached(Deferred):
     """What :meth:`Publisher.late` answers: the next relay may have the message at once."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Publisher:
     source: str
     """The source of the topic's events. The relay sets it: ``SOURCE``, or a slash and the topic."""
 
-    until: float = math.inf
+    deadline: float = math.inf
     """By ``time.monotonic()``, when to begin no further message. The relay sets it."""
 
     def __init__(self, topic: str, **options: Any) -> None:
@@ -138,7 +138,7 @@ class Publisher:
 
         Returns:
             For each message, in their order: ``None`` if the broker has confirmed it,
-            :exc:`Refused` (or any other exception but these) if it is refused, :exc:`SendLater` if
+            :exc:`Refused` (or any other exception but these) if it is refused, :exc:`Deferred` if
             it has to wait, and :exc:`Away` if the broker is away.
 
         Raises:
@@ -148,13 +148,13 @@ class Publisher:
         """
         raise NotImplementedError
 
-    def late(self) -> NotBegun | None:
+    def late(self) -> DeadlineReached | None:
         """What to answer for a message that is not begun yet, if the time of the batch is over.
 
         The relay notes what was sent after :meth:`publish`. After the end of its lease it could
         not, and all of the batch would be sent again.
         """
-        return NotBegun() if time.monotonic() >= self.until else None
+        return DeadlineReached() if time.monotonic() >= self.deadline else None
 
     def close(self) -> None:
         """Leave the broker, which is away, or the relay ends; ``publish()`` may be called again."""
@@ -215,7 +215,7 @@ def in_order(
     return answers
 
 
-class Lines:
+class GroupedBatch:
     """What one call of :meth:`~.base.Publisher.publish` is to send, and what has become of it.
 
     The messages of a group stand in one line, and only the first of them may be under way. A
