@@ -15,12 +15,13 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
 # The parts of the tests: first the long ones that are one process each, which can have one core
 # only. Much of what the others do is to wait: one more runs at a time than there are cores.
-PARTS := $(addprefix test-,inside machine duplicates outside faults psycopg2 naive)
+PARTS := $(addprefix test-,inside outside faults psycopg2 naive)
+SOAKS := $(addprefix soak-,outside faults inside)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve quick quick-stores quick-adapters test $(PARTS) lint types imports docs bench ci clean
+.PHONY: help install demo serve quick quick-stores quick-adapters test $(PARTS) soak $(SOAKS) lint types imports docs bench ci clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,7 +46,7 @@ QUICK_ADAPTERS := docs/test_completeness.py $(patsubst %,test_%.py,checks conf c
     consumers decorators drf errors fingerprints house http keys middleware policy \
     public_names replay_authorization scopes seals sessions status uploads) \
     transports/test_loop.py webhooks/test_receiving.py
-QUICKLY := -m pytest -m "not e2e" -q -rNfE  # MariaDB is not missed here
+QUICKLY := -m pytest -m "not e2e and not soak" -q -rNfE  # MariaDB is not missed here
 
 quick-stores:
 	@TEST_DATABASES=postgres,sqlite $(PY) $(QUICKLY) $(QUICK_STORES:%=tests/%)
@@ -59,9 +60,11 @@ test: $(VENV)/.installed-test  ## Run all tests on all databases, and on psycopg
 	$(PY) -m coverage combine
 	$(PY) -m coverage report --fail-under=$(GATE)
 
-# Most of what these do is done by other processes, or thousands of times: nothing to be covered.
-MACHINE := tests/contract/test_machine.py
-DUPLICATES := tests/e2e/test_duplicates.py
+# These files only: to collect all tests takes long.
+files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
+FAULTS := tests/faults
+OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
+LONG = $(filter-out $(FAULTS)/%,$(call files_with,mark\.soak|tests\.soak|import some_trials))
 
 # What these test is above the database: the first run is enough, whatever the driver.
 ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, \
@@ -73,12 +76,12 @@ ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, \
     template_responses unprotected uploads))
 
 test-inside:
-	$(PY) -m coverage run -m pytest -m "not e2e" --ignore $(MACHINE)
+	$(PY) -m coverage run -m pytest -m "not e2e and not soak"
 
 # The coverage is the same without it.
 test-psycopg2:
-	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m pytest -m "not e2e" \
-	    --ignore $(MACHINE) $(ANY_DRIVER:%=--ignore tests/%)
+	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m pytest -m "not e2e and not soak" \
+	    $(ANY_DRIVER:%=--ignore tests/%)
 
 # Projects with USE_TZ=False: what writes times into messages, and compares them.
 NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py \
@@ -87,19 +90,25 @@ NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/t
     transports/test_published.py webhooks/test_processing.py)
 
 test-naive:
-	TEST_USE_TZ=0 TEST_DATABASES=postgres,sqlite $(PY) -m pytest -m "not e2e" $(NAIVE)
-
-test-duplicates:
-	$(PY) -m pytest -m e2e $(DUPLICATES)
+	TEST_USE_TZ=0 TEST_DATABASES=postgres,sqlite $(PY) -m pytest -m "not e2e and not soak" $(NAIVE)
 
 test-outside:
-	$(PY) -m pytest -m e2e --ignore $(DUPLICATES) --ignore tests/faults
+	$(PY) -m pytest -m "e2e and not soak" $(OUTSIDE)
 
 test-faults:
-	$(PY) -m pytest -m e2e tests/faults
+	$(PY) -m pytest -m "e2e and not soak" $(FAULTS)
 
-test-machine:
-	$(PY) -m pytest $(MACHINE)
+soak: $(VENV)/.installed-test  ## Run the long versions of storms, races and random walks, with all combinations.
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target $(SOAKS)
+
+soak-inside:
+	$(PY) -m pytest -m "soak and not e2e" $(LONG)
+
+soak-outside:
+	$(PY) -m pytest -m "soak and e2e" $(LONG)
+
+soak-faults:
+	$(PY) -m pytest -m soak $(FAULTS)
 
 lint: $(VENV)/.installed-lint  ## Check style and formatting.
 	$(PY) -m ruff check

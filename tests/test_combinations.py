@@ -35,6 +35,7 @@ from idempotency_django.checks.inventory import endpoints
 from idempotency_django.checks.views import check_views
 from idempotency_django.decorators import idempotency_exempt, idempotent, part_of_view
 from tests import ways
+from tests.soak import soak
 from tests.support import effects, is_replay, new_key, post
 
 Decorator = Callable[[Any], Any]
@@ -232,6 +233,20 @@ AROUND_SYNC_VIEWS: dict[str, Decorator] = {
 """… and Django itself cannot tell that an async view is inside."""
 
 DECORATORS = {**KNOWN, **UNKNOWN, **AROUND_VIEWS, **AROUND_SYNC_VIEWS}
+
+SHORT = {
+    *("none", "permission_required", "decorator_from_middleware", "two"),
+    *("wrapping", "hiding", "object", "called-object", "marked-wrapping", "marked-hiding"),
+}
+"""Those of the decorators with which ``make test`` combines everything; ``make soak`` takes all."""
+
+
+def combined_with(*names: str) -> Any:
+    """Runs a test for each of these decorators."""
+    return pytest.mark.parametrize(
+        "name", [name if name in SHORT else soak(name) for name in sorted(names)]
+    )
+
 
 MARKED = {
     f"marked-{name}": lambda view, make=make: part_of_view(make(view))
@@ -464,7 +479,7 @@ def outside_of(name: str) -> str:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("name", DECORATORS)
+@combined_with(*DECORATORS)
 def test_around_views(name: str, alice: Client, settings: Any) -> None:
     """Around a view: what is protected inside stays so; outside, unknown decorators are refused."""
     cases = around_views(DECORATORS[name], SYNC_KINDS, SYNC_INSIDE)
@@ -472,7 +487,7 @@ def test_around_views(name: str, alice: Client, settings: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("name", [*KNOWN.keys() - SYNC, *UNKNOWN, *AROUND_VIEWS])
+@combined_with(*KNOWN.keys() - SYNC, *UNKNOWN, *AROUND_VIEWS)
 def test_around_async_views(name: str, alice: Client, settings: Any) -> None:
     """The same of async views."""
     cases = around_views(DECORATORS[name], ASYNC_KINDS, ASYNC_INSIDE)
@@ -480,35 +495,35 @@ def test_around_async_views(name: str, alice: Client, settings: Any) -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("name", ["none", *UNKNOWN])
+@combined_with("none", *UNKNOWN)
 def test_around_handlers(name: str, alice: Client, settings: Any) -> None:
     """Around a handler or the function of an ``@api_view``: the same."""
     assert_agrees(around_handlers(DECORATORS[name]), alice, settings, outside_of(name))
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("name", [*KNOWN.keys() - OF_DJANGO, *UNKNOWN])
+@combined_with(*KNOWN.keys() - OF_DJANGO, *UNKNOWN)
 def test_method_decorator(name: str, alice: Client, settings: Any) -> None:
     """``method_decorator`` may put any decorator on: it runs for every request."""
     assert_agrees(by_method_decorator(DECORATORS[name]), alice, settings, "protected")
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("name", ["none", *UNKNOWN])
+@combined_with("none", *UNKNOWN)
 def test_around_dispatch(name: str, alice: Client, settings: Any) -> None:
     """``@idempotent`` above a decorator of ``dispatch()`` is above one of a function."""
     assert_agrees(around_dispatch(DECORATORS[name]), alice, settings, outside_of(name))
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
+@combined_with(*KNOWN, *UNKNOWN)
 def test_unprotected(name: str, alice: Client, settings: Any) -> None:
     """Where nothing protects a view, nothing is said and nothing is refused."""
     assert_agrees(unprotected(DECORATORS[name]), alice, settings, "alone")
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("name", MARKED)
+@combined_with(*MARKED)
 def test_part_of_view(name: str, alice: Client, settings: Any) -> None:
     """What its author calls a part of the view is protected from outside, and runs once with it."""
     assert_agrees(

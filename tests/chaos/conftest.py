@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,8 +11,9 @@ from django.test import override_settings
 from idempotency_django.testing.chaos import Report
 from tests.chaos.flows import OUTBOX
 from tests.chaos.routing import To
+from tests.soak import sizes
 
-TRIALS = int(os.environ.get("CHAOS_TRIALS", "10")) or None
+some_trials = pytest.mark.parametrize("trials", sizes(4, 10, "CHAOS_TRIALS"))
 """How many trials a test of a long flow makes; 0: all of some 80."""
 
 

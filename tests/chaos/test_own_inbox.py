@@ -8,7 +8,7 @@ import pytest
 
 from idempotency_django.testing.chaos import Report, chaos
 from tests.chaos import hooks
-from tests.chaos.conftest import TRIALS
+from tests.chaos.conftest import some_trials
 
 pytestmark = [
     pytest.mark.e2e,
@@ -17,7 +17,11 @@ pytestmark = [
 ]
 
 
-def test_webhook(database: str, survives: Callable[[Report], None]) -> None:
+@some_trials
+def test_webhook(database: str, trials: int, survives: Callable[[Report], None]) -> None:
     """A webhook that was answered is handled once, wherever a process dies or is late."""
     hooks.provider.forget()
-    survives(chaos(hooks.deliver, lambda number: f"msg-{number}", hooks.counts, limit=TRIALS))
+    report = chaos(
+        hooks.deliver, lambda number: f"msg-{number}", hooks.counts, limit=trials or None
+    )
+    survives(report)

@@ -9,7 +9,7 @@ import pytest
 
 from idempotency_django.testing.chaos import Report, chaos
 from tests.chaos import flows
-from tests.chaos.conftest import TRIALS
+from tests.chaos.conftest import some_trials
 
 pytestmark = [
     pytest.mark.e2e,
@@ -23,13 +23,16 @@ def _forget() -> Iterator[None]:
     flows.broker.forget()
 
 
+@some_trials
 @pytest.mark.parametrize("grouped", [True, False], ids=["grouped", "ungrouped"])
-def test_outbox(database: str, grouped: bool, survives: Callable[[Report], None]) -> None:
+def test_outbox(
+    database: str, grouped: bool, trials: int, survives: Callable[[Report], None]
+) -> None:
     """An order and what its consumers do of it are there once, wherever a process dies."""
     report = chaos(
         partial(flows.order, grouped=grouped),
         lambda number: f"order-{number}",
         flows.counts,
-        limit=TRIALS,
+        limit=trials or None,
     )
     survives(report)

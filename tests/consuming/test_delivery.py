@@ -23,6 +23,7 @@ from idempotency_django.messaging.events import Event
 from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
 from tests.servers import Server
+from tests.soak import sizes
 
 from .worker import MOMENTS, Orders, dead_of, queue_of
 
@@ -33,7 +34,6 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 600  # seconds
-MESSAGES = int(os.environ.get("CONSUMER_MESSAGES", "240"))
 SEED = int(os.environ.get("CONSUMER_SEED", "1"))
 
 every_database = pytest.mark.parametrize("name", list(settings.ALIASES))
@@ -153,13 +153,14 @@ def test_poison_that_kills(broker: Callable[..., Broker], name: str) -> None:
     assert [row.key for row in held] == ["deadly"]
 
 
+@pytest.mark.parametrize("messages", sizes(48, 240, "CONSUMER_MESSAGES"))
 @every_database
-def test_storm(broker: Callable[..., Broker], name: str) -> None:
+def test_storm(broker: Callable[..., Broker], name: str, messages: int) -> None:
     """Each message delivered one to five times, in random order, to processes killed at random.
 
     There is one effect for each consumer, source and id, and nothing is parked that is not poison.
     """
-    number = MESSAGES if name == "postgres" else MESSAGES // 8
+    number = messages if name == "postgres" else messages // 8
     chance = random.Random(SEED)
     poison = set(chance.sample(range(number), max(1, number // 100)))
     events = [

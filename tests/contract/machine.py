@@ -30,7 +30,6 @@ from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores import Store
 from idempotency_django.testing import an_operation
 
-EXAMPLES = 2_000
 STEPS = 12
 
 # Time passes in hundreds of seconds, and nothing ends at one: what really passes meanwhile may be
@@ -504,13 +503,13 @@ def _rounded_up(seconds: float) -> float:
     return -(-seconds // UNIT) * UNIT
 
 
-def explore(subject: Subject, *, shrink: bool = True) -> None:
-    """Drive the store through all examples, always the same; raise what the first bad one did."""
+def explore(subject: Subject, examples: int, *, shrink: bool = True) -> None:
+    """Drive the store through examples, always the same; raise what the first bad one did."""
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     run_state_machine_as_test(
         lambda: StoreMachine(subject),
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=examples,
             stateful_step_count=STEPS,
             deadline=None,
             database=None,

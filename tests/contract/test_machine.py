@@ -17,11 +17,13 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.redis import RedisStore
 from tests.contract import clocks
 from tests.contract.broken import BROKEN
-from tests.contract.machine import EXAMPLES, Subject, explore
+from tests.contract.machine import Subject, explore
 from tests.servers import valkey
 
-# Some forty seconds for each store on a machine that has nothing else to do.
+# Many examples take some forty seconds for each store on a machine that has nothing else to do.
 pytestmark = pytest.mark.timeout(1200)
+FEW, MANY = 100, 2_000
+how_many = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.soak)])
 ALL_DATABASES = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
@@ -47,45 +49,53 @@ def valkey_cache(settings: Any) -> Iterator[None]:
         get_redis_connection("default").connection_pool.disconnect()
 
 
-def assert_keeps_the_contract(subject: Subject, record_property: Any) -> None:
+def assert_keeps_the_contract(subject: Subject, examples: int, record_property: Any) -> None:
     """No example is a counterexample, and there were enough of them."""
-    explore(subject)
+    explore(subject, examples)
     record_property("examples", subject.examples)
     record_property("steps", subject.steps)
     print(f"{subject.examples} examples, {subject.steps} steps")
-    assert subject.examples >= EXAMPLES
+    assert subject.examples >= examples
 
 
-def test_memory_store(record_property: Any) -> None:
+@how_many
+def test_memory_store(examples: int, record_property: Any) -> None:
     """The store in memory keeps the contract, whatever happens in which order."""
     subject = Subject(lambda: MemoryStore("memory"), clocks.memory)
-    assert_keeps_the_contract(subject, record_property)
+    assert_keeps_the_contract(subject, examples, record_property)
 
 
+@how_many
 @ALL_DATABASES
-def test_database_store(using: str, record_property: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_store(
+    using: str, examples: int, record_property: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The database store keeps the contract, whatever happens in which order."""
     store = DatabaseStore("default", using=using)
     subject = Subject(lambda: store, clocks.Database(monkeypatch), clocks.without_row)
-    assert_keeps_the_contract(subject, record_property)
+    assert_keeps_the_contract(subject, examples, record_property)
 
 
+@how_many
 @pytest.mark.django_db(transaction=True)
-def test_cached_store(record_property: Any, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+def test_cached_store(
+    examples: int, record_property: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
     """The cached store keeps the contract, and recalls nothing that is not so any more."""
     backend = "django.core.cache.backends.locmem.LocMemCache"
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": "machine"}}
     store = CachedStore("default")
     subject = Subject(lambda: store, clocks.Cached(monkeypatch), clocks.without_row)
-    assert_keeps_the_contract(subject, record_property)
+    assert_keeps_the_contract(subject, examples, record_property)
 
 
+@how_many
 @pytest.mark.usefixtures("valkey_cache")
-def test_redis_store(record_property: Any) -> None:
+def test_redis_store(examples: int, record_property: Any) -> None:
     """The Redis store keeps the contract, whatever happens in which order."""
     store = RedisStore("redis")
     subject = Subject(lambda: store, clocks.redis, forgets=True)
-    assert_keeps_the_contract(subject, record_property)
+    assert_keeps_the_contract(subject, examples, record_property)
 
 
 @pytest.mark.parametrize(("broken", "problem"), BROKEN.items())
@@ -93,5 +103,5 @@ def test_broken_store(broken: type[Store], problem: str) -> None:
     """A store that breaks one promise of the contract is caught, and for that."""
     subject = Subject(lambda: broken("broken"), clocks.memory)
     with pytest.raises(AssertionError, match=problem):
-        explore(subject, shrink=False)
-    assert subject.examples < EXAMPLES
+        explore(subject, MANY, shrink=False)
+    assert subject.examples < MANY

@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+from tests.soak import sizes
+
 from .clients import ASYNC, TRANSFERS, Api, Order, executed_of, verdict
 from .conftest import Server, client_of
 from .databases import Database
@@ -15,53 +17,54 @@ pytestmark = pytest.mark.e2e
 
 PATH = "/api/charges/"
 DUPLICATES = 50
-KEYS = {"postgres": 200, "mariadb": 100, "sqlite": 20}
-KEYS_WITH_REDIS = 100
-KEYS_OF_ASYNC = {"postgres": 20, "mariadb": 20, "sqlite": 5}
-ROUNDS = {PATH: 2, TRANSFERS: 1, ASYNC: 1}
 WORK = "sleep-ms=5000"  # for the others to be answered meanwhile, however slowly
 
 
+@pytest.mark.parametrize("keys", sizes(10, 100))
 def test_one_of_many_duplicates_is_executed(
-    api: Api, database: Database, capsys: pytest.CaptureFixture[str]
+    api: Api, database: Database, keys: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 50 duplicates at once, for each of many keys, one is executed; the others receive its
     answer or are told to come back. None fails.
     """
-    told = told_of_duplicates(api, PATH, KEYS[database.name])
+    told = told_of_duplicates(api, PATH, keys if database.name != "sqlite" else keys // 5)
 
     with capsys.disabled():
         print(f"\n{database.name}: {dict(told)}")
 
 
+@pytest.mark.parametrize("keys", sizes(10, 100))
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("store", ["redis", "cached"])
 def test_one_of_many_duplicates_is_executed_with_redis(
     store: str,
     database: Database,
+    keys: int,
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The same holds where Redis keeps the records, and where it answers the replays."""
     server: Server = request.getfixturevalue(f"{store}_server")
     with client_of(server) as api:
-        told = told_of_duplicates(api, PATH, KEYS_WITH_REDIS)
+        told = told_of_duplicates(api, PATH, keys)
 
     with capsys.disabled():
         print(f"\n{store}: {dict(told)}")
 
 
+@pytest.mark.parametrize("keys", sizes(2, 20))
 @pytest.mark.parametrize("interface", ["wsgi", "asgi"])
 def test_one_of_many_duplicates_is_executed_by_an_async_view(
     interface: str,
     database: Database,
+    keys: int,
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The same holds for an async view, under WSGI and under ASGI."""
     server: Server = request.getfixturevalue("server" if interface == "wsgi" else "asgi_server")
     with client_of(server) as api:
-        told = told_of_duplicates(api, ASYNC, KEYS_OF_ASYNC[database.name])
+        told = told_of_duplicates(api, ASYNC, keys)
 
     with capsys.disabled():
         print(f"\n{database.name}, {interface}: {dict(told)}")
@@ -89,17 +92,14 @@ def test_duplicates_do_not_queue_behind_the_first(
     api: Api, database: Database, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While the first works for seconds, all others are answered; its answer comes last."""
-    seconds = []
-    for _ in range(ROUNDS[path]):
-        order = Order(fault=WORK)
-        *refused, last = api.send_at_once(path, order, DUPLICATES)
+    order = Order(fault=WORK)
+    *refused, last = api.send_at_once(path, order, DUPLICATES)
 
-        assert last is executed_of([*refused, last])
-        assert {verdict(answer, last) for answer in refused} == {"in progress"}
-        assert api.effects(order) == 1
-        seconds += [answer.seconds for answer in refused]
+    assert last is executed_of([*refused, last])
+    assert {verdict(answer, last) for answer in refused} == {"in progress"}
+    assert api.effects(order) == 1
 
-    p99 = statistics.quantiles(seconds, n=100)[98]
+    p99 = statistics.quantiles([answer.seconds for answer in refused], n=100)[98]
     with capsys.disabled():
         print(f"\n{database.name}, {path}: the 99th percentile of a 409 is {p99 * 1000:.0f} ms")
 

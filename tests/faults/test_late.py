@@ -19,12 +19,11 @@ from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
 from tests.models import Effect
+from tests.soak import sizes
 from tests.support import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 
-TRIES = 200
-RACES = 20
 MOMENT = timedelta(milliseconds=1)
 MINUTE = timedelta(minutes=1)
 LATE = Payload(201, (), b"late")
@@ -161,10 +160,11 @@ def successor_of(at: Place, operation: Operation) -> Claim:
     return claim
 
 
-def test_late_completions(at: Place, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("tries", sizes(20, 200))
+def test_late_completions(at: Place, tries: int, capsys: pytest.CaptureFixture[str]) -> None:
     """No late owner completes, fails or extends, before and after its successor has completed."""
     accepted = dict.fromkeys(["complete", "fail", "extend"], 0)
-    for _ in range(TRIES):
+    for _ in range(tries):
         late, successor = taken_over(at)
         for _ in range(2):
             accepted["complete"] += at.store.complete(late, LATE)
@@ -176,14 +176,17 @@ def test_late_completions(at: Place, capsys: pytest.CaptureFixture[str]) -> None
         assert (record.status, record.attempt) == (Status.COMPLETED, 2)
         assert record.payload == ANSWER
     with capsys.disabled():
-        print(f"\n{at.name}: of {TRIES} late owners, before and after: {accepted} accepted")
+        print(f"\n{at.name}: of {tries} late owners, before and after: {accepted} accepted")
     assert not any(accepted.values())
 
 
-def test_completion_races_with_take_over(at: Place, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("races", sizes(5, 20))
+def test_completion_races_with_take_over(
+    at: Place, races: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """When an owner completes at the very moment of its take-over, one of the two has the key."""
     kept = 0
-    for _ in range(RACES):
+    for _ in range(races):
         operation = an_operation(lease=MOMENT)
         late = at.store.acquire(operation)
         assert isinstance(late, Claim)
@@ -204,7 +207,7 @@ def test_completion_races_with_take_over(at: Place, capsys: pytest.CaptureFixtur
         assert record.attempt == 1 + taken
         assert record.payload == (LATE if completed else None)
     with capsys.disabled():
-        print(f"\n{at.name}: {RACES} races, {kept} owners completed in time, 0 twice")
+        print(f"\n{at.name}: {races} races, {kept} owners completed in time, 0 twice")
 
 
 @pytest.fixture
@@ -216,13 +219,18 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
 
 
 @on_databases
+@pytest.mark.parametrize("tries", sizes(20, 200))
 @pytest.mark.parametrize("how", ["atomic", "step"])
 def test_late_commits(
-    at: Place, elsewhere: ThreadPoolExecutor, how: str, capsys: pytest.CaptureFixture[str]
+    at: Place,
+    elsewhere: ThreadPoolExecutor,
+    how: str,
+    tries: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """No transaction of a late owner commits, though it began in time and has done its work."""
     lost = 0
-    for number in range(TRIES):
+    for number in range(tries):
         operation = an_operation(lease=MOMENT)
         late = at.store.acquire(operation)
         assert isinstance(late, Claim)
@@ -244,5 +252,5 @@ def test_late_commits(
         lost += 1
     committed = Effect.objects.using(at.alias).filter(reference__startswith="late").count()
     with capsys.disabled():
-        print(f"\n{at.name}: of {TRIES} late {how} transactions, {committed} committed")
-    assert (lost, committed) == (TRIES, 0)
+        print(f"\n{at.name}: of {tries} late {how} transactions, {committed} committed")
+    assert (lost, committed) == (tries, 0)

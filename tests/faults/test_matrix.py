@@ -17,13 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.soak import sizes
+
 from .boundaries import Strike
 from .ledger import Ledger
 from .processes import Forks, Order, forks
 from .recovery import ALL, FAILING, STEPPED, Bank, Mode
 from .state import State
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("stride", sizes(4, 1))]
+"""``make test`` takes each fourth boundary, ``make soak`` all."""
 
 
 @pytest.fixture
@@ -41,14 +44,14 @@ def undisturbed(mode: Mode, state: State, ledger: Ledger, log: Path) -> Iterator
 
 @pytest.mark.parametrize("mode", ALL, ids=str)
 def test_crash_at_every_boundary(
-    bank: Bank, undisturbed: Forks, mode: Mode, capsys: pytest.CaptureFixture[str]
+    bank: Bank, undisturbed: Forks, mode: Mode, stride: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wherever a process is killed, the operation is done once: its key is free at once, or when
     its lease is over; the next retry executes what is left to do, the one after it is a replay.
     """
     ended = undisturbed.send(Order(mode.path))
     assert ended.status == 201
-    points = bank.boundaries(mode, ended)
+    points = bank.boundaries(mode, ended)[::stride]
     _crash_and_recover(bank, mode, points)
     with capsys.disabled():
         print(f"\n{mode}: killed at {len(points)} points, each recovered to one effect")
@@ -56,14 +59,14 @@ def test_crash_at_every_boundary(
 
 @pytest.mark.parametrize("mode", FAILING, ids=str)
 def test_crash_while_failing(
-    bank: Bank, undisturbed: Forks, mode: Mode, capsys: pytest.CaptureFixture[str]
+    bank: Bank, undisturbed: Forks, mode: Mode, stride: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same where the operation was about to fail: while it is rolled back, and while that is
     written down.
     """
     ended = undisturbed.send(Order(mode.path, fails=True))
     assert ended.status == 500
-    points = bank.boundaries(mode, ended)
+    points = bank.boundaries(mode, ended)[::stride]
     _crash_and_recover(bank, mode, points, fails=True)
     with capsys.disabled():
         print(f"\n{mode}: killed at {len(points)} points while failing, each recovered")
@@ -71,13 +74,13 @@ def test_crash_while_failing(
 
 @pytest.mark.parametrize("mode", [STEPPED], ids=str)
 def test_crash_again_at_every_boundary(
-    bank: Bank, undisturbed: Forks, mode: Mode, capsys: pytest.CaptureFixture[str]
+    bank: Bank, undisturbed: Forks, mode: Mode, stride: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wherever the process that resumes an operation is killed too, the third one completes it,
     whichever recovery point the first had come to.
     """
     interruptions = _interruptions(bank, undisturbed, mode)
-    crashes = [(first, strike) for first in interruptions for strike in first.resumed]
+    crashes = [(first, strike) for first in interruptions for strike in first.resumed][::stride]
     orders = [Order(mode.path) for _ in crashes]
     for order, (first, _) in zip(orders, crashes, strict=True):
         bank.kill(order, first.strike)

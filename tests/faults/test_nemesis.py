@@ -1,6 +1,7 @@
 """Whatever happens at random to workers, wires and servers: as many effects as keys.
 
-``NEMESIS_SECONDS`` says how long it goes on for each target, and ``NEMESIS_SEED`` which run it is.
+``NEMESIS_SECONDS`` says how long ``make soak`` goes on for each target, and ``NEMESIS_SEED`` which
+run it is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from idempotency_django.testing import eventually
 from tests.e2e import databases
 from tests.redis_servers import client, command, valkey_at
 from tests.servers import free_port
+from tests.soak import sizes
 
 from .ledger import Ledger
 from .nemesis import Campaign, Target, Work, workers
@@ -29,7 +31,6 @@ from .wires import Wire, wire_to
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 
-SECONDS = float(os.environ.get("NEMESIS_SECONDS", "2"))
 SEED = int(os.environ.get("NEMESIS_SEED", "1"))
 
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
@@ -221,9 +222,15 @@ TARGETS = {each.__name__: each for each in (postgres, mariadb, sqlite, cached, r
 NEEDS = {"cached": "postgres", "redis": ""}
 
 
+@pytest.mark.parametrize("seconds", sizes(1, 10, "NEMESIS_SECONDS"))
 @pytest.mark.parametrize("name", TARGETS)
 def test_nemesis(
-    name: str, tmp_path: Path, ledger: Ledger, log: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    seconds: int,
+    tmp_path: Path,
+    ledger: Ledger,
+    log: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """However often workers are killed or paused, wires cut and servers restarted, and however
     clients retry: each key has its effects once, one answer, and is not wedged.
@@ -238,7 +245,7 @@ def test_nemesis(
         site = stack.enter_context(workers(target, ledger, log))
         campaign = Campaign(target, site.port, SEED)
         faults = {"kill": site.kill, "pause": site.pause, **target.faults}
-        campaign.run(SECONDS, faults)
+        campaign.run(seconds, faults)
         campaign.assert_recovered(ledger)
     with capsys.disabled():
         print(f"\n{name}, seed {SEED}: {len(campaign.orders)} keys: {dict(campaign.told)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from idempotency_django.testing import PATIENCE
+from tests.soak import sizes
 
 from .faulty_servers import find_pgbouncer, pgbouncer
 from .ledger import Ledger
@@ -22,7 +23,7 @@ from .state import State
 pytestmark = pytest.mark.e2e
 
 MODES = (TRANSACTIONAL, DRF, LEASED, STEPPED)
-SITES, DUPLICATES, KEYS = 2, 20, 10
+SITES, DUPLICATES = 2, 20
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +46,21 @@ def sites(pooled: str, ledger: Ledger, log: Path) -> Iterator[list[Site]]:
         ]
 
 
+@pytest.mark.parametrize("keys", sizes(2, 10))
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_duplicates_through_a_pool(
     sites: list[Site],
     state: State,
     ledger: Ledger,
     mode: Mode,
+    keys: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of duplicates at once, through few connections, one is executed; the others receive its
     answer, or are told to come back, and receive it then. None fails.
     """
     told: Counter[str] = Counter()
-    for _ in range(KEYS):
+    for _ in range(keys):
         order = Order(mode.path)
         answers = _send_at_once(sites, order)
         (executed,) = (ended for ended in answers if ended.status == 201 and not ended.replayed)
@@ -71,10 +74,11 @@ def test_duplicates_through_a_pool(
 
     with capsys.disabled():
         print(f"\n{mode}, through PgBouncer: {dict(told)}")
-    assert told["201"] == KEYS
+    assert told["201"] == keys
     assert set(told) <= {"201", "201 replayed", "409"}
 
 
+@pytest.mark.parametrize("stride", sizes(4, 1))
 @pytest.mark.parametrize("mode", [TRANSACTIONAL, STEPPED], ids=str)
 def test_crash_behind_a_pool(
     pooled: str,
@@ -82,6 +86,7 @@ def test_crash_behind_a_pool(
     ledger: Ledger,
     log: Path,
     mode: Mode,
+    stride: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The claim of a process that dies is gone at once with its transaction, or when its lease is
@@ -92,7 +97,7 @@ def test_crash_behind_a_pool(
         forks(pooled, ledger.url, log, **mode.undisturbed) as undisturbed,
     ):
         bank = Bank(workers, state, ledger)
-        points = bank.boundaries(mode, undisturbed.send(Order(mode.path)))
+        points = bank.boundaries(mode, undisturbed.send(Order(mode.path)))[::stride]
         orders = [Order(mode.path) for _ in points]
         for order, strike in zip(orders, points, strict=True):
             bank.kill(order, strike)

@@ -16,6 +16,7 @@ from idempotency_django.testing import eventually
 from tests.e2e import databases
 from tests.faults.late_processes import Worker, started, worker
 from tests.faults.replicas import Replica, replica_of
+from tests.soak import sizes
 from tests.support import new_key
 
 pytestmark = pytest.mark.e2e
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.e2e
 DELAY = "1h"  # the tests decide when it catches up
 ADMIN = "/admin/idempotency_django/idempotencykey/"
 PATHS = ("/transactional/", "/leased/atomic/", "/leased/steps/")
-ROUNDS = 10
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,13 @@ def test_retry_is_replayed_at_once(site: Site, path: str) -> None:
     assert site.lags(key)
 
 
+@pytest.mark.parametrize("rounds", sizes(3, 10))
 @pytest.mark.parametrize("path", PATHS)
 def test_duplicates_have_one_effect(
-    site: Site, path: str, capsys: pytest.CaptureFixture[str]
+    site: Site, path: str, rounds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Simultaneous duplicates in two processes have one effect, and all end in its answer."""
-    keys = [new_key() for _ in range(ROUNDS)]
+    keys = [new_key() for _ in range(rounds)]
     said: list[int] = []
     for key in keys:
         for each in site.workers:
@@ -104,10 +105,10 @@ def test_duplicates_have_one_effect(
         retries = [each.post_until(201, path, key) for each in site.workers]
         assert retries[0]["body"] == retries[1]["body"]
     assert set(said) <= {201, 409}
-    assert [site.effects(key) for key in keys] == [1] * ROUNDS
+    assert [site.effects(key) for key in keys] == [1] * rounds
     assert all(site.lags(key) for key in keys)
     with capsys.disabled():
-        print(f"\n{path}: {ROUNDS} keys, twice each at once: {said.count(409)} told to wait")
+        print(f"\n{path}: {rounds} keys, twice each at once: {said.count(409)} told to wait")
 
 
 def test_steps_are_resumed(site: Site) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from idempotency_django.testing import PATIENCE
 from tests.e2e.databases import Database
+from tests.soak import sizes
 
 from .faulty_servers import Restartable, restartable_postgres
 from .ledger import Ledger
@@ -38,7 +39,7 @@ SITES = {
     "1": (TRANSACTIONAL_REQUEST, WITHIN_REQUEST),
 }
 """By whether they have ATOMIC_REQUESTS: what is asked of them."""
-CLIENTS, RESTARTS = 4, 3  # clients of each site
+CLIENTS = 4  # of each site
 BETWEEN = 40
 """Operations that are answered before the server crashes again."""
 
@@ -92,8 +93,13 @@ class Load:
             self.told[what] += 1
 
 
+@pytest.mark.parametrize("crashes", sizes(1, 3))
 def test_postgres_crashes_under_load(
-    server: Restartable, ledger: Ledger, log: Path, capsys: pytest.CaptureFixture[str]
+    server: Restartable,
+    crashes: int,
+    ledger: Ledger,
+    log: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Every operation is done once and answered, with the answer that is stored, however often the
     server crashes meanwhile; until then its client is told to come back.
@@ -107,7 +113,7 @@ def test_postgres_crashes_under_load(
             served = site(server.url, ledger.url, log, ATOMIC_REQUESTS=atomic, **environment)
             one = sites.enter_context(served)
             clients += [threads.submit(load.run, one, modes) for _ in range(CLIENTS)]
-        for _ in range(RESTARTS):
+        for _ in range(crashes):
             load.wait_for(BETWEEN)
             server.crash_and_restart()
         load.wait_for(BETWEEN)
@@ -117,7 +123,7 @@ def test_postgres_crashes_under_load(
 
     _assert_answers_are_stored(server, ledger, log, load)
     with capsys.disabled():
-        print(f"\n{RESTARTS} crashes, {len(load.answers)} operations: {dict(load.told)}")
+        print(f"\n{crashes} crashes, {len(load.answers)} operations: {dict(load.told)}")
 
 
 def _assert_answers_are_stored(server: Restartable, ledger: Ledger, log: Path, load: Load) -> None:

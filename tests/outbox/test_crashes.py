@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 from django.conf import settings
+
+from tests.soak import sizes
 
 from .test_storm import LONGEST, ROOT, environment
 
@@ -16,7 +17,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.django_db(transaction=True, databases="__all__"),
 ]
-STRIDE = int(os.environ.get("OUTBOX_STRIDE", "8"))
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,15 @@ STRIDE = int(os.environ.get("OUTBOX_STRIDE", "8"))
     ids=["grouped", "ungrouped", "leased"],
 )
 @pytest.mark.parametrize("name", list(settings.ALIASES))
+@pytest.mark.parametrize("stride", sizes(8, 3, "OUTBOX_STRIDE"))
 def test_crash_at_every_boundary(
-    name: str, mode: str, group: str, capsys: pytest.CaptureFixture[str]
+    name: str, mode: str, group: str, stride: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Wherever a process is killed: one effect where it was published, one where it was consumed.
 
-    By default at every eighth boundary; ``OUTBOX_STRIDE=1`` takes each.
+    ``make test`` takes each eighth boundary; ``OUTBOX_STRIDE=1 make soak`` takes each.
     """
-    command = [sys.executable, "-m", "tests.outbox.crashing", mode, group, str(STRIDE)]
+    command = [sys.executable, "-m", "tests.outbox.crashing", mode, group, str(stride)]
     ended = subprocess.run(
         command,
         cwd=ROOT,
@@ -45,6 +46,6 @@ def test_crash_at_every_boundary(
     counted = json.loads(ended.stdout)
     once = {"published": 1, "consumed": 1, "messages": 1}
     assert {at: counts for at, counts in counted.items() if counts != once} == {}
-    assert len(counted) * STRIDE > 30
+    assert len(counted) * stride > 30
     with capsys.disabled():
         print(f"\n{name}, {mode}, {group!r}: killed at {len(counted)} boundaries")

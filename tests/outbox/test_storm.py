@@ -21,6 +21,7 @@ from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.testing import in_threads
 from tests.models import Effect
+from tests.soak import sizes
 
 from .storm import Orders
 
@@ -30,7 +31,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-MESSAGES = int(os.environ.get("OUTBOX_MESSAGES", "300"))
 SEED = int(os.environ.get("OUTBOX_SEED", "1"))
 LONGEST = 600  # seconds
 STORE = {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}
@@ -44,12 +44,14 @@ def environment(alias: str) -> dict[str, str]:
     return {**os.environ, "DATABASE": json.dumps(described, default=str), "LEASE_SECONDS": "2"}
 
 
+@pytest.mark.parametrize("number", sizes(90, 300, "OUTBOX_MESSAGES"))
 @pytest.mark.parametrize("name", list(settings.ALIASES))
-def test_storm(name: str, tmp_path: Path) -> None:
+def test_storm(name: str, number: int, tmp_path: Path) -> None:
     """What is committed is published and nothing else; in order, without gaps, with one effect."""
     alias = settings.ALIASES[name]
-    messages = MESSAGES if name == "postgres" else MESSAGES // 3
-    orders = Orders(str(tmp_path / "log"), messages, seed=SEED, strikes=max(20, messages // 20))
+    messages = number if name == "postgres" else number // 3
+    strikes = max(messages // 10, 5)
+    orders = Orders(str(tmp_path / "log"), messages, seed=SEED, strikes=strikes)
     command = [sys.executable, "-m", "tests.outbox.storm", json.dumps(asdict(orders))]
     subprocess.run(command, check=True, cwd=ROOT, env=environment(alias), timeout=LONGEST)
     events = [Event.from_json(line) for line in Path(orders.log).read_text().splitlines()]

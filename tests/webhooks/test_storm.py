@@ -14,6 +14,7 @@ from django.conf import settings
 
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.testing import eventually
+from tests.soak import sizes
 
 from .site import Site, site
 from .test_killed import body_of, counted, pending
@@ -24,7 +25,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
 ]
 
-DELIVERIES = int(os.environ.get("WEBHOOK_DELIVERIES", "300"))
 SEED = int(os.environ.get("WEBHOOK_SEED", "1"))
 SENDERS = 8
 
@@ -41,10 +41,11 @@ def hostile(at: Site, chance: random.Random) -> int:
     return at.post(chance.randbytes(chance.randint(0, 300)), encoded)
 
 
+@pytest.mark.parametrize("deliveries", sizes(100, 300, "WEBHOOK_DELIVERIES"))
 @pytest.mark.parametrize("name", list(settings.ALIASES))
-def test_storm(name: str, tmp_path: Path) -> None:
+def test_storm(name: str, deliveries: int, tmp_path: Path) -> None:
     """One effect for each message, nothing else stored, and no 5xx but 503."""
-    number = (DELIVERIES if name == "postgres" else DELIVERIES // 5) * 2 // 5
+    number = (deliveries if name == "postgres" else deliveries // 5) * 2 // 5
     chance = random.Random(SEED)
     jobs = [f"m-{at}" for at in range(number) for _ in range(chance.randint(1, 4))]
     jobs += [""] * (number // 2)
