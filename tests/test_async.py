@@ -32,8 +32,7 @@ from django.views.generic import View
 from idempotency_django import engine, signals
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.engine import Executed, Outcome, Replayed, Result, leases
-from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.engine.unprotected import Unprotected
+from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
@@ -1047,7 +1046,7 @@ class TestCancelledWhileAsking:
             store.unreachable["acquire"] = 1
 
             async def endless(execution: ExecutionContext | None) -> Result:
-                assert isinstance(execution, Unprotected)
+                assert isinstance(execution, UnprotectedContext)
                 reached.set()
                 await asyncio.sleep(PATIENCE)
                 raise AssertionError

@@ -34,10 +34,9 @@ from idempotency_django.engine import (
     Result,
     steps,
 )
-from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
-from idempotency_django.engine.unprotected import Unprotected
 from idempotency_django.errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step
@@ -1032,7 +1031,7 @@ class TestUnprotected:
         operation, seen = leased(execute_without_store=True), list[ExecutionContext]()
         self.unprotected(store, operation, seen.append)
         [execution] = seen
-        assert isinstance(execution, Unprotected)
+        assert isinstance(execution, UnprotectedContext)
         assert (execution.key, execution.scope) == (operation.key, operation.scope)
         assert (execution.operation, execution.attempt) == (operation, 1)
 
@@ -1084,7 +1083,7 @@ class TestUnprotected:
         connection = connections["default"]
         connection.close()
         monkeypatch.setattr(type(connection), "get_new_connection", refuse)
-        unprotected = Unprotected(DatabaseStore("default"), leased())
+        unprotected = UnprotectedContext(DatabaseStore("default"), leased())
         assert unprotected.step("a", lambda: 1) == 1
 
     def test_store_without_steps(self) -> None:
@@ -1104,7 +1103,7 @@ class TestUnprotected:
             return (2,)
 
         async def work() -> None:
-            execution = Unprotected(store, leased())
+            execution = UnprotectedContext(store, leased())
             assert await execution.astep("a", lambda: (1,)) == [1]
             assert await execution.astep("b", slow) == [2]
 

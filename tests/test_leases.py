@@ -55,9 +55,8 @@ from idempotency_django.engine import (
     Result,
     leases,
 )
-from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
 from idempotency_django.engine.leases import Lease
-from idempotency_django.engine.unprotected import Unprotected
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
@@ -170,7 +169,7 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause between the tries to store an answer."""
-    monkeypatch.setattr(engine.settling, "PERSISTENCE", (0.0,) * 5)
+    monkeypatch.setattr(engine.leased, "PERSISTENCE", (0.0,) * 5)
 
 
 def leased(**changes: object) -> Operation:
@@ -1046,7 +1045,7 @@ class TestUnreachableStore:
         for _ in range(2):
             outcome = attempt(store, operation, given.append, execute_without_store=True)
             assert isinstance(outcome, Executed)
-        assert [type(execution) for execution in given] == [Unprotected, Unprotected]
+        assert [type(execution) for execution in given] == [UnprotectedContext, UnprotectedContext]
         errors = [r for r in caplog.records if "WITHOUT protection" in r.message]
         assert [r.levelno for r in errors] == [logging.ERROR] * 2
         assert sent == []
@@ -1461,7 +1460,7 @@ class TestRequests:
         watched.faults["acquire"] = ["before"]
         response = post(client, "/executes/", new_key())
         assert response.status_code == 201
-        assert json.loads(response.content)["execution"] == "Unprotected"
+        assert json.loads(response.content)["execution"] == "UnprotectedContext"
 
     @pytest.mark.usefixtures("at_once")
     def test_answer_not_stored(self, client: Client, watched: Watched) -> None:

@@ -29,10 +29,10 @@ from .outcomes import (
     Recover,
     Replayed,
     Result,
-    announcement,
+    announce_outcome,
     decide,
     refusal,
-    send,
+    signal_of,
 )
 from .transactional import Atomic, TransactionalRun
 
@@ -113,9 +113,7 @@ def run(
             if isinstance(outcome, Executed):
                 return observed.ended(outcome)  # its signals were sent on the way
             wanted = _under_alias(outcome, wanted)
-        message = announcement(outcome)
-        if message:
-            send(message[0], operation, **message[1])
+        announce_outcome(outcome, operation)
         return observed.ended(outcome)
 
 
@@ -147,9 +145,8 @@ async def arun(
             leased = LeasedRun(driver, store, wanted, operation.lease, recover, around, admit)
             outcome = await driver.run(leased.outcome())
             wanted = _under_alias(outcome, wanted)
-        message = announcement(outcome)
-        if message:  # in a thread: a receiver may ask the database
-            await sync_to_async(send)(message[0], operation, **message[1])
+        if signal_of(outcome):  # in a thread: a receiver may ask the database
+            await sync_to_async(announce_outcome)(outcome, operation)
         return observed.ended(outcome)
 
 
@@ -159,9 +156,7 @@ def replay(record: Record, operation: Operation) -> Replayed | None:
     if not isinstance(outcome, Replayed):
         return None
     with observe(operation) as observed:
-        message = announcement(outcome)
-        if message:
-            send(message[0], operation, **message[1])
+        announce_outcome(outcome, operation)
         observed.ended(outcome)
     return outcome
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -21,7 +21,7 @@ from django.db import transaction
 from ..records import NAMESPACE, Claim, Operation, Step, derived_key, reference
 from ..stores import Store
 from .leases import Lease, validate_thread
-from .steps import Steps, running, validate_not_nested, validate_step_name
+from .steps import Steps, as_json, running, validate_not_nested, validate_step_name
 
 CURRENT: ContextVar[ExecutionContext | None] = ContextVar("idempotency_execution", default=None)
 """The execution whose handler runs; the engine sets it."""
@@ -263,3 +263,59 @@ class ExecutionContext:
             )
         validate_not_nested(name)
         return self._lease
+
+
+class UnprotectedContext(ExecutionContext):
+    """What a handler gets if its store cannot be reached and it runs nevertheless.
+
+    Nothing is claimed and nothing is kept: steps are just called. ``derive_key()`` returns the same
+    keys as always, so calls of a service that honours them stay safe.
+    """
+
+    def __init__(self, store: Store, operation: Operation) -> None:
+        super().__init__(store, Claim(operation, 1, ""), None)
+
+    def atomic(self) -> AbstractContextManager[None]:
+        return super().atomic() if self._store.supports_transactions else nullcontext()
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return json.loads(as_json(name, function(*args, **kwargs)))
+
+    async def astep(
+        self,
+        name: str,
+        function: Callable[..., Any] | Callable[..., Awaitable[Any]],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if iscoroutinefunction(function):
+            return json.loads(as_json(name, await function(*args, **kwargs)))
+        return await sync_to_async(self.step)(name, function, *args, **kwargs)
+
+
+class NoKeyContext:
+    """What a leased handler gets with a request without a key, where its key is optional.
+
+    It is false. Whatever needs a key says so; ``atomic()`` is an ordinary transaction.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __bool__(self) -> bool:
+        return False
+
+    def atomic(self) -> AbstractContextManager[None]:
+        """A transaction on the store's database, which nothing fences."""
+        using = self._store.using
+        return nullcontext() if using is None else transaction.atomic(using=using)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in dir(ExecutionContext):
+            raise AttributeError(name)
+        raise ImproperlyConfigured(
+            f"request.idempotency.{name} needs an idempotency key, and this request has none: the "
+            "view's policy leaves it optional. Give the policy required=True, or ask first: "
+            "request.idempotency is false without a key."
+        )

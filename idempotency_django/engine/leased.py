@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeGuard
+
+from django.db import Error as DatabaseFault
+from django.dispatch import Signal
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store
-from .context import ExecutionContext
+from .context import ExecutionContext, UnprotectedContext
 from .drivers import Driver
 from .leases import Lease, handlers_thread, kept_alive
 from .outcomes import (
@@ -26,13 +30,16 @@ from .outcomes import (
     Replayed,
     Result,
     RolledBack,
+    announce,
     decide,
+    end_signal,
+    fail,
     failure,
+    hold_exhausted,
     in_progress,
+    make_payload,
 )
-from .settling import Attempt, hold_exhausted
 from .steps import named
-from .unprotected import Unprotected
 
 logger = logging.getLogger("idempotency_django")
 
@@ -44,6 +51,8 @@ HELD_MESSAGE: Final = (
     "The idempotency store cannot be reached, so the operation was interrupted. How much of it "
     "was done is unknown. It is not repeated until an operator settles it."
 )
+PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Seconds between attempts to store the answer of what is already done."""
 
 
 class LeasedRun:
@@ -55,11 +64,14 @@ class LeasedRun:
         operation: what is to be executed.
         lease: the operation's.
         recover: turns what the handler raised into an answer, or raises it again.
-        around: the caller's transactions around the handler; see :class:`~.atomic.Atomic`.
+        around: the caller's transactions around the handler; see :class:`~.transactional.Atomic`.
         admit: raises to refuse a replay.
     """
 
-    attempt: Attempt  # once it is claimed
+    # Known from the claim on.
+    claim: Claim
+    lease: Lease
+    execution: ExecutionContext
 
     def __init__(
         self,
@@ -134,7 +146,8 @@ class LeasedRun:
                     self.operation.key,
                     exc_info=unavailable,
                 )
-                result = await self.driver.execute(Unprotected(self.store, self.operation))
+                execution = UnprotectedContext(self.store, self.operation)
+                result = await self.driver.execute(execution)
                 if not isinstance(result.payload, Payload):
                     raise RolledBack(result)
         except RolledBack as signal:
@@ -149,9 +162,9 @@ class LeasedRun:
 
     async def _attempted(self, claim: Claim, asked_at: float) -> Outcome:
         """Run the handler and store its answer, or record why not."""
-        lease = Lease(self.store, claim, self.seconds, asked_at)
-        execution = ExecutionContext(self.store, claim, lease, handlers_thread())
-        self.attempt = Attempt(self.driver, lease, execution)
+        self.claim = claim
+        self.lease = Lease(self.store, claim, self.seconds, asked_at)
+        self.execution = ExecutionContext(self.store, claim, self.lease, handlers_thread())
         ended: Result | Exception
         try:
             return await self._executed()
@@ -164,7 +177,7 @@ class LeasedRun:
         except BaseException as exit_request:
             # Else a person decides, as after any other interruption.
             if not (self.operation.hold and self.driver.begun):
-                await self.attempt.settle(Result(None, None, named(exit_request), failed=True))
+                await self._settle(Result(None, None, named(exit_request), failed=True))
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         if isinstance(ended, IdempotencyError) and ended.foreign:
@@ -178,33 +191,65 @@ class LeasedRun:
             ended = interrupted
         if isinstance(ended, Exception):
             return await self._recovered(ended, held=held)
-        await self.attempt.settle(ended)
+        await self._settle(ended)
         return Executed(ended.response, ended)
 
     async def _executed(self) -> Outcome:
-        attempt, stored = self.attempt, False
-        with kept_alive(attempt.lease):
-            await attempt.announce(signals.claimed)
+        stored = False
+        with kept_alive(self.lease):
+            await self._announce(signals.claimed)
             with self.around as together:
-                result = await self.driver.execute(attempt.execution)
+                result = await self.driver.execute(self.execution)
                 payload = result.payload
                 if not isinstance(payload, Payload):
                     raise RolledBack(result)
-                if attempt.claim.attempt > 1:
-                    await self.driver.call(attempt.execution.validate_all_reached)
+                if self.claim.attempt > 1:
+                    await self.driver.call(self.execution.validate_all_reached)
                 if together:  # before any commits, so that none does for a late owner
-                    await attempt.complete(payload)
+                    await self._complete(payload)
                     stored = True
             if not together:  # after all have, or an answer could outlive its effects
-                stored = await attempt.complete_in_time(payload)
+                stored = await self._complete_in_time(payload)
         if stored:
-            await attempt.announce(signals.completed, payload=payload)
+            await self._announce(signals.completed, payload=payload)
         return Executed(result.response)
+
+    async def _complete(self, payload: Payload) -> None:
+        """Store the answer of what was done.
+
+        Raises:
+            ClaimLost: the claim has another owner now.
+        """
+        if await self.driver.call(self.store.complete, self.claim, payload):
+            return
+        # Unless it was stored at an earlier try, whose answer did not arrive.
+        if not self._is_stored(payload, await self._record()):
+            raise ClaimLost
+
+    async def _complete_in_time(self, payload: Payload) -> bool:
+        """:meth:`_complete`, as often as needed; ``False``: the store could not be reached."""
+        for pause in (*PERSISTENCE, None):
+            try:
+                await self._complete(payload)
+            except (StoreUnavailable, OperationInProgress):
+                if pause is None or self.lease.is_over:
+                    logger.exception(
+                        "%s was executed, but its answer could not be stored. A retry of %s is "
+                        "%s after the lease expires.",
+                        self.operation.name,
+                        self.operation.key,
+                        "held" if self.operation.hold else "executed again",
+                    )
+                    return False
+            else:
+                return True
+            await self.driver.pause(pause, to_the_end=True)
+        raise AssertionError
 
     async def _is_mine(self) -> bool:
         """Whether the claim is still its owner's, or nobody can say that it is not."""
         try:
-            return await self.driver.call(self.store.extend, self.attempt.claim, self.seconds)
+            return await self.driver.call(self.store.extend, self.claim, self.seconds)
         except (StoreUnavailable, OperationInProgress):
             return True
 
@@ -217,7 +262,7 @@ class LeasedRun:
         if payload is None:
             return True
         try:
-            return not self.attempt.is_stored(payload, await self.attempt.record())
+            return not self._is_stored(payload, await self._record())
         except (StoreUnavailable, OperationInProgress):
             return True
 
@@ -226,16 +271,16 @@ class LeasedRun:
 
         It may wait for that, as any other request. But it does not execute a second time.
         """
-        await self.attempt.announce(signals.lost)
+        await self._announce(signals.lost)
         logger.warning(
             "Attempt %d of %s ended too late: its lease had expired and another attempt took over.",
-            self.attempt.claim.attempt,
+            self.claim.attempt,
             self.operation.name,
         )
         return await self.wait.last(self._successors, self.driver.pause)
 
     async def _successors(self) -> Outcome:
-        record = await self.attempt.record()
+        record = await self._record()
         if record is None or record.status is Status.FAILED:
             raise ClaimLost
         return decide(record, self.operation)
@@ -246,5 +291,76 @@ class LeasedRun:
             result = await self.driver.call(self.recover, error)
         finally:
             if not held:
-                await self.attempt.settle(result)
+                await self._settle(result)
         return Executed(result.response, result, error)
+
+    async def _settle(self, result: Result) -> None:
+        """Record that it did not complete, and why, or the answer that is stored nevertheless.
+
+        If the handler had a result to be stored, that stays so when a hook fails after the commit.
+        """
+        payload, unmade = None, None
+        if callable(result.payload):
+            payload, unmade = await self.driver.call(make_payload, result)
+            result = result if unmade is None else failure(unmade)
+        signal = end_signal(result)
+        try:
+            recorded = await self._recorded(payload, result)
+            if not recorded:
+                record = await self._record()
+                if self._is_stored(self.driver.payload, record):
+                    recorded, payload = True, self.driver.payload
+                elif payload or not self._has_failed(record):
+                    signal = signals.lost  # else it was recorded at the first try
+            if recorded and payload:
+                await self._announce(signals.completed, payload=payload)
+                return
+        except (IdempotencyError, DatabaseFault):
+            logger.warning(
+                "The end of attempt %d of %s could not be recorded (%s). Its key is %s after the "
+                "lease expires.",
+                self.claim.attempt,
+                self.operation.name,
+                result.error,
+                "held" if self.operation.hold else "free",
+                exc_info=True,
+            )
+        reason = {} if signal is signals.lost else {"error": result.error}
+        await self._announce(signal, **reason)
+        if unmade is not None:
+            raise unmade
+
+    async def _recorded(self, payload: Payload | None, result: Result) -> bool:
+        if payload is not None:
+            return await self.driver.call(self.store.complete, self.claim, payload)
+        pinned = self.execution.pinned
+        try:
+            return await self.driver.call(fail, self.store, self.claim, result, pinned=pinned)
+        except (StoreUnavailable, OperationInProgress):
+            # The connection may have been lost while the handler ran; the store has a new one now.
+            return await self.driver.call(fail, self.store, self.claim, result, pinned=pinned)
+
+    async def _announce(self, signal: Signal, **arguments: Any) -> None:
+        """Send a signal. Its receivers may query the database, so no event loop waits for them."""
+        if signal.has_listeners(Operation):
+            await self.driver.call(announce, signal, self.claim, **arguments)
+
+    async def _record(self) -> Record | None:
+        """The record as it is now."""
+        return await self.driver.call(self.store.get, self.claim.key, self.claim.scope)
+
+    def _is_stored(self, payload: Payload | None, record: Record | None) -> bool:
+        """Whether a record holds this answer of the attempt; a store may have left out its body."""
+        if payload is None or not self._is_of(record):
+            return False
+        return record.payload in {payload, replace(payload, body=None)}
+
+    def _has_failed(self, record: Record | None) -> bool:
+        return self._is_of(record) and (record.status is Status.FAILED or record.held)
+
+    def _is_of(self, record: Record | None) -> TypeGuard[Record]:
+        """Whether a record is the one that was claimed, and nobody has claimed it again."""
+        if record is None:
+            return False
+        mine = (self.claim.attempt, self.claim.record_id)
+        return (record.attempt, record.record_id) == mine

@@ -7,8 +7,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, assert_never, overload
 
 from django.core.exceptions import ImproperlyConfigured
@@ -250,20 +251,27 @@ def make_payload(result: Result) -> tuple[Payload | None, Exception | None]:
         return None, error
 
 
-def announcement(outcome: Outcome) -> tuple[Signal, dict[str, Any]] | None:
-    """The signal of an outcome, and its arguments, if it has receivers."""
-    match outcome:
-        case Replayed(record):
-            message: tuple[Signal, dict[str, Any]] = (signals.replayed, {"record": record})
-        case InProgress() | Held():
-            message = (signals.conflicted, {})
-        case Mismatched(record):
-            message = (signals.mismatched, {"record": record})
-        case Executed():
-            return None  # its signals were sent on the way
-        case _:
-            assert_never(outcome)
-    return message if message[0].has_listeners(Operation) else None
+_SIGNALS: Final[dict[type[Outcome], Signal]] = {
+    Replayed: signals.replayed,
+    InProgress: signals.conflicted,
+    Held: signals.conflicted,
+    Mismatched: signals.mismatched,
+}
+
+
+def signal_of(outcome: Outcome) -> Signal | None:
+    """The signal of an outcome, if it has receivers; those of an execution are sent on the way."""
+    signal = _SIGNALS.get(type(outcome))
+    return signal if signal is not None and signal.has_listeners(Operation) else None
+
+
+def announce_outcome(outcome: Outcome, operation: Operation) -> None:
+    """Send the signal of an outcome."""
+    if signal := signal_of(outcome):
+        arguments = {}
+        if isinstance(outcome, Replayed | Mismatched):
+            arguments["record"] = outcome.record
+        send(signal, operation, **arguments)
 
 
 def end_signal(result: Result) -> Signal:
@@ -305,6 +313,87 @@ def _savepoints() -> Iterator[None]:
                 with suppress(DatabaseFault):  # it is spoilt already, by somebody else
                     savepoints.enter_context(transaction.atomic(using=connection.alias))
         yield
+
+
+INTERRUPTED_ERROR: Final = "The attempts before it were interrupted."
+"""Why a key is held although its last attempt was not executed."""
+
+
+def fail(store: Store, claim: Claim, result: Result, *, pinned: bool) -> bool:
+    """Record that an attempt failed; its key is held if that was the last one that is allowed."""
+    limit = claim.operation.max_attempts
+    held = result.failed and limit is not None and claim.attempt >= limit
+    recorded = store.fail(claim, result.error, pinned=pinned, held=held)
+    if recorded and held:
+        _log_held(claim, result.error)
+    return recorded
+
+
+def hold_exhausted(store: Store, claim: Claim) -> bool:
+    """Hold a claim whose attempts are used up by interruptions; ``False``: it may be executed.
+
+    After a failure there is one attempt more: an operator has released it.
+    """
+    limit = claim.operation.max_attempts
+    if limit is None or claim.attempt <= limit or not claim.interrupted:
+        return False
+    if store.fail(claim, INTERRUPTED_ERROR, held=True):
+        _log_held(claim, INTERRUPTED_ERROR)
+    return True
+
+
+def _log_held(claim: Claim, error: str) -> None:
+    """Tell the operator, who must settle it."""
+    logger.error(
+        "%s is held after attempt %d (max_attempts=%d), until an operator settles it: %s (key %s)",
+        claim.operation.name,
+        claim.attempt,
+        claim.operation.max_attempts,
+        error,
+        claim.key,
+    )
+
+
+def settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: bool) -> None:
+    """Record the end of an attempt in the transactional mode, whose claim was rolled back with it.
+
+    Nothing is recorded if another attempt has begun meanwhile.
+
+    Args:
+        store: where the claim was made.
+        claim: the attempt's.
+        result: why it was rolled back, or the answer that is stored nevertheless.
+        pinned: see :meth:`~idempotency_django.stores.base.Store.fail`.
+    """
+    payload, unmade = make_payload(result)
+    if unmade is not None:
+        result = failure(unmade)
+    # Whoever has completed it meanwhile is not replayed here, so that nothing is counted.
+    uncounted = replace(claim.operation, count_replays=False)
+    try:
+        with store.transaction():
+            claim_or_record = store.acquire(uncounted)
+            # A record that is not claimed here is not ours, unless the handler has ended its
+            # transaction unseen. Where that is to be held, it is left to a person.
+            left = None if claim.operation.hold else claim
+            mine = claim_or_record if isinstance(claim_or_record, Claim) else left
+            if mine and payload is not None and store.complete(mine, payload):
+                store.on_commit(partial(announce, signals.completed, mine, payload=payload))
+                return
+            if mine and payload is None:
+                fail(store, mine, result, pinned=pinned)
+    except (IdempotencyError, DatabaseFault):
+        # The key is free and the client gets its answer; only the audit misses an attempt.
+        logger.warning(
+            "The end of attempt %d of %s could not be recorded: %s",
+            claim.attempt,
+            claim.operation.name,
+            result.error,
+            exc_info=True,
+        )
+    announce(end_signal(result), claim, error=result.error)
+    if unmade is not None:
+        raise unmade
 
 
 FIRST_PAUSE: Final = 0.02

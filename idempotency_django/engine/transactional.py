@@ -31,10 +31,11 @@ from .outcomes import (
     decide,
     diagnose,
     failure,
+    hold_exhausted,
     in_progress,
     refusal,
+    settle_rolled_back,
 )
-from .settling import hold_exhausted, settle_rolled_back
 
 
 class Atomic:

@@ -27,8 +27,7 @@ from ..engine import (
     Result,
     refusal,
 )
-from ..engine.context import ExecutionContext
-from ..engine.unprotected import WithoutKey
+from ..engine.context import ExecutionContext, NoKeyContext
 from ..errors import (
     IdempotencyError,
     OperationInProgress,
@@ -109,7 +108,7 @@ def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> N
     """Give a leased view without a key what says so."""
     store = stores.made.get(policy.store) or stores[policy.store]
     if asynchronous or policy.mode == "leased" or not store.supports_transactions:
-        request.idempotency = WithoutKey(store)  # type: ignore[attr-defined]
+        request.idempotency = NoKeyContext(store)  # type: ignore[attr-defined]
 
 
 def _execute(

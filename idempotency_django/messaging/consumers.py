@@ -608,9 +608,8 @@ class Consumer:
     ) -> list[Outcome]:
         """Handle events in their order, in one transaction if none of them fails.
 
-        If one fails, all are rolled back. Those before it are handled together, it is handled
-        alone, and those after it follow together: nobody's failure undoes a neighbour. A store
-        without transactions, and the leased mode, handle one after the other.
+        If one fails, all are rolled back, and each is handled by itself: no failure undoes a
+        neighbour. A store without transactions, and the leased mode, handle one after the other.
 
         Args:
             events: the events, of which some may be the same.
