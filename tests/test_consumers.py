@@ -275,11 +275,26 @@ class TestIdentity:
         with pytest.raises(ValueError, match="cannot be called"):
             Consumer(name)
 
-    @pytest.mark.parametrize("handler", [lambda event: None, lambda event, *, execution: None])
+    @pytest.mark.parametrize("handler", [lambda: None, lambda event, *, execution: None])
     def test_handler_that_cannot_be_called(self, handler: Any) -> None:
-        """A handler that does not take an event and its execution is refused where it is made."""
-        with pytest.raises(ImproperlyConfigured, match=r"cannot be called with.*event, execution"):
+        """A handler that does not take an event is refused where it is made."""
+        with pytest.raises(ImproperlyConfigured, match=r"cannot be called.*handler\(event\) or"):
             consumer("billing", handler)
+
+    def test_handler_of_the_event_alone(self, options: dict[str, Any]) -> None:
+        """A handler that takes one argument gets the event, alone, again and in a batch."""
+        billing = consumer("billing", lambda event: event.id, **options)
+        assert billing.handle(paid()) == Handled("1")
+        assert billing.handle(paid("2"), redelivered=True) == Handled("2")
+        assert billing.handle_many([paid("3"), paid()]) == [Handled("3"), Duplicate("1")]
+
+    def test_optional_execution(self) -> None:
+        """A handler that takes two arguments gets both, even if the second one has a default."""
+
+        def attempt(event: Event, execution: ExecutionContext | None = None) -> Any:
+            return execution and execution.attempt
+
+        assert consumer("billing", attempt).handle(paid()) == Handled(1)
 
     def test_handler_without_a_signature(self) -> None:
         """A callable that does not tell what it takes is not refused."""
@@ -295,6 +310,52 @@ class TestIdentity:
             consumer().on()
         with pytest.raises(TypeError, match=r'in parentheses: on\("order.paid"\)'):
             consumer().on(lambda event, execution: None)  # type: ignore[arg-type]
+
+
+class TestSteps:
+    """A handler says when it is registered that it has steps."""
+
+    def test_declared(self) -> None:
+        """It runs in the leased mode; a handler without steps beside it stays transactional."""
+        billing = Consumer("billing")
+
+        @billing.on("order.paid", steps=True)
+        def pay(event: Event, execution: ExecutionContext) -> Any:
+            assert not connection.in_atomic_block
+            return execution.step("pay", lambda: Effect.objects.create(reference="a").pk)
+
+        @billing.on("order.lost")
+        def lose(event: Event) -> bool:
+            return connection.in_atomic_block
+
+        billing.validate()
+        assert isinstance(billing.handle(paid()), Handled)
+        assert isinstance(billing.handle(paid(), redelivered=True), Duplicate)
+        assert billing.handle(paid("2", type="order.lost")) == Handled(True)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    @pytest.mark.parametrize("many", [False, True])
+    def test_undeclared(self, *, redelivered: bool, many: bool) -> None:
+        """A step of another handler is refused before it begins, however the claim is made."""
+
+        def pay(event: Event, execution: ExecutionContext) -> Any:
+            return execution.step("pay", Effect.objects.create, reference="a")
+
+        billing = consumer("billing", pay)
+        with pytest.raises(ImproperlyConfigured, match=r"'pay' cannot be kept.*steps=True"):
+            if many:
+                [failed] = billing.handle_many([paid()], redelivered=redelivered)
+                raise failed.error
+            billing.handle(paid(), redelivered=redelivered)
+        assert effects() == 0
+
+    def test_store_without_steps(self) -> None:
+        """A consumer does not begin if its store keeps no steps."""
+        billing = Consumer("billing", store="memory")
+        billing.on("order.paid", steps=True)(book)
+        with pytest.raises(ImproperlyConfigured, match=r"'order.paid'.*has steps.*'memory'"):
+            billing.validate()
 
 
 class TestFederation:

@@ -117,18 +117,40 @@ def _run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
 
 def _run_alone(store: Store, item: Item) -> tuple[Outcome | Exception, bool]:
     """Execute one item by itself; what became of it, and whether its handler was begun."""
-    begun = False
+    begun = finished = False
 
     def execute(execution: ExecutionContext) -> Result:
-        nonlocal begun
+        nonlocal begun, finished
         begun = True
-        return item.execute(execution)
+        result = item.execute(execution)
+        finished = True
+        return result
 
     try:
         outcome = run(store, item.operation, execute, _raise, observation=UNOBSERVED)
+    except StoreUnavailable as error:
+        unconfirmed = finished and not error.rolled_back
+        return (_settle_unconfirmed(store, item, error) if unconfirmed else error), begun
     except Exception as error:  # noqa: BLE001  # it is the item's, whatever it is
         return error, begun
     return outcome, begun
+
+
+def _settle_unconfirmed(store: Store, item: Item, error: StoreUnavailable) -> Outcome | Exception:
+    """The outcome of an item whose COMMIT was not confirmed: it is executed by a failure.
+
+    So an item that loses the connection at each attempt runs out of attempts.
+    """
+    known = StoreUnavailable(ROLLED_BACK_MESSAGE)
+    known.__cause__ = error
+
+    def execute(_: ExecutionContext) -> Result:
+        raise known
+
+    try:
+        return run(store, item.operation, execute, _raise, observation=UNOBSERVED)
+    except Exception as again:  # noqa: BLE001  # then nobody knows
+        return known if again is known else error
 
 
 def _raise(error: Exception) -> Result:

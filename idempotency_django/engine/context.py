@@ -44,6 +44,7 @@ class ExecutionContext:
     _lease: Lease | None  # None: a transaction holds the claim
     _thread: int | None = None  # the handler's, whose steps have an order; None: no matter which
     _has_derived: bool = field(default=False, init=False)
+    _has_steps: bool = field(default=True, init=False)
 
     @cached_property
     def _steps(self) -> Steps:  # few handlers have any
@@ -132,6 +133,10 @@ class ExecutionContext:
         self._lease.ensure()
         self._steps.keep(self._steps.failed)
         return self._store.fenced(self._claim)
+
+    def refuse_steps(self) -> None:
+        """Let :meth:`step` raise despite the lease: the handler runs in one transaction."""
+        self._has_steps = False
 
     def expect(self, *errors: type[Exception]) -> None:
         """Name the errors of steps that the handler catches to go on without the step.
@@ -250,10 +255,11 @@ class ExecutionContext:
     def _leased(self, name: str) -> Lease:
         """The lease, if the policy and the store can keep a step."""
         validate_step_name(name)
-        if self._lease is None:
+        if self._lease is None or not self._has_steps:
             raise ImproperlyConfigured(
                 f"The step {name!r} cannot be kept: in the transactional mode, a failed attempt "
-                "is rolled back as a whole. Give the policy mode='leased'."
+                "is rolled back as a whole. Give the policy mode='leased', or register the handler "
+                "of a message by on(…, steps=True)."
             )
         if not self._store.supports_steps:
             raise ImproperlyConfigured(

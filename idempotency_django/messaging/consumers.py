@@ -6,7 +6,7 @@ import inspect
 import re
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar, assert_never
@@ -33,13 +33,23 @@ from ..planning import Plan, lease_of, plan_call
 from ..policy import UNSET, Policy, keys, scopes
 from ..policy.canonical import canonical, content_digest
 from ..policy.identity import named_fingerprints
-from ..records import Record, reference
+from ..records import reference
 from ..stores import Store, stores
 from ..stores.atomic_blocks import is_open
 from .events import Event
 from .seen import SeenFilter
 
-_REJECTED = (MessageParked, FingerprintMismatch, UnknownEventType)
+LIFETIME: Final = timedelta(days=30)
+"""How long a consumer remembers an event, unless it or its policy says otherwise."""
+
+METHOD: Final = "EVENT"
+"""What stands for the HTTP method in the audit."""
+
+_REJECTED: Final = (MessageParked, FingerprintMismatch, UnknownEventType)
+_NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
+"""Errors that say nothing about the event: if it is parked after one, the next delivery says so."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,153 +103,103 @@ class Failed:
 
 Outcome = Handled | Duplicate | Failed
 
-
-LIFETIME: Final = timedelta(days=30)
-"""How long a consumer remembers an event, unless it or its policy says otherwise."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
-class RecordOf:
-    """Where the record of an event or a message is, or would be.
+class Handler:
+    """A function that is registered for events of some types.
 
     Attributes:
-        store: its store.
-        key: its key.
-        scope: its scope.
-        fingerprints: those that it may have; with another one, it is another event's.
+        function: the function.
+        takes_execution: whether it takes the execution as well as the event.
+        steps: whether it has steps, so that it runs in the leased mode.
     """
 
-    store: Store
-    key: str
-    scope: str
-    fingerprints: Sequence[str]
+    function: Callable[..., Any]
+    takes_execution: bool = True
+    steps: bool = False
 
-    @classmethod
-    def named(cls, store: Store, key: str, scope: str, content: str) -> Self:
-        """The record of the operation that is planned with these arguments."""
-        return cls(store, key, scopes.fit(scope), [*named_fingerprints(key, scope, content)])
+    def __call__(self, event: Event, execution: ExecutionContext) -> Any:
+        return self.function(event, execution) if self.takes_execution else self.function(event)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is a coroutine function."""
+        return iscoroutinefunction(self.function)
+
+    def policy(self, policy: Policy) -> Policy:
+        """The policy of an event for this handler: the given one, leased if it has steps."""
+        return policy.replace(mode="leased") if self.steps else policy
 
 
-def validate_types(types: Sequence[str], of: str) -> None:
-    """Refuse what cannot be the types of events that a handler is for.
+def registering(
+    handlers: dict[str, Handler],
+    types: Sequence[str],
+    owner: str,
+    *,
+    steps: bool,
+    asynchronous: bool = True,
+) -> Callable[[_Function], _Function]:
+    """The decorator that registers a function for events of these types.
+
+    Args:
+        handlers: where to.
+        types: the types.
+        owner: whose handlers these are, for errors.
+        steps: whether the function has steps.
+        asynchronous: whether it may be a coroutine function.
 
     Raises:
-        ValueError: there is none.
-        TypeError: one of them is not a text.
+        ValueError: no type is given, or one of them has a handler already.
+        TypeError: a type is not a text.
+        ImproperlyConfigured: the function cannot be called with an event, or must not be async.
     """
     if not types:
-        raise ValueError(f'on() of {of} needs a type of events: on("order.paid").')
-    for given in types:
-        if not isinstance(given, str):
+        raise ValueError(f'on() of {owner} needs a type of events: on("order.paid").')
+    for each in types:
+        if not isinstance(each, str):
             raise TypeError(
-                f"on() of {of} takes types of events, and not {given!r}. Name what the handler is "
-                'for, in parentheses: on("order.paid").'
+                f"on() of {owner} takes types of events, and not {each!r}. Name what the handler "
+                'is for, in parentheses: on("order.paid").'
+            )
+        if each in handlers:
+            raise ValueError(
+                f"{owner[0].upper()}{owner[1:]} already has a handler for {each!r}. Let one "
+                "handler call both functions."
             )
 
+    def register(function: _Function) -> _Function:
+        handler = Handler(function, _takes_execution(function, owner), steps)
+        if handler.is_async and not asynchronous:
+            raise ImproperlyConfigured(
+                f"The handler {function} of {owner} is async. Make it a plain function, which may "
+                "use async_to_sync()."
+            )
+        handlers.update(dict.fromkeys(types, handler))
+        return function
 
-def validate_handler(handler: Callable[..., Any], of: str) -> None:
-    """Refuse a handler that no event could be given to.
+    return register
 
-    Raises:
-        ImproperlyConfigured: it does not take an event and an execution.
-    """
+
+def _takes_execution(function: Callable[..., Any], owner: str) -> bool:
     try:
-        inspect.signature(handler).bind("event", "execution")
-    except TypeError as error:
-        raise ImproperlyConfigured(
-            f"The handler {getattr(handler, '__qualname__', handler)} of {of} cannot be called "
-            f"with an event and its execution: {error}. Declare it as def handler(event, "
-            "execution)."
-        ) from None
+        signature = inspect.signature(function)
     except ValueError:  # a callable that does not tell its signature
-        return
-
-
-def policy_of(name: str, policy: Policy | None, ttl: timedelta | None, store: str | None) -> Policy:
-    """The policy of the consumer of that name.
-
-    Raises:
-        ImproperlyConfigured: it asks for what a consumer does not have.
-    """
-    if policy is not None and policy.check_replay not in (UNSET, None):
-        raise ImproperlyConfigured(
-            f"The policy of the consumer {name!r} has check_replay=, which checks the caller of an "
-            "HTTP request. A message has none: check who may send it before calling the consumer."
-        )
-    # An event can wait for the store, which a request cannot: it is delivered again.
-    policy = (policy or Policy()).over(Policy(ttl=LIFETIME, on_store_error="refuse"))
-    if ttl is not UNSET:
-        policy = policy.replace(ttl=ttl)
-    return policy if store is None else policy.replace(store=store)
-
-
-def scope_of(name: str, source: str, sender: str, *, federated: bool) -> str:
-    """The scope of an event: the consumer's name, the event's source, and who sent it.
-
-    Raises:
-        ValueError: a sender is missing, or makes no sense.
-    """
-    if federated and not sender:
-        raise ValueError(
-            f"The consumer {name!r} is federated, so each call must say who sent the event. Pass "
-            "sender=, as the transport has authenticated them."
-        )
-    if sender and not federated:
-        raise ValueError(
-            f"The consumer {name!r} was given a sender, but is not federated. Make it a "
-            "Consumer(…, federated=True), or leave out sender=."
-        )
-    scope = f"consumer:{name}:{source}"
-    return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)
-
-
-def _handle_together(executions: list[EventExecution]) -> list[Outcome]:
-    """Handle events in as few transactions as possible; their outcomes."""
-    if not executions:
-        return []
-    known = _known_duplicates(executions)
-    rest = [each for each, duplicate in zip(executions, known, strict=True) if duplicate is None]
-    ended = run_many(executions[0].plan.store, [each.item for each in rest])
-    outcomes = [execution.outcome(each) for execution, each in zip(rest, ended, strict=True)]
-    if (seen := executions[0].seen) is not None:
-        pairs = zip(rest, outcomes, strict=True)
-        seen.remember([each.name for each, outcome in pairs if not isinstance(outcome, Failed)])
-    others = iter(outcomes)
-    return [next(others) if duplicate is None else duplicate for duplicate in known]
-
-
-def _handle_one_by_one(executions: list[EventExecution]) -> list[Outcome]:
-    """Handle one event after the other, each claimed visibly; their outcomes."""
-    outcomes: list[Outcome] = []
-    for execution in executions:
+        return True
+    try:
+        signature.bind("event", "execution")
+    except TypeError:
         try:
-            outcomes.append(execution.run(visibly=True))
-        except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
-            outcomes.append(Failed(error))
-    return outcomes
-
-
-Handler = Callable[[Event, ExecutionContext], Any]
-
-_NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
-"""Errors that say nothing about the event: if it is parked after one, the next delivery says so."""
-
-
-class ClaimCommittedFirst(Atomic):
-    """For a claim that is committed first: the handler and its answer are one transaction still.
-
-    In the transactional mode, an attempt that ends with its process leaves nothing that could be
-    counted. This one leaves its claim.
-    """
-
-    def around_handler(self, store: Store) -> AbstractContextManager[bool]:
-        return _shared_transaction(store)
-
-
-@contextmanager
-def _shared_transaction(store: Store) -> Iterator[bool]:
-    with store.transaction():
-        yield True
+            signature.bind("event")
+        except TypeError as error:
+            raise ImproperlyConfigured(
+                f"The handler {getattr(function, '__qualname__', function)} of {owner} cannot be "
+                f"called with an event, or with an event and its execution: {error}. Declare it as "
+                "def handler(event) or def handler(event, execution)."
+            ) from None
+        return False
+    return True
 
 
 @contextmanager
@@ -269,14 +229,27 @@ def ending(error: BaseException) -> str:
     return f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
 
 
+class _ClaimCommittedFirst(Atomic):
+    """For a claim that is committed first: the handler and its answer are one transaction still.
+
+    In the transactional mode, an attempt that ends with its process leaves nothing that could be
+    counted. This one leaves its claim.
+    """
+
+    @contextmanager
+    def around_handler(self, store: Store) -> Iterator[bool]:
+        with store.transaction():
+            yield True
+
+
 @dataclass(frozen=True, slots=True)
 class EventExecution:
-    """One event that a consumer is to handle.
+    """One event that is to be handled once.
 
     Attributes:
         plan: the operation, and where its record lives.
         event: what the handler gets.
-        handler: the consumer's function for events of this type.
+        handler: the handler for events of this type.
         seen: the consumer's filter of seen events.
     """
 
@@ -294,87 +267,58 @@ class EventExecution:
         Raises:
             Exception: it is not handled, and was not before.
         """
-        [known] = _known_duplicates([self])
-        if known is not None:
+        if known := self._known_duplicate():
             return known
         plan, operation, atomic = self.plan, self.plan.operation, Atomic()
         if visibly and operation.lease is None:
-            operation, atomic = replace(operation, lease=plan.policy.lease), ClaimCommittedFirst()
+            operation, atomic = replace(operation, lease=plan.policy.lease), _ClaimCommittedFirst()
         try:
-            ended = engine.run(plan.store, operation, self._execute, _raise, atomic=atomic)
+            ended = engine.run(plan.store, operation, self.execute, _raise, atomic=atomic)
         except Exception as error:
-            parked = self._parked(error)
-            if parked is None:
-                raise
-            raise parked from error
-        return _remember(self, self._to_outcome(ended))
+            if parked := self._parked(error):
+                raise parked from error
+            raise
+        return self._remembered(self.to_outcome(ended))
 
     async def arun(self) -> Handled | Duplicate:
         """:meth:`run` for an async handler."""
-        [known] = await sync_to_async(_known_duplicates)([self])
-        if known is not None:
+        if known := await sync_to_async(self._known_duplicate)():
             return known
         plan = self.plan
         try:
             ended = await engine.arun(plan.store, plan.operation, self._aexecute, _raise)
         except Exception as error:
-            parked = await sync_to_async(self._parked)(error)
-            if parked is None:
-                raise
-            raise parked from error
-        return await sync_to_async(_remember)(self, self._to_outcome(ended))
-
-    def validate_no_transaction(self, consumer: str) -> None:
-        """Raise ``ImproperlyConfigured`` if nothing would be committed when the call returns."""
-        using = self.plan.store.using
-        if using is not None and is_open(using):
-            raise ImproperlyConfigured(
-                f"The consumer {consumer!r} was called within a transaction on the database "
-                f"{using!r}. When it returns, the message is acknowledged, so what it did must be "
-                "committed by then. Call it outside of transaction.atomic(), and mark a view that "
-                "calls it with transaction.non_atomic_requests and @idempotency_exempt."
-            )
+            if parked := await sync_to_async(self._parked)(error):
+                raise parked from error
+            raise
+        return await sync_to_async(self._remembered)(self.to_outcome(ended))
 
     @property
     def name(self) -> str:
         """What a filter knows it by: different for each consumer, source and id."""
         return reference(self.plan.operation.key, self.plan.operation.scope)
 
-    @property
-    def only_reads(self) -> bool:
-        """Whether a duplicate changes nothing, so that the store may be asked without a claim."""
-        return not self.plan.operation.extend_on_replay
-
-    def duplicate(self, record: Record) -> Duplicate | None:
-        """What is said of it if this record is of the same event, and completed."""
-        replayed = engine.replay(record, self.plan.operation)
-        outcome = None if replayed is None else self._to_outcome(replayed)
-        return outcome if isinstance(outcome, Duplicate) else None
-
-    @property
-    def item(self) -> Item:
-        """What a batch needs to know of it."""
-        return Item(self.plan.operation, self._execute)
-
-    def outcome(self, ended: engine.Outcome | Exception) -> Outcome:
-        """What became of it in a batch."""
-        if isinstance(ended, Exception):
-            return Failed(self._parked(ended) or ended)
-        try:
-            return self._to_outcome(ended)
-        except IdempotencyError as error:
-            return Failed(error)
-
-    def _execute(self, execution: ExecutionContext) -> engine.Result:
+    def execute(self, execution: ExecutionContext) -> engine.Result:
+        """Call the handler, within an execution of the operation."""
         with without_exits():
-            return answer_of(self.plan, self.handler(self.event, execution))
+            return answer_of(self.plan, self.handler(self.event, self._given(execution)))
 
     async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
         with without_exits(awaited=True):
-            return answer_of(self.plan, await self.handler(self.event, execution))
+            result = await self.handler(self.event, self._given(execution))
+            return answer_of(self.plan, result)
 
-    def _to_outcome(self, ended: engine.Outcome) -> Handled | Duplicate:
-        """What the consumer says of an outcome; raises if that is nothing to acknowledge."""
+    def _given(self, execution: ExecutionContext) -> ExecutionContext:
+        if self.plan.operation.lease is None:  # also where the claim is committed first
+            execution.refuse_steps()
+        return execution
+
+    def to_outcome(self, ended: engine.Outcome) -> Handled | Duplicate:
+        """The consumer's outcome for an outcome of the engine.
+
+        Raises:
+            IdempotencyError: the message is not to be acknowledged.
+        """
         match ended:
             case engine.Executed(result):
                 return Handled(result)
@@ -384,7 +328,7 @@ class EventExecution:
                     return Duplicate(None, kept=False)
                 return Duplicate(payload.result)
             case engine.Held():
-                error: IdempotencyError = self._is_parked("An earlier attempt at it")
+                error: IdempotencyError = self._parked_after("An earlier attempt at it")
             case engine.InProgress() | engine.Mismatched():
                 what = f"The event {self.event.id!r} of {self.event.source!r}"
                 error = engine.refusal(ended, f"{what} for {self.plan.operation.name}")
@@ -393,8 +337,17 @@ class EventExecution:
         error.foreign = True  # a request that made the call is another operation
         raise error
 
+    def of_batch(self, ended: engine.Outcome | Exception) -> Outcome:
+        """The outcome of an event that was handled in a batch."""
+        if isinstance(ended, Exception):
+            return Failed(self._parked(ended) or ended)
+        try:
+            return self.to_outcome(ended)
+        except IdempotencyError as error:
+            return Failed(error)
+
     def _parked(self, error: Exception) -> MessageParked | None:
-        """What says that this failure was the last one, if the event is parked since."""
+        """The error of an event that is parked after this failure, which was the last one."""
         if isinstance(error, IdempotencyError):
             error.foreign = True
         store, operation = self.plan.store, self.plan.operation
@@ -406,11 +359,11 @@ class EventExecution:
             return None  # nobody can say, and the next delivery finds out
         if record is None or not record.held:
             return None
-        parked = self._is_parked(f"Attempt {record.attempt} at it")
+        parked = self._parked_after(f"Attempt {record.attempt} at it")
         parked.__cause__, parked.foreign = error, True
         return parked
 
-    def _is_parked(self, what: str) -> MessageParked:
+    def _parked_after(self, what: str) -> MessageParked:
         return MessageParked(
             f"The event {self.event.id!r} of {self.event.source!r} is parked by "
             f"{self.plan.operation.name}. {what} was the last one that is made without an "
@@ -419,49 +372,72 @@ class EventExecution:
             "the admin, and deliver it again."
         )
 
+    def _known_duplicate(self) -> Duplicate | None:
+        return known_duplicates([self])[0]
 
-def _known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | None]:
-    """For each, the answer of the store, if a filter may have seen it and it was handled before.
+    def _remembered(self, outcome: Handled | Duplicate) -> Handled | Duplicate:
+        """The outcome, which is committed: now the filter may know of it."""
+        if self.seen is not None:
+            self.seen.remember([self.name])
+        return outcome
+
+
+def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | None]:
+    """The answer of the store for each event that a filter may have seen, if it was handled before.
 
     It only reads, and claims nothing. ``None``: claim it, which is exact by itself.
 
     Args:
         executions: of one consumer.
     """
-    nothing: list[Duplicate | None] = [None] * len(executions)
-    seen = executions[0].seen
+    known: list[Duplicate | None] = [None] * len(executions)
+    seen, store = executions[0].seen, executions[0].plan.store
     if seen is None:
-        return nothing
+        return known
     maybe = seen.may_contain([each.name for each in executions])
-    asked = [index for index, each in enumerate(executions) if maybe[index] and each.only_reads]
-    operations = [executions[index].plan.operation for index in asked]
+    # Where a duplicate extends the record's lifetime, the store must be asked by a claim.
+    asked = [
+        (place, each, each.plan.operation)
+        for place, each in enumerate(executions)
+        if maybe[place] and not each.plan.operation.extend_on_replay
+    ]
     try:
-        names = [(operation.key, operation.scope) for operation in operations]
-        records = executions[0].plan.store.get_many(names) if names else []
+        records = store.get_many([(x.key, x.scope) for _, _, x in asked]) if asked else []
     except IdempotencyError:
-        return nothing  # the claim says what is wrong with the store
-    for index, record in zip(asked, records, strict=True):
-        if record is not None and not record.expired:
-            nothing[index] = executions[index].duplicate(record)
-    return nothing
-
-
-def _remember(execution: EventExecution, outcome: Handled | Duplicate) -> Handled | Duplicate:
-    """The outcome, of which the filter hears now that it is committed."""
-    if execution.seen is not None:
-        execution.seen.remember([execution.name])
-    return outcome
+        return known  # the claim says what is wrong with the store
+    for (place, execution, operation), record in zip(asked, records, strict=True):
+        if record is None or record.expired:
+            continue
+        if replayed := engine.replay(record, operation):
+            outcome = execution.to_outcome(replayed)
+            known[place] = outcome if isinstance(outcome, Duplicate) else None
+    return known
 
 
 def _raise(error: Exception) -> engine.Result:
     raise error
 
 
-METHOD: Final = "EVENT"
-"""What stands for the HTTP method in the audit."""
+@dataclass(frozen=True, slots=True)
+class RecordOf:
+    """Where the record of an event or a message is, or would be.
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
-_Handler = TypeVar("_Handler", bound=Handler)
+    Attributes:
+        store: its store.
+        key: its key.
+        scope: its scope.
+        fingerprints: those that it may have; with another one, it is another event's.
+    """
+
+    store: Store
+    key: str
+    scope: str
+    fingerprints: Sequence[str]
+
+    @classmethod
+    def named(cls, store: Store, key: str, scope: str, content: str) -> Self:
+        """The record of the operation that is planned with these arguments."""
+        return cls(store, key, scopes.fit(scope), [*named_fingerprints(key, scope, content)])
 
 
 class Consumer:
@@ -470,7 +446,7 @@ class Consumer:
         billing = Consumer("billing")
 
         @billing.on("order.paid")
-        def book(event, execution):
+        def book(event):
             return {"entry": Entry.objects.create(order_id=event.data["id"]).pk}
 
         outcome = billing.handle(Event.from_json(message.body))
@@ -519,41 +495,44 @@ class Consumer:
                 f"The consumer {name!r} has max_attempts={max_attempts}. Allow 1 attempt or more, "
                 "or None for any number."
             )
+        if policy is not None and policy.check_replay not in (UNSET, None):
+            raise ImproperlyConfigured(
+                f"The policy of the consumer {name!r} has check_replay=, which checks the caller "
+                "of an HTTP request. A message has none: check who may send it before calling the "
+                "consumer."
+            )
+        # An event can wait for the store, which a request cannot: it is delivered again.
+        policy = (policy or Policy()).over(Policy(ttl=LIFETIME, on_store_error="refuse"))
+        if ttl is not UNSET:
+            policy = policy.replace(ttl=ttl)
         self.name = name
         self.max_attempts = max_attempts
         self.federated = federated
         self.seen = seen
-        self._policy = policy_of(name, policy, ttl, store)
+        self._policy = policy if store is None else policy.replace(store=store)
         self._handlers: dict[str, Handler] = {}
 
     def __repr__(self) -> str:
         return f"<Consumer {self.name!r} of {', '.join(self._handlers) or 'nothing yet'}>"
 
-    def on(self, *types: str) -> Callable[[_Handler], _Handler]:
+    def on(self, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
         """Register the decorated function for events of these types.
 
-        It is called with the :class:`~.events.Event` and the
-        :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt, and returns
-        what JSON can say. If it raises, what it wrote is rolled back.
+        It is called with the :class:`~.events.Event` and, if it takes a second argument, the
+        :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt. It returns what
+        JSON can say. If it raises, what it wrote is rolled back.
+
+        Args:
+            types: the types of events.
+            steps: whether it calls ``execution.step()``. It then runs in the leased mode, in which
+                a later attempt goes on after the last step.
 
         Raises:
             ValueError: no type is given, or one of them has a handler already.
             TypeError: a type is not a text.
-            ImproperlyConfigured: the function cannot be called with an event and an execution.
+            ImproperlyConfigured: the function cannot be called with an event.
         """
-        validate_types(types, f"the consumer {self.name!r}")
-        for taken in self._handlers.keys() & {*types}:
-            raise ValueError(
-                f"The consumer {self.name!r} already has a handler for {taken!r}. Let one handler "
-                "call both functions, or make a second consumer."
-            )
-
-        def register(handler: _Handler) -> _Handler:
-            validate_handler(handler, f"the consumer {self.name!r}")
-            self._handlers.update(dict.fromkeys(types, handler))
-            return handler
-
-        return register
+        return registering(self._handlers, types, f"the consumer {self.name!r}", steps=steps)
 
     def handles(self, type: str) -> bool:  # noqa: A002  # CloudEvents' name for it
         """Whether there is a handler for events of this type."""
@@ -588,7 +567,7 @@ class Consumer:
             Exception: whatever the handler raises; what it wrote is rolled back.
         """
         execution = self._execution(event, sender)
-        execution.validate_no_transaction(self.name)
+        self._validate_no_transaction(execution)
         return execution.run(visibly=redelivered)
 
     async def ahandle(
@@ -598,10 +577,9 @@ class Consumer:
 
         No transaction can span a coroutine function: an async handler runs in the leased mode.
         """
-        if not iscoroutinefunction(self._handler(event)):
+        if not self._handler(event).is_async:
             return await sync_to_async(self.handle)(event, sender=sender, redelivered=redelivered)
-        execution = self._execution(event, sender, asynchronous=True)
-        return await execution.arun()
+        return await self._execution(event, sender, asynchronous=True).arun()
 
     def handle_many(
         self, events: Sequence[Event], *, sender: str = "", redelivered: bool = False
@@ -624,36 +602,63 @@ class Consumer:
         Raises:
             ImproperlyConfigured: as for :meth:`handle`.
         """
-        planned = [self._planned(event, sender) for event in events]
-        executions = [each for each in planned if isinstance(each, EventExecution)]
-        for execution in executions[:1]:  # they have one store
-            execution.validate_no_transaction(self.name)
-        outcomes = iter((_handle_one_by_one if redelivered else _handle_together)(executions))
-        return [each if isinstance(each, Failed) else next(outcomes) for each in planned]
+        outcomes: dict[int, Outcome] = {}
+        executions: dict[int, EventExecution] = {}
+        for place, event in enumerate(events):
+            try:
+                executions[place] = self._execution(event, sender)
+            except (UnknownEventType, TypeError) as error:
+                outcomes[place] = Failed(error)
+        for execution in [*executions.values()][:1]:  # they have one store
+            self._validate_no_transaction(execution)
+        if redelivered:
+            for place, execution in executions.items():
+                try:
+                    outcomes[place] = execution.run(visibly=True)
+                except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
+                    outcomes[place] = Failed(error)
+        elif executions:
+            outcomes |= self._handle_together(executions)
+        return [outcomes[place] for place in range(len(events))]
+
+    def _handle_together(self, executions: dict[int, EventExecution]) -> dict[int, Outcome]:
+        known = zip(executions, known_duplicates([*executions.values()]), strict=True)
+        outcomes: dict[int, Outcome] = {place: each for place, each in known if each is not None}
+        rest = {place: each for place, each in executions.items() if place not in outcomes}
+        items = [Item(each.plan.operation, each.execute) for each in rest.values()]
+        [store] = {each.plan.store for each in executions.values()}
+        for (place, execution), ended in zip(rest.items(), run_many(store, items), strict=True):
+            outcomes[place] = execution.of_batch(ended)
+        if self.seen is not None:
+            handled = [at for at in rest if not isinstance(outcomes[at], Failed)]
+            self.seen.remember([rest[at].name for at in handled])
+        return outcomes
 
     def validate(self) -> None:
         """Refuse to begin, where :meth:`handle` could not handle events of each of its types.
 
         Raises:
-            ImproperlyConfigured: a handler is async, or the policy needs what its store or mode
+            ImproperlyConfigured: a handler is async, or a policy needs what its store or mode
                 cannot promise.
         """
+        policy = self._policy.resolved()
+        store = stores[policy.store]
+        lease_of(policy, store)
         for kind, handler in self._handlers.items():
             self._validate_sync(kind, handler)
-        policy = self._policy.resolved()
-        lease_of(policy, stores[policy.store])
+            lease_of(handler.policy(policy), store)
+            if handler.steps and not store.supports_steps:
+                raise ImproperlyConfigured(
+                    f"The handler of {kind!r} in the consumer {self.name!r} has steps, which the "
+                    f"store {store.alias!r} ({type(store).__name__}) does not keep. Use "
+                    "idempotency_django.stores.database.DatabaseStore, or remove steps=True."
+                )
 
     def record_of(self, event: Event, *, sender: str = "") -> RecordOf:
         """Where the record of the event is, or would be; ``ValueError``: the sender is missing."""
-        scope = scope_of(self.name, event.source, sender, federated=self.federated)
         store = stores[self._policy.resolved().store]
+        scope = self._scope(event.source, sender)
         return RecordOf.named(store, keys.fit(event.id), scope, _content(event))
-
-    def _planned(self, event: Event, sender: str) -> EventExecution | Failed:
-        try:
-            return self._execution(event, sender)
-        except (UnknownEventType, TypeError) as error:
-            return Failed(error)
 
     def _execution(
         self, event: Event, sender: str, *, asynchronous: bool = False
@@ -662,9 +667,9 @@ class Consumer:
         if not asynchronous:
             self._validate_sync(event.type, handler)
         plan = plan_call(
-            self._policy.resolved(),
+            handler.policy(self._policy.resolved()),
             key=keys.fit(event.id),
-            scope=scope_of(self.name, event.source, sender, federated=self.federated),
+            scope=self._scope(event.source, sender),
             name=f"{self.name} {event.type}",
             content=_content(event),
             method=METHOD,
@@ -676,8 +681,33 @@ class Consumer:
             plan = replace(plan, operation=replace(plan.operation, principal=sender))
         return EventExecution(plan, event, handler, self.seen)
 
+    def _scope(self, source: str, sender: str) -> str:
+        """The scope of an event: the consumer's name, the event's source, and who sent it."""
+        if self.federated and not sender:
+            raise ValueError(
+                f"The consumer {self.name!r} is federated, so each call must say who sent the "
+                "event. Pass sender=, as the transport has authenticated them."
+            )
+        if sender and not self.federated:
+            raise ValueError(
+                f"The consumer {self.name!r} was given a sender, but is not federated. Make it a "
+                "Consumer(…, federated=True), or leave out sender=."
+            )
+        scope = f"consumer:{self.name}:{source}"
+        return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)
+
+    def _validate_no_transaction(self, execution: EventExecution) -> None:
+        using = execution.plan.store.using
+        if using is not None and is_open(using):
+            raise ImproperlyConfigured(
+                f"The consumer {self.name!r} was called within a transaction on the database "
+                f"{using!r}. When it returns, the message is acknowledged, so what it did must be "
+                "committed by then. Call it outside of transaction.atomic(), and mark a view that "
+                "calls it with transaction.non_atomic_requests and @idempotency_exempt."
+            )
+
     def _validate_sync(self, kind: str, handler: Handler) -> None:
-        if iscoroutinefunction(handler):
+        if handler.is_async:
             raise ImproperlyConfigured(
                 f"The handler of {kind!r} in the consumer {self.name!r} is async. Call ahandle(), "
                 "or make it a plain function."

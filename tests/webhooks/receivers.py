@@ -14,7 +14,6 @@ from django.urls import path
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox.receivers import WebhookReceiver
 from idempotency_django.messaging.inbox.verifiers import GitHub, Hmac, StandardWebhooks, Stripe
-from idempotency_django.policy import Policy
 from tests.models import Effect
 
 SECRETS = [f"whsec_{base64.b64encode(bytes([n]) * 24).decode()}" for n in range(3)]
@@ -40,7 +39,6 @@ class Stepping(WebhookReceiver):
 
     source = "steps"
     verifier = StandardWebhooks(SECRETS[:1])
-    policy = Policy(mode="leased")
     max_attempts = 2
     ttl = None
 
@@ -84,7 +82,7 @@ for hook in (Hook, Passing, StripeHook, OrderHook, GitHubHook):
     hook.on("order.paid", "invoice.paid", "push", "v1.billing.meter.error_report_triggered")(effect)
 
 
-@Stepping.on("order.paid")
+@Stepping.on("order.paid", steps=True)
 def stepping(event: Event, execution: Any) -> Any:
     """One step with an effect, then whatever a test wants."""
     done = execution.step("book", lambda: effect(event, execution) and 17)

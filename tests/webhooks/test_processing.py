@@ -21,7 +21,7 @@ from idempotency_django.errors import (
     UnknownEventType,
 )
 from idempotency_django.messaging import dead_letters
-from idempotency_django.messaging.consumers import Consumer, Duplicate
+from idempotency_django.messaging.consumers import Consumer, Duplicate, Handler
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox import processing
 from idempotency_django.messaging.inbox.processing import (
@@ -181,7 +181,7 @@ def test_retry_resumes(inbox: Inbox) -> None:
         keys.append(handler(event, execution)["key"])
         raise ConnectionError
 
-    Stepping._handlers["order.paid"] = failing
+    Stepping._handlers["order.paid"] = Handler(failing)
     try:
         for state in ("pending", "parked"):
             inbox.due_now()
@@ -615,7 +615,7 @@ def test_record_elsewhere(inbox: Inbox) -> None:
     memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
     with override_settings(IDEMPOTENCY={**settings_of(inbox), "STORES": memory}):
         behaviour["shop"] = fail
-        Hook._handlers["order.paid"], kept = fail, Hook._handlers["order.paid"]
+        Hook._handlers["order.paid"], kept = Handler(fail), Hook._handlers["order.paid"]
         try:
             deliver(Hook)
             process_due()

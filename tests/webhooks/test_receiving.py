@@ -496,7 +496,7 @@ class TestDeclaring:
             type("Bad", (WebhookReceiver,), {"source": "a b"})
 
     def test_handlers(self) -> None:
-        """A handler is for a type, alone, and a plain function of two arguments."""
+        """A handler is for a type, alone, and a plain function of one argument or two."""
         made = type("Made", (WebhookReceiver,), {})
         with pytest.raises(ValueError, match="needs a type"):
             made.on()
@@ -506,7 +506,7 @@ class TestDeclaring:
         with pytest.raises(ValueError, match="already has a handler for 'a'"):
             made.on("a", "b")
         with pytest.raises(ImproperlyConfigured, match="the receiver Made"):
-            made.on("c")(lambda event: None)
+            made.on("c")(lambda: None)
 
         async def handler(event: Any, execution: Any) -> None:
             """Not for a process without an event loop."""
@@ -522,8 +522,8 @@ class TestDeclaring:
         base.on("*")(rest)
         made = type("Derived", (base,), {})
         made.on("b")(special)
-        assert [made.handler_of(each) for each in "abc"] == [special, special, rest]
-        assert base.handler_of("b") is rest
+        assert [made.handler_of(each).function for each in "abc"] == [special, special, rest]
+        assert base.handler_of("b").function is rest
 
     def test_found_by_the_urls(self) -> None:
         """A process that has imported no view finds the receivers by the URLs."""

@@ -11,7 +11,6 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeVar
 
-from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import connections
@@ -37,15 +36,7 @@ from ...policy.canonical import content_digest
 from ...records import reference
 from ...stores import stores
 from ...stores.atomic_blocks import is_open
-from ..consumers import (
-    Consumer,
-    EventExecution,
-    Handler,
-    RecordOf,
-    consumers,
-    validate_handler,
-    validate_types,
-)
+from ..consumers import Consumer, EventExecution, Handler, RecordOf, consumers, registering
 from ..databases import database
 from ..dead_letters import sender_of
 from ..events import Event
@@ -124,7 +115,8 @@ def handling_of(message: InboxMessage) -> Callable[[], object] | None:
         return None
     headers: Any = CaseInsensitiveMapping(dict(json.loads(message.headers)))
     contents = receiver.verifier.read(headers, bytes(message.body))
-    handling = EventExecution(_plan(receiver, message), event_of(message.source, contents), handler)
+    plan, event = _plan(receiver, message, handler), event_of(message.source, contents)
+    handling = EventExecution(plan, event, handler)
     # The claim is committed first, so that an attempt counts that ends with its process.
     return lambda: handling.run(visibly=True)
 
@@ -166,9 +158,9 @@ def _declared(policy: Policy | None, ttl: timedelta | None) -> Policy:
     return (policy or Policy()).over(Policy(on_store_error="refuse")).replace(ttl=ttl)
 
 
-def _plan(receiver: type[WebhookReceiver], message: InboxMessage) -> Plan:
+def _plan(receiver: type[WebhookReceiver], message: InboxMessage, handler: Handler) -> Plan:
     return plan_call(
-        policy_of(receiver),
+        handler.policy(policy_of(receiver)),
         key=message.message_id,
         scope=scope_of(message.source),
         name=f"{message.source} {message.type}"[:255],
@@ -295,7 +287,7 @@ ANY: Final = "*"
 """The type that a handler is registered for that takes what has no other handler."""
 
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
-_Handler = TypeVar("_Handler", bound=Handler)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _RECEIVERS: Final[dict[str, list[type[WebhookReceiver]]]] = {}
 
 
@@ -352,36 +344,26 @@ class WebhookReceiver(View):
         _RECEIVERS[cls.source] = [*others, cls]
 
     @classmethod
-    def on(cls, *types: str) -> Callable[[_Handler], _Handler]:
+    def on(cls, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
         """Register the decorated function for messages of these types; ``"*"``: of all others.
 
         It is called with the :class:`~idempotency_django.messaging.events.Event`, whose data is
-        the whole body, and the :class:`~idempotency_django.engine.context.ExecutionContext` of the
-        attempt. It returns what JSON can say.
+        the whole body, and, if it takes a second argument, the
+        :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt. It returns what
+        JSON can say.
+
+        Args:
+            types: the types of messages.
+            steps: whether it calls ``execution.step()``. It then runs in the leased mode, in which
+                a later attempt goes on after the last step.
 
         Raises:
             ValueError: no type is given, or one of them has a handler already.
             TypeError: a type is not a text.
             ImproperlyConfigured: the function cannot be called so, or is async.
         """
-        validate_types(types, f"the receiver {cls.__qualname__}")
-        for taken in cls._handlers.keys() & {*types}:
-            raise ValueError(
-                f"{cls.__qualname__} already has a handler for {taken!r}. Let one handler call "
-                "both functions."
-            )
-
-        def register(handler: _Handler) -> _Handler:
-            validate_handler(handler, f"the receiver {cls.__qualname__}")
-            if iscoroutinefunction(handler):
-                raise ImproperlyConfigured(
-                    f"The handler {handler} of {cls.__qualname__} is async. Make it a plain "
-                    "function, which may use async_to_sync()."
-                )
-            cls._handlers.update(dict.fromkeys(types, handler))
-            return handler
-
-        return register
+        owner = f"the receiver {cls.__qualname__}"
+        return registering(cls._handlers, types, owner, steps=steps, asynchronous=False)
 
     @classmethod
     def handler_of(cls, type: str) -> Handler | None:  # noqa: A002  # CloudEvents' name for it
