@@ -31,6 +31,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim
 from idempotency_django.stores import stores
+from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.admin_pages import detail, member, messages
 from tests.models import Effect
@@ -350,8 +351,9 @@ class TestSteps:
             billing.handle(paid(), redelivered=redelivered)
         assert effects() == 0
 
-    def test_store_without_steps(self) -> None:
+    def test_store_without_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A consumer does not begin if its store keeps no steps."""
+        monkeypatch.setattr(MemoryStore, "supports_steps", False)
         billing = Consumer("billing", store="memory")
         billing.on("order.paid", steps=True)(book)
         with pytest.raises(ImproperlyConfigured, match=r"'order.paid'.*has steps.*'memory'"):
