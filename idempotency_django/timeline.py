@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,9 +12,8 @@ from typing import Any, Final, Protocol, TypeVar
 from django.apps import apps
 from django.db import InterfaceError, OperationalError, router
 from django.db.models import Q, QuerySet
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.text import Truncator
 from django.utils.timesince import timesince, timeuntil
 from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext as _
@@ -24,74 +21,11 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .conf import default_store
 from .errors import StoreUnavailable
-from .models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from .models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyStep
 from .policy import Policy, keys
 from .policy.seals import derived_keys
 from .records import Record, Status, reference, referred
 from .stores import Store, stores
-
-LONGEST_TEXT: Final = 100_000
-"""Characters of a text that are shown."""
-
-_WORD: Final = re.compile(r"[^./:_|-]*[./:_|-]+|[^./:_|-]+")
-_JSON_PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s"{}\[\],:]+|[{}\[\],:]')
-
-
-def indented(text: str) -> str:
-    """A JSON text with one member per line, as far as it is shown."""
-    return shortened(_indented(text))
-
-
-def _indented(text: str) -> Iterator[str]:
-    """The pieces of a JSON text, laid out; its numbers and members stay as they were written.
-
-    A parser loses what an auditor looks for: 10.50 is not 10.5, and a member may come twice.
-    """
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        yield text
-        return
-    depth, before = 0, ""
-    for match in _JSON_PIECE.finditer(text):
-        piece = match[0]
-        if piece in "}]":
-            depth -= 1
-            yield "" if before in "{[" else _new_line(depth)
-        elif before and before in "{[,":
-            yield _new_line(depth)
-        yield f"{piece} " if piece == ":" else _legible(piece)
-        depth += piece in "{["
-        before = piece
-
-
-def cut(text: str, length: int) -> SafeString:
-    """The text, or its beginning, which breaks between its words; all of it is a tooltip."""
-    shown = str(Truncator(text).chars(length))
-    words = format_html_join(SafeString("<wbr>"), "{}", ((word,) for word in _WORD.findall(shown)))
-    return format_html('<span title="{}">{}</span>', text, words)
-
-
-def _legible(piece: str) -> str:
-    """A string with characters in the place of their escapes, unless they are invisible."""
-    if "\\u" not in piece:
-        return piece
-    text = json.dumps(json.loads(piece), ensure_ascii=False)
-    return text if text.isprintable() else piece
-
-
-def _new_line(depth: int) -> str:
-    return "\n" + "  " * depth
-
-
-def shortened(pieces: Iterator[str] | list[str]) -> str:
-    """The pieces put together, as far as they are shown; the rest is not even made."""
-    text = ""
-    for piece in pieces:
-        text += piece
-        if len(text) > LONGEST_TEXT:
-            return f"{text[:LONGEST_TEXT]}…"
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +79,6 @@ def local(moment: datetime) -> datetime:
 INTERRUPTED: Final = "interrupted"
 HELD: Final = "held"
 
-UNFINISHED: Final = frozenset({Status.IN_PROGRESS.value, INTERRUPTED, HELD})
-
 STATES: Final[dict[str, Any]] = {
     Status.IN_PROGRESS.value: gettext_lazy("in progress"),
     INTERRUPTED: gettext_lazy("interrupted"),
@@ -163,28 +95,6 @@ def state_of(record: Any) -> str:
     if record.status != Status.IN_PROGRESS or ends > record.now:
         return str(record.status)
     return HELD if record.hold else INTERRUPTED
-
-
-def in_state(rows: IdempotencyKeyQuerySet, state: str) -> IdempotencyKeyQuerySet:
-    """The rows in that state."""
-    if state not in UNFINISHED:
-        return rows.filter(status=state)
-    return rows.filter(with_lease(state) | without_lease(state), status=Status.IN_PROGRESS)
-
-
-def with_lease(state: str) -> Q:
-    """Which rows in progress are in an unfinished state; they are found by the index on leases."""
-    if state == Status.IN_PROGRESS:
-        return Q(lease_expires_at__gt=DatabaseNow())
-    return Q(lease_expires_at__lte=DatabaseNow(), hold=state == HELD)
-
-
-def without_lease(state: str) -> Q:
-    """The same, of rows without a lease, which are in no index that leads to them."""
-    no_lease, oldest = Q(lease_expires_at=None), DatabaseNow() - GRACE
-    if state == Status.IN_PROGRESS:
-        return no_lease & Q(created_at__gt=oldest)
-    return no_lease & Q(created_at__lte=oldest, hold=state == HELD)
 
 
 def logged(members: Sequence[Member]) -> list[Entry]:

@@ -16,7 +16,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
-from idempotency_django.admin import actions as performing
+from idempotency_django.admin.base import ListAdmin
 from idempotency_django.errors import ClaimLost
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.records import Claim, Payload, Record, Status, Step
@@ -93,7 +93,7 @@ class TestCompleting:
         found = row(alias)
         body = '{\r\n "name": "Zoë 🎈 <b>",\r\n "amount": 10.50\r\n}\r\n'
         done = settle(settler, found, "complete", body=body)
-        assert messages(done) == ["The idempotency key was completed by hand."]
+        assert messages(done) == ["1 idempotency key: completed by hand."]
         assert done.redirect_chain == [(detail(found), 302)]
         retried = store.acquire(claim.operation)
         assert isinstance(retried, Record)
@@ -142,7 +142,7 @@ class TestCompleting:
         assert refusal in asked
         assert "<textarea" not in asked
         [said] = messages(settle(settler, made, "complete"))
-        assert said.startswith("The idempotency key was left unchanged. Its time to live ended at ")
+        assert said.startswith(f"Left unchanged: {made}. Its time to live ended at ")
         assert refusal in said
         assert state(alias) == before
         assert not LogEntry.objects.exists()
@@ -218,7 +218,7 @@ class TestReleasing:
         store, late = interrupted(alias, hold=hold)
         found = row(alias)
         done = settle(settler, found, "release", reason="Not charged: <b>sure</b>")
-        assert messages(done) == ["The idempotency key was released: the next retry is executed."]
+        assert messages(done) == ["1 idempotency key: released; the next retry is executed."]
         after = row(alias)
         assert (after.status, after.lease_expires_at) == (Status.FAILED, None)
         assert after.owner_token == late.origin != late.token
@@ -381,7 +381,7 @@ class TestBothWays:
         assert because in asked
         assert "<textarea" not in asked
         told = messages(settle(settler, made, way))
-        assert told == [f"The idempotency key was left unchanged. {because}"]
+        assert told == [f"Left unchanged: {made}. {because}"]
         assert because in settle(settler, made, way, reason="").content.decode()
         assert state(alias) == before
         assert not LogEntry.objects.exists()
@@ -434,8 +434,8 @@ class TestBothWays:
         before = state(alias)
         with held(alias, "held"):
             told = messages(settle(settler, made, way))
-        in_use = "It is in use now; look at it again in a while."
-        assert told == [f"The idempotency key was left unchanged. {in_use}"]
+        in_use = "It is in use now, or was deleted. Look again in a while."
+        assert told == [f"Left unchanged: {made}. {in_use}"]
         assert state(alias) == before
 
     @pytest.mark.parametrize("way", WAYS)
@@ -444,17 +444,16 @@ class TestBothWays:
     ) -> None:
         """A record that is deleted between two looks at it is gone, and the operator is told."""
         made = record(alias, held=True)
-        carry_out = performing.carry_out
+        settling = ListAdmin._perform
 
-        def deleted_before(*args: Any) -> int:
+        def deleted_before(page: Any, *args: Any) -> None:
             IdempotencyKey.objects.using(alias).all().delete()
-            return carry_out(*args)
+            settling(page, *args)
 
-        monkeypatch.setattr(performing, "carry_out", deleted_before)
+        monkeypatch.setattr(ListAdmin, "_perform", deleted_before)
         told = messages(settle(settler, made, way))
-        assert (
-            told[0]
-            == "The idempotency key was left unchanged. It has been deleted in the meantime."
+        assert told[0] == (
+            f"Left unchanged: {made}. It is in use now, or was deleted. Look again in a while."
         )
         assert state(alias) == [[], []]
 

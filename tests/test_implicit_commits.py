@@ -18,12 +18,13 @@ from django.test import Client
 from django.urls import path
 from django.utils.module_loading import import_string
 
+from idempotency_django.admin.changelist import in_state
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import GRACE, DatabaseNow, IdempotencyKey
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import ANSWER, an_operation, in_threads
-from idempotency_django.timeline import HELD, INTERRUPTED, in_state, state_of
+from idempotency_django.timeline import HELD, INTERRUPTED, state_of
 from tests.factories import ago
 from tests.factories import record as a_record
 from tests.models import Effect
@@ -336,7 +337,7 @@ class TestRow:
             assert isinstance(answer, Record)
             assert answer.status is Status.IN_PROGRESS
         rows = IdempotencyKey.objects.using(alias)
-        row = in_state(rows.all(), Status.IN_PROGRESS).annotate(now=DatabaseNow()).get()  # type: ignore[arg-type]
+        row = in_state(rows.all(), Status.IN_PROGRESS).annotate(now=DatabaseNow()).get()
         assert state_of(row) == Status.IN_PROGRESS
         assert (rows.interrupted().count(), store.purge(timedelta(0), 10)) == (0, 0)
         assert store.complete(claim, ANSWER)
@@ -400,10 +401,10 @@ class TestRow:
         abandoned(alias, an_operation())
         rows = IdempotencyKey.objects.using(alias)
         for state in (HELD, INTERRUPTED):
-            row = in_state(rows.all(), state).annotate(now=DatabaseNow()).get()  # type: ignore[arg-type]
+            row = in_state(rows.all(), state).annotate(now=DatabaseNow()).get()
             assert state_of(row) == state
         assert rows.interrupted().count() == 2
-        assert in_state(rows.all(), Status.IN_PROGRESS).count() == 0  # type: ignore[arg-type]
+        assert in_state(rows.all(), Status.IN_PROGRESS).count() == 0
 
     def test_purge(self, alias: str) -> None:
         """It is purged when its time is over, unless it is held."""

@@ -19,12 +19,12 @@ from ..codec import decode
 from ..engine.steps import LONGEST_NAME
 from ..models import IdempotencyStep
 from ..policy.seals import derived_keys
-from ..timeline import indented, shortened
+from .text import indented, shortened
 
 TEMPLATE: Final = "admin/idempotency_django/idempotencykey/derived_keys.html"
 
 
-def show_derived_keys(
+def derived_keys_page(
     model_admin: ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], record: Any
 ) -> HttpResponse:
     """The derived keys of the record, the one among the rows: of its steps, and of a name typed."""

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
-from django.core.paginator import Paginator
 from django.db import connections
 from django.db.models import DateTimeField, F, Max, Min, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, Collate
 from django.http import HttpRequest
-from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
-from ..models import DatabaseNow, IdempotencyKeyQuerySet
+from ..models import GRACE, DatabaseNow, IdempotencyKeyQuerySet
 from ..records import Status
-from ..timeline import STATES, UNFINISHED, in_state, local, with_lease, without_lease
+from ..timeline import HELD, INTERRUPTED, STATES, local
+from .base import COUNTED
 
-COUNTED: Final = 10_000
-"""Records that a list counts and leads to; to find an older one, narrow the list down."""
 SAMPLED: Final = 1_000
 """The newest records, whose operations the filter offers."""
 FOUND: Final = 100
@@ -65,25 +64,6 @@ class AuditChangeList(ChangeList):
         return rows
 
 
-class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at runtime
-    """Counts up to ``COUNTED`` and no further."""
-
-    @cached_property
-    def counted(self) -> int:
-        """The number of records; more than ``COUNTED`` when there are more."""
-        rows = cast("QuerySet[Any]", self.object_list)
-        return rows.order_by().values("pk")[: COUNTED + 1].count()
-
-    @cached_property
-    def count(self) -> int:
-        return min(self.counted, COUNTED)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there are records that no page leads to."""
-        return self.counted > COUNTED
-
-
 def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
     """The rows whose key, scope, path or principal begins with the text.
 
@@ -103,20 +83,12 @@ def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
         matching = Q(key__gte=text, key__lt=beyond) | Q(
             sorted_scope__gte=text, sorted_scope__lt=beyond
         )
-    recent = [row["pk"] for row in _recently_by(rows, text)]
+    by_path = Q(path__startswith=text) | Q(principal__startswith=text)
+    recent = [row["pk"] for row in _among_the_newest(rows, by_path)]
     if recent:
         rows = rows.annotate(**{_RECENT: Value(True)})
         matching |= Q(pk__in=recent)
     return rows.filter(matching) if matching else rows.none()
-
-
-def _recently_by(rows: QuerySet[Any], text: str) -> QuerySet[Any, dict[str, Any]]:
-    """The newest rows whose path or principal begins with the text."""
-    return _among_the_newest(rows, Q(path__startswith=text) | Q(principal__startswith=text))
-
-
-def _is_rare(state: str) -> Q:
-    return without_lease(state) & Q(status=Status.IN_PROGRESS)
 
 
 def _among_the_newest(rows: QuerySet[Any], wanted: Q) -> QuerySet[Any, dict[str, Any]]:
@@ -127,23 +99,42 @@ def _among_the_newest(rows: QuerySet[Any], wanted: Q) -> QuerySet[Any, dict[str,
     return within.filter(wanted).values("pk")[:FOUND]
 
 
-class StateFilter(SimpleListFilter):
+class ChoiceFilter(SimpleListFilter):
+    """A filter with a few choices, each of which narrows the list down."""
+
+    choices_offered: ClassVar[dict[str, tuple[Any, Callable[[Any], Any]]]]
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
+        return [(value, label) for value, (label, _narrow) in self.choices_offered.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.choices_offered.get(self.value() or "")
+        return queryset if chosen is None else chosen[1](queryset)
+
+
+def in_state(rows: Any, state: str) -> Any:
+    """The rows in one of ``STATES``."""
+    if state not in (Status.IN_PROGRESS, INTERRUPTED, HELD):
+        return rows.filter(status=state)
+    over = "gt" if state == Status.IN_PROGRESS else "lte"
+    wanted = Q(status=Status.IN_PROGRESS)
+    if state != Status.IN_PROGRESS:
+        wanted &= Q(hold=state == HELD)
+    leased = Q(**{f"lease_expires_at__{over}": DatabaseNow()})
+    unleased = Q(lease_expires_at=None, **{f"created_at__{over}": DatabaseNow() - GRACE})
+    # Rows without a lease are rare, and no index leads to them: look among the newest.
+    rare = [row["pk"] for row in _among_the_newest(rows, wanted & unleased)]
+    return rows.filter(wanted, leased | Q(pk__in=rare))
+
+
+class StateFilter(ChoiceFilter):
     """By what the list says of their status."""
 
     title = _("status")
     parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        return list(STATES.items())
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        state = self.value()
-        if state not in UNFINISHED:
-            return in_state(queryset, state) if state in STATES else queryset
-        rows = queryset.filter(status=Status.IN_PROGRESS)
-        # Rows without a lease are rare, and no index leads to them: look among the newest.
-        rare = [row["pk"] for row in _among_the_newest(queryset, _is_rare(state))]
-        return rows.filter(with_lease(state) | Q(pk__in=rare) if rare else with_lease(state))
+    choices_offered: ClassVar = {
+        state: (name, partial(in_state, state=state)) for state, name in STATES.items()
+    }
 
 
 class OperationFilter(SimpleListFilter):
@@ -162,59 +153,46 @@ class OperationFilter(SimpleListFilter):
         return queryset if name is None else queryset.filter(operation=name)
 
 
-class CopiesFilter(SimpleListFilter):
+_IS_COPY: Final = Q(scope__gte=COPIES, scope__lt=COPIES + _AFTER_ASCII)
+
+
+class CopiesFilter(ChoiceFilter):
     """Without, or only, the records by which a task that waits sends each copy of itself once."""
 
     title = _("copies of tasks")
     parameter_name = "copies"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        return [("without", _("without them")), ("only", _("only them"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        copies = Q(scope__gte=COPIES, scope__lt=COPIES + _AFTER_ASCII)
-        match self.value():
-            case "without":  # a copy is remembered for an hour, so few are in the way
-                return queryset.exclude(copies)
-            case "only":
-                return queryset.filter(copies)
-            case _:
-                return queryset
+    choices_offered: ClassVar = {
+        # A copy is remembered for an hour, so few are in the way.
+        "without": (_("without them"), lambda rows: rows.exclude(_IS_COPY)),
+        "only": (_("only them"), lambda rows: rows.filter(_IS_COPY)),
+    }
 
 
-class ExpiryFilter(SimpleListFilter):
+class ExpiryFilter(ChoiceFilter):
     """Live records, expired ones, and those that the next purge deletes."""
 
     title = _("expiry")
     parameter_name = "expiry"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        return [("live", _("live")), ("expired", _("expired")), ("purgeable", _("purgeable"))]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        match self.value():
-            case "live":
-                return queryset.filter(Q(expires_at=None) | Q(expires_at__gt=DatabaseNow()))
-            case "expired":
-                return queryset.expired()
-            case "purgeable":
-                return queryset.purgeable()
-            case _:
-                return queryset
+    choices_offered: ClassVar = {
+        "live": (
+            _("live"),
+            lambda rows: rows.filter(Q(expires_at=None) | Q(expires_at__gt=DatabaseNow())),
+        ),
+        "expired": (_("expired"), lambda rows: rows.expired()),
+        "purgeable": (_("purgeable"), lambda rows: rows.purgeable()),
+    }
 
 
-class AnswerFilter(SimpleListFilter):
+def _completed(rows: Any, *, tombstone: bool) -> Any:
+    return rows.filter(status=Status.COMPLETED, response_body__isnull=tombstone)
+
+
+class AnswerFilter(ChoiceFilter):
     """Completed records whose answer was kept, and tombstones."""
 
     title = _("answer")
     parameter_name = "answer"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        return [("stored", _("stored")), ("tombstone", _("tombstone"))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if self.value() not in ("stored", "tombstone"):
-            return queryset
-        return queryset.filter(
-            status=Status.COMPLETED, response_body__isnull=self.value() == "tombstone"
-        )
+    choices_offered: ClassVar = {
+        "stored": (_("stored"), partial(_completed, tombstone=False)),
+        "tombstone": (_("tombstone"), partial(_completed, tombstone=True)),
+    }

@@ -22,10 +22,10 @@ from ..timeline import (
     Entry,
     Member,
     Timeline,
-    indented,
     member_of,
     trace,
 )
+from .text import indented
 
 VIEW_RECORDS: Final = "idempotency_django.view_idempotencykey"
 
@@ -37,7 +37,7 @@ class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable 
     shown to them. Of answers, a timeline shows what :meth:`confidential` allows.
     """
 
-    change_form_template = "admin/idempotency_django/traced.html"
+    change_form_template = "admin/idempotency_django/change_form.html"
 
     class Media:
         css: ClassVar[dict[str, list[str]]] = {"all": ["idempotency_django/admin.css"]}

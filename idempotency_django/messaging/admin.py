@@ -25,9 +25,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..admin.text import cut, indented
 from ..admin.timeline import TimelineMixin
 from ..models import DatabaseNow
-from ..timeline import Moment, cut, indented
+from ..timeline import Moment
 from . import streams as positions
 from .databases import database
 from .inbox import settling
@@ -265,7 +266,7 @@ class MessageAdmin(TimelineMixin, ReadOnly):
     settlements: ClassVar[Sequence[Settlement]]
     settle_permission: ClassVar[str]
     list_display = ("short_id", "state_shown", "type_and_place", "attempts", "came")
-    change_form_template = "admin/idempotency_messaging/message/change_form.html"
+    change_form_template = "admin/idempotency_django/change_form.html"
 
     # What may be done.
 

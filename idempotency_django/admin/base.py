@@ -1,0 +1,347 @@
+"""The lists of the admin, of keys and messages alike, and what an operator does to their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Final
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin import helpers
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.utils import (
+    label_for_field,
+    lookup_field,
+    model_ngettext,
+    quote,
+    unquote,
+)
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db import connections, transaction
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..models import DatabaseNow
+from .timeline import TimelineMixin
+
+COUNTED: Final = 10_000
+"""Rows that a list counts and leads to; to find an older one, narrow the list down."""
+
+MOST: Final = 1_000
+"""Rows that are selected at once, each of which is logged."""
+
+_NAMED: Final = 3  # rows that a message names
+_IN_USE: Final = gettext_lazy("It is in use now, or was deleted. Look again in a while.")
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at runtime
+    """Counts up to ``COUNTED`` and no further."""
+
+    @cached_property
+    def counted(self) -> int:
+        """The number of rows; more than ``COUNTED`` when there are more."""
+        rows: Any = self.object_list
+        return int(rows.order_by().values("pk")[: COUNTED + 1].count())
+
+    @cached_property
+    def count(self) -> int:
+        return min(self.counted, COUNTED)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are rows that no page leads to."""
+        return self.counted > COUNTED
+
+
+class Action:
+    """One of the things that an operator can do to rows.
+
+    It has a page for one row and a button that leads there; if it is ``for_many``, the list offers
+    it, too. Either way it asks first, locks the rows, spares those that are in use, and is logged.
+
+    Attributes:
+        name: of its page; the list calls it ``<name>_selected``.
+        title: what is going to be done.
+        button: what leads to its page from a row's; empty if Django's own button does.
+        permission: who may do it: the list's method ``has_<permission>_permission`` says.
+        for_many: whether rows can be selected for it in the list.
+        flag: the kind of log entry.
+        form: what the operator enters for it.
+        log: the log entry of each row; what was entered is formatted into it.
+        done: what was done, after the number of rows.
+    """
+
+    name: str
+    title: Any
+    button: Any = ""
+    permission: str = "settle"
+    for_many: bool = True
+    flag: int = CHANGE
+    form: type[forms.Form] = forms.Form
+    log: Any
+    done: Any
+
+    def offers(self, row: Any) -> bool:
+        """Whether the row's page has the button."""
+        return not self.refusal(row, {})
+
+    def initial(self, row: Any) -> dict[str, Any]:
+        """What the form of one row holds before the operator enters anything."""
+        return {}
+
+    def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
+        """Why it cannot be done to the row, with what the operator entered; empty if it can."""
+        raise NotImplementedError
+
+    def consequences(self, rows: Sequence[Any]) -> Iterable[Any]:
+        """What happens then to the rows, for the operator who is asked."""
+        raise NotImplementedError
+
+    def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
+        """Do it to these rows, which are locked.
+
+        Args:
+            rows: at least one.
+            given: what the operator has entered.
+            by: the operator's name.
+
+        Returns:
+            Why it was not done to some of the rows, by their primary keys.
+        """
+        raise NotImplementedError
+
+
+class ListAdmin(TimelineMixin):
+    """Lists rows that only the package writes, and has an operator's actions on them.
+
+    Opening the list costs the same however many rows there are: nothing counts, sorts or searches
+    without an index.
+
+    Attributes:
+        operations: what an operator can do.
+        settle_permission: who may do it, besides viewing.
+        secret: columns that the list does not read, and that nobody may filter by.
+        hidden: further columns that nobody may filter by.
+        view_permission: who may see the secret columns on the page of one row.
+    """
+
+    operations: ClassVar[Sequence[Action]] = ()
+    settle_permission: ClassVar[str]
+    secret: ClassVar[Sequence[str]] = ()
+    hidden: ClassVar[Sequence[str]] = ()
+    view_permission: ClassVar[str]
+
+    list_per_page = 50
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    sortable_by: ClassVar[Any] = ()
+
+    # What may be done.
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        deletes = any(action.permission == "delete" for action in self.operations)
+        return deletes and super().has_delete_permission(request, obj)
+
+    def has_settle_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may do what an operator does."""
+        return request.user.has_perm(self.settle_permission) and self.has_view_permission(request)
+
+    def has_secret_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may see the secret columns."""
+        return request.user.has_perm(self.view_permission)
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
+        # Who may filter by a column can find out what is in it.
+        if lookup.partition("__")[0] in {*self.secret, *self.hidden}:
+            return False
+        return super().lookup_allowed(lookup, value, request)
+
+    def _may(self, action: Action, request: HttpRequest) -> bool:
+        return bool(getattr(self, f"has_{action.permission}_permission")(request))
+
+    # What is read and shown.
+
+    def stored(self) -> QuerySet[Any]:
+        """All rows, from where they are written."""
+        raise NotImplementedError
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = self.stored().annotate(now=DatabaseNow()).defer(*self.secret)
+        return rows.order_by(*(self.ordering or ("pk",)))
+
+    def render_change_form(
+        self, request: HttpRequest, context: Any, *args: Any, **options: Any
+    ) -> HttpResponse:
+        context |= {
+            "subtitle": None,  # the page shows it
+            "buttons": [
+                action
+                for action in self.operations
+                if action.button and self._may(action, request) and action.offers(options["obj"])
+            ],
+        }
+        return super().render_change_form(request, context, *args, **options)
+
+    # What an operator does.
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        view = self.admin_site.admin_view(self.action_view)
+        pages = [
+            path(
+                f"<path:object_id>/{action.name}/",
+                view,
+                {"action": action},
+                name=f"{name}_{action.name}",
+            )
+            for action in self.operations
+        ]
+        return [*pages, *super().get_urls()]
+
+    def action_view(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
+        """Do something to one row, after asking."""
+        if not self._may(action, request):
+            raise PermissionDenied
+        row = self.row_or_404(request, object_id)
+        data = request.POST if request.method == "POST" else None
+        form = action.form(data, initial=action.initial(row))
+        if not form.is_valid():
+            return self._question(request, action, form, [row], original=row)
+        self._perform(request, action, form, [row], self.get_queryset(request).filter(pk=row.pk))
+        gone = action.flag == DELETION
+        page = f"admin:{self.opts.app_label}_{self.opts.model_name}_"
+        return HttpResponseRedirect(
+            reverse(
+                page + ("changelist" if gone else "change"),
+                args=[] if gone else [quote(row.pk)],
+                current_app=self.admin_site.name,
+            )
+        )
+
+    def row_or_404(self, request: HttpRequest, object_id: str) -> Any:
+        """The row with this quoted primary key."""
+        row = self.get_object(request, unquote(object_id))
+        if row is None:
+            raise Http404
+        return row
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        offered = (each for each in self.operations if each.for_many and self._may(each, request))
+        return super().get_actions(request) | {
+            f"{action.name}_selected": (
+                _on_selected(action),
+                f"{action.name}_selected",
+                action.title,
+            )
+            for action in offered
+        }
+
+    def act_on_selected(
+        self, request: HttpRequest, rows: QuerySet[Any], action: Action
+    ) -> HttpResponse | None:
+        """Do something to the selected rows, after asking."""
+        if rows.order_by().values("pk")[: MOST + 1].count() > MOST:
+            text = _("At most %(most)d %(rows)s can be selected for this.")
+            values = {"most": MOST, "rows": self.opts.verbose_name_plural}
+            self.message_user(request, text % values, messages.ERROR)
+            return None
+        form = action.form(request.POST if "post" in request.POST else None)
+        chosen = list(rows)
+        if not form.is_valid():
+            return self._question(request, action, form, chosen)
+        self._perform(request, action, form, chosen, rows)
+        return None
+
+    def _perform(
+        self,
+        request: HttpRequest,
+        action: Action,
+        form: forms.Form,
+        chosen: Sequence[Any],
+        rows: QuerySet[Any],
+    ) -> None:
+        """Do it to the chosen rows, log it in the same transaction, and say what came of it."""
+        user: Any = request.user
+        given = form.cleaned_data
+        refusals = dict.fromkeys((row.pk for row in chosen), str(_IN_USE))
+        can_skip = connections[rows.db].features.has_select_for_update_skip_locked
+        with transaction.atomic(using=rows.db):
+            locked = rows.order_by("pk").select_for_update(skip_locked=can_skip)
+            refusals |= {row.pk: action.refusal(row, given) for row in locked}
+            possible = [row for row in locked if not refusals[row.pk]]
+            if possible:
+                refusals |= action.apply(possible, given, user.get_username())
+            done = [row for row in possible if not refusals[row.pk]]
+            LogEntry.objects.log_actions(user.pk, done, action.flag, str(action.log) % given)
+        if done:
+            counted = f"{len(done)} {model_ngettext(self.opts, len(done))}"
+            self.message_user(request, f"{counted}: {action.done}.", messages.SUCCESS)
+        for line in _left_unchanged(chosen, refusals):
+            self.message_user(request, line, messages.WARNING)
+
+    def _question(
+        self,
+        request: HttpRequest,
+        action: Action,
+        form: forms.Form,
+        rows: Sequence[Any],
+        original: Any = None,
+    ) -> HttpResponse:
+        """The page that says what follows, and asks; of one row, if there is an original."""
+        given = form.cleaned_data if form.is_bound else {}
+        refusals = {row.pk: action.refusal(row, given) for row in rows}
+        chosen = [row for row in rows if not refusals[row.pk]]
+        columns = self.get_list_display(request)
+        layout: Any = helpers.AdminForm  # whose types ask for the form of a model
+        fields = [field.name for field in form.visible_fields()]
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "media": self.media,
+            "title": action.title,
+            "original": original,
+            "heads": [label_for_field(column, self.model, self) for column in columns],
+            "rows": [
+                [lookup_field(column, row, self)[2] for column in columns]
+                for row in ([original] if original else chosen)
+            ],
+            "left_unchanged": _left_unchanged(rows, refusals),
+            "chosen": chosen,
+            "consequences": action.consequences(chosen) if chosen else (),
+            "action": action,
+            "form": form,
+            "fieldset": next(
+                iter(layout(form, [(None, {"fields": fields})], {}, (), model_admin=self))
+            ),
+            "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
+        }
+        return TemplateResponse(request, "admin/idempotency_django/action.html", context)
+
+
+def _on_selected(action: Action) -> Any:
+    """The action as the list offers it."""
+    return lambda page, request, rows: page.act_on_selected(request, rows, action)
+
+
+def _left_unchanged(rows: Sequence[Any], refusals: Mapping[Any, str]) -> Iterator[str]:
+    """What is said of the rows that something is not done to, once for each reason."""
+    for refusal in dict.fromkeys(filter(None, refusals.values())):
+        names = [str(row) for row in rows if refusals[row.pk] == refusal]
+        more = ", …" if len(names) > _NAMED else ""
+        yield _("Left unchanged: %(rows)s. %(reason)s") % {
+            "rows": ", ".join(names[:_NAMED]) + more,
+            "reason": refusal,
+        }
