@@ -7,6 +7,7 @@ import json
 import os
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from importlib import import_module
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from django.utils.module_loading import import_string
 from ...conf import did_you_mean
 from ...errors import UnknownEventType
 from ...messaging.brokers import BROKERS
-from ...messaging.brokers.loop import Options
+from ...messaging.brokers.loop import ConsumerOptions
 from ...messaging.consumers import Consumer, consumer_at, consumers
 
 TRANSPORTS: Final = [name for name, broker in BROKERS.items() if broker.has_consumer]
@@ -164,7 +165,7 @@ def _value(text: str) -> Any:
 def _check_names(run: Callable[..., None], options: dict[str, Any], transport: str) -> None:
     own = inspect.signature(run).parameters.values()
     mine = {each.name for each in own if each.kind is each.KEYWORD_ONLY}
-    known = {*mine, *Options.__annotations__} - {"stop"}
+    known = {*mine, *(each.name for each in fields(ConsumerOptions))} - {"stop"}
     for name in options.keys() - known:
         hint = did_you_mean(name, known)
         raise CommandError(f"The transport {transport!r} has no option {name!r}. {hint}")

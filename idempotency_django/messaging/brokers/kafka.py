@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Final
 
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -15,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..consumers import Consumer
 from ..queue import reason
 from .base import GroupedBatch, Outgoing, Publisher
-from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Options, Partition, Transport
+from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Transport
 
 logger = logging.getLogger("idempotency_django")
 
@@ -184,7 +185,7 @@ def run_consumer(
     *,
     config: Mapping[str, Any],
     dead_letter: str | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> None:
     """Handle the messages of topics until SIGTERM; several processes of a group share partitions.
 
@@ -197,17 +198,47 @@ def run_consumer(
         config: the configuration of librdkafka, with at least ``bootstrap.servers``.
         dead_letter: the topic for messages that cannot be handled; required where
             ``idempotency_django.messaging`` is not installed to keep them.
-        options: see :class:`~idempotency_django.messaging.brokers.loop.Options`.
+        options: see :class:`~idempotency_django.messaging.brokers.loop.ConsumerOptions`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used, or there is no place for messages that
             cannot be handled.
         UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
     """
-    chosen = ConsumerOptions(**options)
+    common = ConsumerOptions(**options)
     usual = {"group.id": consumer.name, "auto.offset.reset": "earliest"}
-    transport = Kafka(topics, {**usual, **config}, dead_letter, chosen.batch)
-    Loop(transport, consumer, chosen).run()
+    transport = Kafka(topics, {**usual, **config}, dead_letter, common.batch)
+    Loop(transport, consumer, common).run()
+
+
+@dataclass(slots=True)
+class _Partition:
+    """A partition that is assigned to this process.
+
+    Attributes:
+        doubtful: how many of the next messages the process before us may have begun.
+        following: the offset after the last one that was fetched.
+        open: the offsets that were fetched, and not acknowledged.
+        resumes: when to fetch again, after a failure.
+    """
+
+    doubtful: int
+    following: int | None = None
+    open: set[int] = field(default_factory=set)
+    resumes: float | None = None
+
+    def fetched(self, offset: int) -> bool:
+        """Note that a message was fetched; whether it may have been delivered before."""
+        self.following = offset + 1
+        self.open.add(offset)
+        self.doubtful -= 1
+        return self.doubtful >= 0
+
+    def postponed(self, offset: int, until: float) -> None:
+        """Note that this message, and all after it, are to be fetched again."""
+        self.open = {other for other in self.open if other < offset}
+        self.following = min(offset, offset if self.following is None else self.following)
+        self.resumes = max(until, self.resumes or until)
 
 
 class Kafka(Transport):
@@ -239,7 +270,7 @@ class Kafka(Transport):
         self._dead_letter = dead_letter
         self._batch = batch
         self._client: Client | None = None
-        self._partitions: dict[_Place, Partition] = {}
+        self._partitions: dict[_Place, _Partition] = {}
         self._early: list[Message] = []
         # librdkafka keeps a partition paused while somebody else has it, too.
         self._paused: set[_Place] = set()
@@ -319,7 +350,7 @@ class Kafka(Transport):
             logger.warning("Kafka reports a problem: %s", error)
             return None
         place, offset = _place_of(message)
-        partition = self._partitions.setdefault(place, Partition(self._batch))
+        partition = self._partitions.setdefault(place, _Partition(self._batch))
         value = message.value()
         return Incoming(
             place="/".join(map(str, (*place, offset))),
@@ -357,7 +388,7 @@ class Kafka(Transport):
 
     def _assigned(self, client: Client, partitions: list[TopicPartition]) -> None:
         for each in partitions:
-            self._partitions[each.topic, each.partition] = Partition(self._batch)
+            self._partitions[each.topic, each.partition] = _Partition(self._batch)
 
     def _revoked(self, client: Client, partitions: list[TopicPartition]) -> None:
         # A handler that runs may end: the next owner of the partition gets its result.

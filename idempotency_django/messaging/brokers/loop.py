@@ -14,11 +14,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar, assert_never, get_args
+from typing import Any, ClassVar, Final, Literal, TypeVar, assert_never, get_args
 from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
@@ -233,43 +233,14 @@ class Stop:
 Verdict = Ack | Retry | DeadLetter | WaitForDatabase | Stop
 
 
-@dataclass(slots=True)
-class Partition:
-    """A partition that is assigned to this process.
-
-    Attributes:
-        doubtful: how many of the next messages the process before us may have begun.
-        following: the offset after the last one that was fetched.
-        open: the offsets that were fetched, and not acknowledged.
-        resumes: when to fetch again, after a failure.
-    """
-
-    doubtful: int
-    following: int | None = None
-    open: set[int] = field(default_factory=set)
-    resumes: float | None = None
-
-    def fetched(self, offset: int) -> bool:
-        """Note that a message was fetched; whether it may have been delivered before."""
-        self.following = offset + 1
-        self.open.add(offset)
-        self.doubtful -= 1
-        return self.doubtful >= 0
-
-    def postponed(self, offset: int, until: float) -> None:
-        """Note that this message, and all after it, are to be fetched again."""
-        self.open = {other for other in self.open if other < offset}
-        self.following = min(offset, offset if self.following is None else self.following)
-        self.resumes = max(until, self.resumes or until)
-
-
 Unknown = Literal["park", "ignore", "stop"]
 
 _LARGEST_POWER: Final = 32  # 2 ** 32 pauses are longer than any
 
 
-class Options(TypedDict, total=False):
-    """The options that all transports have.
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """The options that the ``run()`` of each broker has besides its own, as keyword arguments.
 
     Attributes:
         batch: how many messages to handle in one transaction, if so many are there (default: 1).
@@ -292,22 +263,6 @@ class Options(TypedDict, total=False):
         health: the path of a file that is touched at least every few seconds, for probes.
         stop: the loop ends after it is set. SIGTERM and SIGINT set it, too.
     """
-
-    batch: int
-    event: Callable[[Any], Event | None] | None
-    sender: Callable[[Any], str] | None
-    max_body_bytes: int
-    unknown: Unknown
-    pause: float
-    longest_pause: float
-    handler_timeout: float
-    health: str | os.PathLike[str] | None
-    stop: threading.Event | None
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """The options of one loop, each with its value; see :class:`Options`."""
 
     batch: int = 1
     event: Callable[[Any], Event | None] | None = None

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from itertools import count
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Final
 
 import amqp
 import kombu
@@ -43,7 +43,6 @@ from .loop import (
     ConsumerOptions,
     Incoming,
     Loop,
-    Options,
     Transport,
     as_text,
 )
@@ -291,7 +290,7 @@ def run_consumer(
     dead_letter: str | None = None,
     declare: bool = False,
     bindings: Mapping[str, str] | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> None:
     """Handle the messages of a queue until SIGTERM.
 
@@ -312,26 +311,26 @@ def run_consumer(
             outbox does: durable quorum queues.
         bindings: with ``declare``: topic exchanges, which are declared as well, and the routing key
             by which each is bound to the queue, such as ``{"shop": "order.#"}``.
-        options: see :class:`~idempotency_django.messaging.brokers.loop.Options`.
+        options: see :class:`~idempotency_django.messaging.brokers.loop.ConsumerOptions`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used, there is no such queue, or no place for
             messages that cannot be handled.
         UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
     """
-    chosen = ConsumerOptions(**options)
-    ahead = max(10, 2 * chosen.batch) if prefetch is None else prefetch
-    if ahead < chosen.batch:
-        raise ImproperlyConfigured(f"prefetch is {ahead}; make it {chosen.batch} (batch) or more.")
+    common = ConsumerOptions(**options)
+    ahead = max(10, 2 * common.batch) if prefetch is None else prefetch
+    if ahead < common.batch:
+        raise ImproperlyConfigured(f"prefetch is {ahead}; make it {common.batch} (batch) or more.")
     if heartbeat < 3 * BEAT:
         raise ImproperlyConfigured(f"heartbeat is {heartbeat}; make it {3 * BEAT:g} or more.")
     arguments = {"heartbeat": heartbeat, **(connection or {})}
     if bindings and not declare:
         raise ImproperlyConfigured("bindings are made with declare=True only. Pass it, too.")
-    transport = RabbitMQ(queue, url, ahead, arguments, dead_letter, chosen.max_body_bytes)
+    transport = RabbitMQ(queue, url, ahead, arguments, dead_letter, common.max_body_bytes)
     if declare:
         transport.declare(bindings or {})
-    Loop(transport, consumer, chosen).run()
+    Loop(transport, consumer, common).run()
 
 
 class RabbitMQ(Transport):

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, ClassVar, Final
 
 import boto3
 from botocore.config import Config
@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ...policy.canonical import digest
 from ..consumers import Consumer
 from .base import Away, GroupedBatch, Outgoing, Publisher, Refused
-from .loop import ConsumerOptions, Incoming, Loop, Options, Transport
+from .loop import ConsumerOptions, Incoming, Loop, Transport
 
 MAX_BATCH: Final = 10
 """Messages in one request: what SQS allows."""
@@ -187,7 +187,7 @@ def run_consumer(
     visibility: int = 60,
     wait: int = 5,
     client: Mapping[str, Any] | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> None:
     """Handle the messages of a queue until SIGTERM.
 
@@ -200,20 +200,20 @@ def run_consumer(
         visibility: seconds after which SQS delivers again what a process that died has received.
         wait: seconds that a call waits for messages, 1 to 20; SIGTERM waits for the call.
         client: arguments for ``boto3.client``, such as ``{"region_name": "eu-central-1"}``.
-        options: see :class:`~idempotency_django.messaging.brokers.loop.Options`.
+        options: see :class:`~idempotency_django.messaging.brokers.loop.ConsumerOptions`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used.
         UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
     """
-    chosen = ConsumerOptions(**options)
-    if chosen.batch > AT_MOST:
-        raise ImproperlyConfigured(f"batch is {chosen.batch}; SQS returns {AT_MOST} at most.")
+    common = ConsumerOptions(**options)
+    if common.batch > AT_MOST:
+        raise ImproperlyConfigured(f"batch is {common.batch}; SQS returns {AT_MOST} at most.")
     if not 3 <= visibility <= _LONGEST:
         raise ImproperlyConfigured(f"visibility is {visibility}; make it 3 to {_LONGEST} seconds.")
     if not 1 <= wait <= _LONGEST_WAIT:
         raise ImproperlyConfigured(f"wait is {wait}; make it 1 to {_LONGEST_WAIT} seconds.")
-    Loop(SQS(url, visibility, wait, client or {}), consumer, chosen).run()
+    Loop(SQS(url, visibility, wait, client or {}), consumer, common).run()
 
 
 class SQS(Transport):
