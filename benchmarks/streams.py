@@ -16,7 +16,7 @@ from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.seen.process import InProcessBloom
+from idempotency_django.messaging.seen import InProcessBloom
 from idempotency_django.messaging.streams import Accepted, accept, claim_stream
 
 MOST: Final = 1.2  # times the bare transaction

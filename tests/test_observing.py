@@ -47,7 +47,7 @@ from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox.processing import process_due
 from idempotency_django.messaging.inbox.receivers import WebhookReceiver
 from idempotency_django.messaging.models import InboxMessage
-from idempotency_django.messaging.seen.process import InProcessBloom
+from idempotency_django.messaging.seen import InProcessBloom
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.records import Claim, Operation, Payload, Record

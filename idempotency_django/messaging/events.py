@@ -18,6 +18,21 @@ from ..records import is_reference
 CAUSED_BY: Final = "causedby"
 """The extension attribute that names the message or operation that an event comes from."""
 
+VERSION: Final = "1.0"
+STRUCTURED: Final = "application/cloudevents+json"
+"""The media type of an event whose attributes and data are one JSON object."""
+
+MAX_NESTING: Final = 100
+"""How many lists and objects within one another the data of an event may have, in and out."""
+
+_ENVELOPE: Final = "application/cloudevents"
+_PREFIX: Final = "ce-"
+_SENT_AS_THEY_ARE: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+_TEXTUAL: Final = re.compile(r"text/.+|application/xml|.+\+xml")
+_TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):(\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII
+)
+
 _NAME: Final = re.compile(r"[a-z0-9]+", re.ASCII)
 _OWN: Final = ("id", "source", "type", "subject", "time", "datacontenttype", "dataschema")
 _REQUIRED: Final = ("id", "source", "type")
@@ -78,15 +93,31 @@ class Event:
         Raises:
             ValueError: it is no such event; the text says why.
         """
-        return cls._of(read_json(text))
+        members = _loaded(text, "The event")
+        if not isinstance(members, dict):
+            raise ValueError(  # noqa: TRY004  # of a message, not of an argument
+                f"The event is a JSON {_kind(members)}, not an object with the attributes of a "
+                "CloudEvent. A batch is an array of events: read them one by one."
+            )
+        encoded = members.pop("data_base64", None)
+        if encoded is not None:
+            if members.get("data") is not None:
+                raise ValueError("The event has both data and data_base64. Send one of them.")
+            members["data"] = _unbased(encoded)
+        return cls._of({name: value for name, value in members.items() if value is not None})
 
     def to_json(self) -> str:
-        """The event in the JSON format; bytes as ``data_base64``.
+        """The event in the JSON format, in ASCII; bytes as ``data_base64``.
 
         Raises:
             ValueError: the data is neither bytes nor what JSON can say.
         """
-        return write_json(self._attributes(), self.data)
+        members = self._attributes()
+        if isinstance(self.data, bytes):
+            members["data_base64"] = base64.b64encode(self.data).decode("ascii")
+        elif self.data is not None:
+            members["data"] = self.data
+        return _dumped(members)
 
     @classmethod
     def from_http(cls, headers: Mapping[str, str], body: bytes) -> Self:
@@ -102,7 +133,26 @@ class Event:
         Raises:
             ValueError: it is no such event; the text says why.
         """
-        return cls._of(read_http(headers, body))
+        lowered = {name.lower(): value for name, value in headers.items()}
+        content_type = lowered.get("content-type", "")
+        media_type = _media_type(content_type)
+        if media_type == STRUCTURED:
+            return cls.from_json(body)
+        if media_type.startswith(_ENVELOPE):
+            raise ValueError(
+                f"The event is sent as {media_type}, which is not supported. Send {STRUCTURED}, "
+                "one event in each message, or the attributes as headers that begin with 'ce-'."
+            )
+        attributes: dict[str, Any] = {
+            name.removeprefix(_PREFIX): _decoded(name, value)
+            for name, value in lowered.items()
+            if name.startswith(_PREFIX)
+        }
+        if not attributes and media_type == "application/json":
+            return cls.from_json(body)  # an event by its content, from a sender that sets no type
+        if content_type:
+            attributes["datacontenttype"] = content_type
+        return cls._of({**attributes, "data": _parsed(body, media_type)})
 
     @property
     def caused_by(self) -> str:
@@ -116,7 +166,11 @@ class Event:
         Raises:
             ValueError: the data is neither bytes nor what JSON can say.
         """
-        return write_http(self._attributes(), self.data)
+        texts, content_type, body = self.to_binary("")
+        headers = {
+            f"{_PREFIX}{name}": quote(text, safe=_SENT_AS_THEY_ARE) for name, text in texts.items()
+        }
+        return headers | ({"content-type": content_type} if content_type else {}), body
 
     def to_binary(self, prefix: str) -> tuple[dict[str, str], str, bytes]:
         """The headers, the content type and the body of a message in the binary mode of a broker.
@@ -128,21 +182,61 @@ class Event:
         Raises:
             ValueError: the data is neither bytes nor what JSON can say.
         """
-        attributes, content_type, body = write_binary(self._attributes(), self.data)
-        return {f"{prefix}{name}": text for name, text in attributes.items()}, content_type, body
+        texts = {name: _text(value) for name, value in self._attributes().items()}
+        data, content_type = self.data, texts.pop("datacontenttype", "")
+        if not content_type and data is not None and not isinstance(data, bytes):
+            content_type = "application/json"
+        if data is None:
+            body = b""
+        elif isinstance(data, bytes):
+            body = data
+        elif isinstance(data, str) and not _is_json(_media_type(content_type)):
+            body = data.encode()
+        else:
+            body = _dumped(data).encode()
+        return {f"{prefix}{name}": text for name, text in texts.items()}, content_type, body
+
+    @classmethod
+    def from_cloudevent(cls, event: Any) -> Self:
+        """The same event, of the ``cloudevents`` package (the extra ``[cloudevents]``).
+
+        Args:
+            event: an event of that package.
+
+        Raises:
+            ValueError: it is of another version than 1.0, or an attribute is missing.
+        """
+        attributes = {"specversion": VERSION, **event.get_attributes()}
+        return cls._of({**attributes, "data": event.get_data()})
+
+    def to_cloudevent(self) -> Any:
+        """The same event as a ``CloudEvent`` of the ``cloudevents`` package."""
+        from cloudevents.core.v1.event import CloudEvent  # noqa: PLC0415  # an extra
+
+        time = {} if self.time is None else {"time": self.time}
+        return CloudEvent({**self._attributes(), **time}, self.data)
 
     @classmethod
     def _of(cls, members: dict[str, Any]) -> Self:
+        """The event with these members, if it is of the version that is known."""
+        version = members.pop("specversion", None)
+        if version != VERSION:
+            found = "no specversion" if version is None else f"specversion {version!r}"
+            raise ValueError(
+                f"The event has {found}. Send a CloudEvent of specversion '{VERSION}'."
+            )
         own = {name: members.pop(name, None) for name in (*_OWN, "data")}
+        if own["time"] is not None and not isinstance(own["time"], datetime):
+            own["time"] = read_time(own["time"])
         return cls(**own, extensions=members)
 
     def _attributes(self) -> dict[str, Any]:
+        """The attributes and the version, as JSON can say them."""
         own = {name: getattr(self, name) for name in _OWN}
         if self.time is not None:
             own["time"] = write_time(self.time)
-        return {name: value for name, value in own.items() if value is not None} | {
-            **self.extensions
-        }
+        known = {name: value for name, value in own.items() if value is not None}
+        return {"specversion": VERSION, **known, **self.extensions}
 
 
 def _not_a_text(name: str, value: object) -> str:
@@ -173,113 +267,6 @@ def _refuse_extension(name: str, value: object) -> None:
         )
 
 
-VERSION: Final = "1.0"
-STRUCTURED: Final = "application/cloudevents+json"
-"""The media type of an event whose attributes and data are one JSON object."""
-
-MAX_NESTING: Final = 100
-"""How many lists and objects within one another the data of an event may have, in and out."""
-
-_ENVELOPE: Final = "application/cloudevents"
-_PREFIX: Final = "ce-"
-_SENT_AS_THEY_ARE: Final = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
-_TEXTUAL: Final = re.compile(r"text/.+|application/xml|.+\+xml")
-_TIME: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):(\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII
-)
-
-
-def read_json(text: str | bytes) -> dict[str, Any]:
-    """The attributes and the data of an event in the JSON format.
-
-    Raises:
-        ValueError: it is no such event; the text says why.
-    """
-    members = _loaded(text, "The event")
-    if not isinstance(members, dict):
-        raise ValueError(  # noqa: TRY004  # of a message, not of an argument
-            f"The event is a JSON {_kind(members)}, not an object with the attributes of a "
-            "CloudEvent. A batch is an array of events: read them one by one."
-        )
-    encoded = members.pop("data_base64", None)
-    if encoded is not None:
-        if members.get("data") is not None:
-            raise ValueError("The event has both data and data_base64. Send one of them.")
-        members["data"] = _unbased(encoded)
-    return _known({name: value for name, value in members.items() if value is not None})
-
-
-def write_json(attributes: Mapping[str, Any], data: Any) -> str:
-    """An event in the JSON format, in ASCII.
-
-    Raises:
-        ValueError: the data cannot be said in JSON.
-    """
-    members = {"specversion": VERSION, **attributes}
-    if isinstance(data, bytes):
-        members["data_base64"] = base64.b64encode(data).decode("ascii")
-    elif data is not None:
-        members["data"] = data
-    return _dumped(members)
-
-
-def read_http(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-    """The attributes and the data of an event in an HTTP message, in either mode.
-
-    Raises:
-        ValueError: it is no such event; the text says why.
-    """
-    lowered = {name.lower(): value for name, value in headers.items()}
-    content_type = lowered.get("content-type", "")
-    media_type = _media_type(content_type)
-    if media_type == STRUCTURED:
-        return read_json(body)
-    if media_type.startswith(_ENVELOPE):
-        raise ValueError(
-            f"The event is sent as {media_type}, which is not supported. Send {STRUCTURED}, one "
-            "event in each message, or the attributes as headers that begin with 'ce-'."
-        )
-    attributes = {
-        name.removeprefix(_PREFIX): _decoded(name, value)
-        for name, value in lowered.items()
-        if name.startswith(_PREFIX)
-    }
-    if not attributes and media_type == "application/json":
-        return read_json(body)  # an event by its content, from a sender that cannot set the type
-    if content_type:
-        attributes["datacontenttype"] = content_type
-    return _known(attributes) | {"data": _parsed(body, media_type)}
-
-
-def write_http(attributes: Mapping[str, Any], data: Any) -> tuple[dict[str, str], bytes]:
-    """An event in HTTP's binary mode: headers that carry its attributes, and a body of its data.
-
-    Raises:
-        ValueError: the data cannot be said in JSON.
-    """
-    texts, content_type, body = write_binary(attributes, data)
-    headers = {
-        f"{_PREFIX}{name}": quote(text, safe=_SENT_AS_THEY_ARE) for name, text in texts.items()
-    }
-    return headers | ({"content-type": content_type} if content_type else {}), body
-
-
-def write_binary(attributes: Mapping[str, Any], data: Any) -> tuple[dict[str, str], str, bytes]:
-    """An event in the binary mode of any protocol: its attributes as texts, its type, and its body.
-
-    Raises:
-        ValueError: the data cannot be said in JSON.
-    """
-    texts = {name: _text(value) for name, value in {"specversion": VERSION, **attributes}.items()}
-    content_type = texts.pop("datacontenttype", "") or _usual_type(data)
-    if data is None:
-        return texts, content_type, b""
-    if isinstance(data, bytes):
-        return texts, content_type, data
-    is_text = isinstance(data, str) and not _is_json(_media_type(content_type))
-    return texts, content_type, (data if is_text else _dumped(data)).encode()
-
-
 def read_time(text: Any) -> datetime:
     """A timestamp of RFC 3339; what is finer than a microsecond is cut off.
 
@@ -303,17 +290,6 @@ def read_time(text: Any) -> datetime:
 def write_time(time: datetime) -> str:
     """A timestamp of RFC 3339."""
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _known(members: dict[str, Any]) -> dict[str, Any]:
-    """The members of an event of a version that is known, without that version."""
-    version = members.pop("specversion", None)
-    if version != VERSION:
-        found = "no specversion" if version is None else f"specversion {version!r}"
-        raise ValueError(f"The event has {found}. Send a CloudEvent of specversion '{VERSION}'.")
-    if "time" in members:
-        members["time"] = read_time(members["time"])
-    return members
 
 
 def _loaded(text: str | bytes, what: str) -> Any:
@@ -391,10 +367,6 @@ def _media_type(content_type: str) -> str:
 
 def _is_json(media_type: str) -> bool:
     return media_type.endswith(("/json", "+json"))
-
-
-def _usual_type(data: Any) -> str:
-    return "" if data is None or isinstance(data, bytes) else "application/json"
 
 
 def _parsed(body: bytes, media_type: str) -> Any:

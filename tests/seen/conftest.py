@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from idempotency_django.messaging.seen import SeenFilter
-from idempotency_django.messaging.seen.process import InProcessBloom
+from idempotency_django.messaging.seen import InProcessBloom, SeenFilter
 from idempotency_django.messaging.seen.redis import RedisBloom, RedisSet
 from tests.redis_servers import client, valkey_at
 from tests.servers import free_port

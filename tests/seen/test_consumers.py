@@ -24,8 +24,7 @@ from idempotency_django import signals
 from idempotency_django.errors import FingerprintMismatch, MessageParked, StoreUnavailable
 from idempotency_django.messaging.consumers import Consumer, Duplicate, Failed, Handled
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.seen import SeenFilter
-from idempotency_django.messaging.seen.process import InProcessBloom
+from idempotency_django.messaging.seen import InProcessBloom, SeenFilter
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import Store, stores

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import runpy
 import sys
 from datetime import timedelta
 from typing import Any
@@ -16,8 +15,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from idempotency_django.messaging import seen as module
-from idempotency_django.messaging.seen import SeenFilter
-from idempotency_django.messaging.seen.process import InProcessBloom
+from idempotency_django.messaging.seen import InProcessBloom, SeenFilter
 from idempotency_django.messaging.seen.redis import RedisBloom, RedisSet
 from idempotency_django.testing.contract import in_threads
 from tests.redis_servers import client, url, valkey_at
@@ -256,6 +254,5 @@ def test_names(server: Redis) -> None:
 def test_without_rbloom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its library, the error says what to install."""
     monkeypatch.setitem(sys.modules, "rbloom", None)
-    monkeypatch.delitem(sys.modules, "idempotency_django.messaging.seen.process")
     with pytest.raises(ImportError, match=r"pip install .idempotency-django\[bloom\]"):
-        runpy.run_module("idempotency_django.messaging.seen.process")
+        InProcessBloom(5)

@@ -7,10 +7,13 @@ wrong, full, restarted or out of reach loses no event and repeats no effect.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -27,7 +30,7 @@ class SeenFilter(ABC):
     or cannot be asked, the store is asked first: a duplicate then costs one read, no claim and no
     transaction. Such a duplicate is not counted as a replay in the audit trail.
 
-    Use one of :class:`~.process.InProcessBloom`, :class:`~.redis.RedisBloom` and
+    Use one of :class:`InProcessBloom`, :class:`~.redis.RedisBloom` and
     :class:`~.redis.RedisSet`, or write one of your own: a subclass with :meth:`contains` and
     :meth:`add`. One filter may serve several consumers. Threads share it.
     """
@@ -96,3 +99,53 @@ def validate_sizes(capacity: int, error: float, generations: int) -> None:
             f"generations={generations}. The capacity and the generations must be 1 or more, and "
             "the error a share between 0 and 1, such as 0.001."
         )
+
+
+class InProcessBloom(SeenFilter):
+    """Remembers what this process has handled, in some 2 bytes for each event, by ``rbloom``.
+
+    Other processes do not share it, and a restart empties it. So it suits a partition that one
+    process reads for long, or an archive that is read again.
+
+    Args:
+        capacity: how many events one generation takes. When it is full, a new one begins, and the
+            oldest one is forgotten.
+        error: the share of new events that it takes for seen, for which the store is asked in vain.
+        generations: how many generations are remembered.
+
+    Raises:
+        ValueError: one of them is out of its range.
+        ModuleNotFoundError: the extra ``[bloom]`` is not installed.
+    """
+
+    def __init__(self, capacity: int, *, error: float = 0.001, generations: int = 2) -> None:
+        validate_sizes(capacity, error, generations)
+        try:
+            from rbloom import Bloom  # noqa: PLC0415  # an extra
+        except ImportError as missing:
+            raise ModuleNotFoundError(
+                'InProcessBloom needs rbloom. Run pip install "idempotency-django[bloom]".',
+                name="rbloom",
+            ) from missing
+        self._make = partial(Bloom, capacity, error / generations)  # each of them adds its error
+        self.capacity = capacity
+        self._generations: deque[Any] = deque(maxlen=generations)
+        self._size = capacity
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<InProcessBloom of {self.capacity}>"
+
+    def contains(self, ids: Sequence[str]) -> Sequence[bool]:
+        with self._lock:
+            return [any(each in bloom for bloom in self._generations) for each in ids]
+
+    def add(self, ids: Sequence[str]) -> None:
+        with self._lock:
+            for each in ids:
+                if self._size >= self.capacity:
+                    self._generations.append(self._make())
+                    self._size = 0
+                newest = self._generations[-1]
+                self._size += each not in newest
+                newest.add(each)
