@@ -39,12 +39,10 @@ from ..errors import IdempotencyError, PreconditionFailed, PreconditionRequired
 from ..http.messages import problem_response
 from ..http.unwrapping import (
     PROTECTED,
-    held_as,
     innermost,
     is_marked,
     mark_part_of_view,
     name_of,
-    vars_of,
 )
 from ..policy.canonical import digest
 from .locks import in_transaction, lock_row, refresh_in_place, write_alias
@@ -440,7 +438,7 @@ def _validate_view(view: Callable[..., Any]) -> None:
             "@preconditions is above @idempotent, so a retry of a change that succeeded would get "
             "412 and not its answer. Put @preconditions below @idempotent."
         )
-    if held_as(view) is not None or "__wrapped__" in vars_of(view):
+    if innermost(view) is not view:
         raise ImproperlyConfigured(
             f"@preconditions is above another decorator of {name_of(innermost(view))}, which would "
             "not run before a replay. Put @preconditions on the function itself, below all others."

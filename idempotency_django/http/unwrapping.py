@@ -1,30 +1,37 @@
-"""Opens known decorators: they run for every request, around a function that runs once.
+"""Unwraps known decorators, and puts them on again around a function that runs once.
 
 The rule that a user can remember: ``@idempotent`` is the innermost decorator. A view that is
 protected inside (``protected_part()``) may have anything around it. One that is protected from
-outside may have the decorators of ``_KNOWN`` only. Everything else that holds more than data may
-be a check that must run before a replay, so it is refused, unless its author says that it is a
+outside may have the decorators of ``_KNOWN`` only, which then run for every request, before a
+replay: each is made again, as its module makes it. Everything else that holds more than data may be
+a check that must run before a replay, so it is refused, unless its author says that it is a
 part of the view (``@part_of_view``). What a function looks up by name while it runs cannot be
 seen: it counts as a part of the function.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from functools import partial, update_wrapper
-from types import CellType, FunctionType, MethodType, ModuleType
+from functools import partial, update_wrapper, wraps
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
+from django import VERSION
+from django.contrib.auth.decorators import user_passes_test
 from django.core.exceptions import ImproperlyConfigured
 from django.db.transaction import Atomic
+from django.utils.decorators import decorator_from_middleware, method_decorator
 from django.utils.functional import Promise
+from django.utils.module_loading import import_string
+from django.views.decorators import cache, clickjacking, common, csrf, debug, http, vary
 
 from ..conf import conf
 from ..policy import UNSET, Policy
@@ -36,35 +43,83 @@ POLICY: Final = "idempotency_policy"
 POLICIES: Final = "idempotency_policies"
 PART: Final = "idempotency_part_of_view"
 
-_KNOWN: Final = {
-    "contextlib": {"ContextDecorator"},  # of transaction.atomic only
-    "django.contrib.admin.options": {"ModelAdmin"},
-    "django.contrib.admin.sites": {"AdminSite"},
-    "django.contrib.auth.decorators": {"user_passes_test"},
-    "django.contrib.sitemaps.views": {"x_robots_tag"},
-    "django.utils.decorators": {"_multi_decorate", "make_middleware_decorator"},
-    "django.views.decorators.cache": {"cache_control", "never_cache"},
-    "django.views.decorators.clickjacking": {
-        "xframe_options_deny",
-        "xframe_options_exempt",
-        "xframe_options_sameorigin",
-    },
-    "django.views.decorators.common": {"no_append_slash"},
-    "django.views.decorators.csp": {"_make_csp_decorator"},
-    "django.views.decorators.csrf": {"csrf_exempt"},
-    "django.views.decorators.debug": {"sensitive_post_parameters", "sensitive_variables"},
-    "django.views.decorators.http": {"condition", "require_http_methods"},
-    "django.views.decorators.vary": {"vary_on_headers"},
-    "drf_spectacular.drainage": {"isolate_view_method"},
-    "rest_framework.decorators": {"api_view"},
+Protect = Callable[[Any], Any]
+AnyT = TypeVar("AnyT")
+
+
+def _as_handler(function: Any) -> Any:
+    @wraps(function)
+    def handler(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return handler
+
+
+_METHOD_DECORATOR: Final = "django.utils.decorators._multi_decorate"
+_ATOMIC: Final = "contextlib.ContextDecorator"
+
+_KNOWN: Final[dict[str, Callable[[dict[str, Any]], Protect]]] = {
+    _ATOMIC: lambda held: held["self"],
+    "django.contrib.admin.options.ModelAdmin": lambda held: held["self"].admin_site.admin_view,
+    "django.contrib.admin.sites.AdminSite": lambda held: partial(
+        held["self"].admin_view, cacheable=True
+    ),
+    "django.contrib.auth.decorators.user_passes_test": lambda held: user_passes_test(
+        held["test_func"], held["login_url"], held["redirect_field_name"]
+    ),
+    _METHOD_DECORATOR: lambda held: method_decorator(held["decorators"][::-1]),
+    "django.utils.decorators.make_middleware_decorator": lambda held: decorator_from_middleware(
+        lambda _: held["middleware"]
+    ),
+    "django.views.decorators.cache.cache_control": lambda held: cache.cache_control(
+        **held["kwargs"]
+    ),
+    "django.views.decorators.cache.never_cache": lambda _: cache.never_cache,
+    "django.views.decorators.clickjacking.xframe_options_deny": (
+        lambda _: clickjacking.xframe_options_deny
+    ),
+    "django.views.decorators.clickjacking.xframe_options_exempt": (
+        lambda _: clickjacking.xframe_options_exempt
+    ),
+    "django.views.decorators.clickjacking.xframe_options_sameorigin": (
+        lambda _: clickjacking.xframe_options_sameorigin
+    ),
+    "django.views.decorators.common.no_append_slash": lambda _: common.no_append_slash,
+    "django.views.decorators.csrf.csrf_exempt": lambda _: csrf.csrf_exempt,
+    "django.views.decorators.debug.sensitive_post_parameters": (
+        lambda held: debug.sensitive_post_parameters(*held["parameters"])
+    ),
+    "django.views.decorators.debug.sensitive_variables": (
+        lambda held: debug.sensitive_variables(*held["variables"])
+    ),
+    "django.views.decorators.http.condition": lambda held: http.condition(
+        held["etag_func"], held["last_modified_func"]
+    ),
+    "django.views.decorators.http.require_http_methods": lambda held: http.require_http_methods(
+        held["request_method_list"]
+    ),
+    "django.views.decorators.vary.vary_on_headers": lambda held: vary.vary_on_headers(
+        *held["headers"]
+    ),
+    "drf_spectacular.drainage.isolate_view_method": lambda _: lambda method: method,
+    "rest_framework.decorators.api_view": lambda _: _as_handler,
 }
-"""The decorators that are opened: a module, and the functions in it that make the wrapper."""
+"""The decorators that are known, by what makes the wrapper: each is put on again, around another
+function, with the values that the wrapper holds."""
+
+if VERSION >= (6, 0):
+    _CSP: Final = "django.views.decorators.csp._make_csp_decorator"
+    _KNOWN[_CSP] = lambda held: import_string(_CSP)(
+        held["config_attr_name"], held["config_attr_value"]
+    )
 
 _HELD_AS: Final = ("view_func", "viewfunc", "view", "func", "method")
 """What they call the function that they decorate."""
 
 _CONDITIONAL: Final = "django.views.decorators.http"
 _WRAPPING: Final = f"{__name__.rpartition('.')[0]}.wrapping"
+_RUN_ONCE: Final = {f"{_WRAPPING}.{maker}" for maker in ("_sync", "_async", "_once")}
+"""What makes the functions that run once."""
 
 _AS_VIEW: Final = ("django.views.generic.base", "rest_framework.viewsets")
 
@@ -76,13 +131,21 @@ _OWNERS: Final = (
 """Where the classes are from whose bound methods are no wrappers: views, and the admin."""
 
 _DATA: Final = (
-    *(bool, bytes, date, Decimal, Enum, float, int, ModuleType, Promise, str, time, timedelta),
-    *(type, type(None), UUID),
+    bool,
+    bytes,
+    date,
+    Decimal,
+    Enum,
+    float,
+    int,
+    str,
+    time,
+    timedelta,
+    type(None),
+    UUID,
 )
-"""What a view may hold: none of it runs a view. Promises are texts to be translated."""
-
-Protect = Callable[[Any], Any]
-AnyT = TypeVar("AnyT")
+_CONTAINERS: Final = (dict, list, tuple, set, frozenset)
+"""What a view may hold: none of it runs a view. So may it modules, classes and translated texts."""
 
 
 def mark_part_of_view(function: AnyT) -> AnyT:
@@ -101,24 +164,55 @@ def protect_innermost(view: Any, protect: Protect) -> Any:
     """
     if _is_part(view) or is_made_by_as_view(view):
         return protect(view)
-    name = held_as(view)
-    if name == "method" and PROTECTED in vars_of(view):  # @method_decorator(idempotent)
-        protect_innermost(closure_of(view)[name], lambda function: function)
+    known = known_decorator(view)
+    if known and maker_of(view) == _METHOD_DECORATOR and PROTECTED in vars_of(view):
+        protect_innermost(known[0], lambda function: function)  # @method_decorator(idempotent)
         return view
     if protected_part(view) is not None:
         return view
-    if name is not None:
-        return _around(protect_innermost(closure_of(view)[name], protect), view, name)
-    if not _is_plain(view):
-        raise _unknown(view)
+    if known is None or isinstance(view, MethodType | partial):
+        if not _is_plain(view):
+            raise _unknown(view)
+        if known is None:
+            return protect(view)
+    inner, put_on = known
+    again = put_on(protect_innermost(inner, protect))
+    attributes = vars_of(again)
+    for name, value in vars_of(view).items():
+        attributes.setdefault(name, value)
+    owned = getattr(again, "_non_atomic_requests", None)
+    if isinstance(owned, ExcludedDatabases):
+        owned.update(iter(getattr(view, "_non_atomic_requests", ())))
+    return again
+
+
+def known_decorator(view: Any) -> tuple[Any, Protect] | None:
+    """What a known decorator, a bound method or a partial is around, and what puts it on again."""
     if isinstance(view, MethodType):
-        return MethodType(protect_innermost(view.__func__, protect), view.__self__)
+        return view.__func__, lambda function: MethodType(function, view.__self__)
     if isinstance(view, partial):
-        inner = protect_innermost(view.func, protect)
-        again = partial(inner, *view.args, **view.keywords)
-        again.__dict__.update(vars_of(view))
-        return _marked(again, inner)
-    return protect(view)
+        return view.func, lambda function: update_wrapper(
+            partial(function, *view.args, **view.keywords), function
+        )
+    maker, held = maker_of(view), closure_of(view)
+    inner = next((held[name] for name in _HELD_AS if callable(held.get(name))), None)
+    if maker not in _KNOWN or inner is None:
+        return None
+    if maker == _ATOMIC and not isinstance(held["self"], Atomic):
+        return None
+    for helper in [value for name, value in held.items() if name.startswith("_")]:
+        held = closure_of(helper) | held
+    try:
+        return inner, _KNOWN[maker](held)
+    except KeyError:  # another version holds other values
+        return None
+
+
+def maker_of(view: Any) -> str:
+    """The path of the outermost function, or the class, in which a function was made."""
+    if not isinstance(view, FunctionType):
+        return ""
+    return f"{module_of(view)}.{view.__code__.co_qualname.split('.')[0]}"
 
 
 def protected_part(view: Any, method: str = "") -> Any:
@@ -177,41 +271,18 @@ def innermost(view: Any) -> Any:
 
 def _inside(view: Any) -> Any:
     """What a decorator, a bound method or a partial says that it is around."""
-    if isinstance(view, MethodType):
-        return view.__func__
-    if isinstance(view, partial):
-        return view.func
     if is_made_by_as_view(view):
         return None
-    name = held_as(view)
-    return vars_of(view).get("__wrapped__") if name is None else closure_of(view)[name]
-
-
-def _around(protected: Any, decorated: FunctionType, name: str) -> Any:
-    again = with_variable(decorated, name, protected)
-    again.__dict__["__wrapped__"] = protected
-    return _marked(again, protected)
-
-
-def _marked(again: Any, protected: Any) -> Any:
-    """A decorator with the marks of what it is around, where Django and we look for them."""
-    for mark in (PROTECTED, POLICY):
-        if hasattr(protected, mark):
-            setattr(again, mark, getattr(protected, mark))
-    owned = getattr(protected, "_non_atomic_requests", None)
-    if isinstance(owned, ExcludedDatabases):
-        owned.update(iter(getattr(again, "_non_atomic_requests", ())))
-        again._non_atomic_requests = owned
-    return again
+    known = known_decorator(view)
+    return known[0] if known else vars_of(view).get("__wrapped__")
 
 
 def is_conditional_outside(view: Any) -> bool:
     """Whether Django's ``@condition`` is around a view's function and answers a retry first."""
     found = False
-    while view is not None and module_of(view) != _WRAPPING and not _is_part(view):
+    while view is not None and maker_of(view) not in _RUN_ONCE and not _is_part(view):
         closure = closure_of(view)
-        decorators = closure.get("decorators", ()) if held_as(view) == "method" else view
-        several = decorators if isinstance(decorators, list | tuple) else [decorators]
+        several = closure["decorators"] if maker_of(view) == _METHOD_DECORATOR else [view]
         found = found or any(map(_is_conditional, several))
         if not UNSAFE_METHODS.intersection(closure.get("request_method_list", UNSAFE_METHODS)):
             return False
@@ -267,31 +338,19 @@ def _held(view: Any) -> list[Any]:
 
 def _is_data(value: Any) -> bool:
     kind = type(value)  # isinstance() would make a lazy object do its work
-    if issubclass(kind, dict):
-        return all(map(_is_data, [*value, *value.values()]))
-    if issubclass(kind, list | tuple | set | frozenset):
-        return all(map(_is_data, value))
-    if issubclass(kind, type):
+    if issubclass(kind, type | ModuleType | Promise):
         return not hasattr(value, "as_view")
-    if issubclass(kind, ModuleType | Enum | Promise):
-        return True
+    if issubclass(kind, _CONTAINERS):
+        return all(map(_is_data, _parts(value)))
     return issubclass(kind, _DATA) and all(map(_is_data, vars_of(value).values()))
 
 
 def _parts(value: Any) -> Iterator[Any]:
     """What a container or an object holds itself."""
-    kind = type(value)
-    if issubclass(kind, dict):
-        yield from value
-        yield from value.values()
-    elif issubclass(kind, list | tuple | set | frozenset):
-        yield from value
-    elif not issubclass(kind, type | ModuleType | FunctionType | MethodType | partial):
-        yield from vars_of(value).values()
-        members = (member for base in kind.__mro__ for member in vars(base).values())
-        for slot in filter(inspect.ismemberdescriptor, members):
-            with suppress(AttributeError):  # an empty slot
-                yield slot.__get__(value)
+    if issubclass(type(value), type | ModuleType | FunctionType | MethodType | partial):
+        return
+    for part in gc.get_referents(value):
+        yield from part.values() if part is vars_of(value) else [part]
 
 
 def _unknown(view: Any) -> ImproperlyConfigured:
@@ -327,30 +386,6 @@ def handlers_of(view: Any) -> dict[str, str]:
         for method in sorted(UNSAFE_METHODS)
     }
     return {method: name for method, name in names.items() if name and hasattr(view_class, name)}
-
-
-def held_as(view: Any) -> str | None:
-    """The variable in which a known decorator holds what it decorates; ``None``: it is not one."""
-    names = _KNOWN.get(module_of(view), ())
-    if not isinstance(view, FunctionType) or view.__code__.co_qualname.split(".")[0] not in names:
-        return None
-    closure = closure_of(view)
-    if "ContextDecorator" in names and not isinstance(closure.get("self"), Atomic):
-        return None
-    return next((name for name in _HELD_AS if callable(closure.get(name))), None)
-
-
-def with_variable(function: FunctionType, name: str, content: Any) -> FunctionType:
-    """The same function, with other content in a variable of its closure."""
-    names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    cells = tuple(CellType(content) if free == name else cell for free, cell in names)
-    code, module = function.__code__, function.__globals__
-    again = FunctionType(code, module, function.__name__, function.__defaults__, cells)
-    again.__kwdefaults__ = function.__kwdefaults__
-    wrapped = function.__dict__.get("__wrapped__")
-    update_wrapper(again, function)
-    again.__dict__["__wrapped__"] = wrapped
-    return again
 
 
 def closure_of(view: Any) -> dict[str, Any]:

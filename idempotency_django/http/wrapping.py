@@ -53,6 +53,7 @@ from .unwrapping import (
     PROTECTED,
     ViewFunction,
     cached_on,
+    closure_of,
     innermost,
     is_async,
     is_made_by_as_view,
@@ -61,8 +62,8 @@ from .unwrapping import (
     name_of,
     protect_innermost,
     validate_framework,
+    vars_of,
     view_class_of,
-    with_variable,
 )
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -262,31 +263,6 @@ def _instance_of(args: tuple[Any, ...]) -> View | None:
 # Class-based views.
 
 
-class ProtectedView:
-    """Comes before a class-based view: its handler runs once, after what ``dispatch()`` checks."""
-
-    idempotency_policy: Policy
-    # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
-    idempotency_left_out: ExcludedDatabases | None = None
-
-    @classmethod
-    def as_view(cls, **initkwargs: Any) -> Any:
-        if is_async(cls):  # which no transaction can span: Django says so
-            return super().as_view(**initkwargs)  # type: ignore[misc]
-        owned = ExcludedDatabases()
-        view = super().as_view(**initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
-        owned.update(iter(getattr(view, NON_ATOMIC, ())))
-        setattr(view, NON_ATOMIC, owned)
-        return view
-
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(super().dispatch, request, *args, **kwargs)  # type: ignore[misc]
-        return _dispatched(self, request, self.idempotency_policy, self.idempotency_left_out, run)
-
-
-_mixins.append((View, ProtectedView))
-
-
 def register_framework(
     base: type, mixin: type, request: type, serve_running_view: ServeWithin
 ) -> None:
@@ -299,7 +275,7 @@ def register_framework(
         serve_running_view: serves such a request, whose view already runs: it answers, or
             calls what runs the handler.
     """
-    _mixins.insert(0, (base, mixin))  # before Django's, which it may be derived from
+    _mixins.append((base, mixin))
     _servers.append((request, serve_running_view))
 
 
@@ -314,21 +290,25 @@ def overrides_dispatch(view_class: Any) -> bool:
 
 
 def _protected_as_view(view: Any, policy: Policy | None) -> Any:
-    """The function that ``as_view()`` made, of the protected class."""
-    owned = None if is_async(view) else ExcludedDatabases(getattr(view, NON_ATOMIC, ()))
-    protected_class = _protected_class(view_class_of(view), policy, left_out=owned)
-    again = with_variable(view, "cls", protected_class)
-    setattr(again, "cls" if hasattr(view, "cls") else "view_class", protected_class)
-    if owned is not None:
-        setattr(again, NON_ATOMIC, owned)
+    """The function that ``as_view()`` made, made again of the protected class."""
+    protected_class = _protected_class(view_class_of(view), policy)
+    # Not by the class's own as_view(): what that puts around the view is there already.
+    bases = [base for base in protected_class.__mro__ if base.__module__ == module_of(view)]
+    as_view = next(vars(base)["as_view"] for base in bases if "as_view" in vars(base))
+    held = closure_of(view)
+    actions = [held["actions"]] if "actions" in held else []
+    again = as_view.__func__(protected_class, *actions, **held["initkwargs"])
+    attributes = {**vars_of(view), **vars_of(again)}
+    attributes |= dict.fromkeys({"cls", "view_class"} & attributes.keys(), protected_class)
+    if not is_async(view):
+        owned = ExcludedDatabases(getattr(view, NON_ATOMIC, ()))
+        attributes[NON_ATOMIC] = protected_class.idempotency_left_out = owned
+    vars_of(again).update(attributes)
     return again
 
 
-def _protected_class(
-    view_class: Any, policy: Policy | None, left_out: ExcludedDatabases | None = None
-) -> Any:
-    mixin = next((mixin for base, mixin in _mixins if issubclass(view_class, base)), None)
-    if mixin is None:
+def _protected_class(view_class: Any, policy: Policy | None) -> Any:
+    if not issubclass(view_class, View):
         raise ImproperlyConfigured(
             f"@idempotent is on {name_of(view_class)}, which is not a view. Put it on a function, "
             "or on a class that is a View."
@@ -340,6 +320,7 @@ def _protected_class(
             "check, put @idempotent on dispatch(). Otherwise leave the class unprotected with "
             "@idempotency_exempt."
         )
+    mixins = [mixin for base, mixin in _mixins if issubclass(view_class, base)]
     body = {
         "__module__": view_class.__module__,
         "__qualname__": view_class.__qualname__,
@@ -347,12 +328,13 @@ def _protected_class(
         PROTECTED: BY_DECORATOR,
         POLICY: policy,
         POLICIES: getattr(view_class, POLICIES, {}),  # which the mixin's own would hide
-        "idempotency_left_out": left_out,
     }
-    return type(view_class.__name__, (mixin, view_class), body)
+    if not mixins:
+        body["dispatch"] = _protected_dispatch(view_class.dispatch, policy)
+    return type(view_class.__name__, (*mixins, view_class), body)
 
 
-def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
+def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
     """A ``dispatch()`` around a handler that runs once; one without handlers runs once itself."""
     whole = _async(dispatch, policy) if iscoroutinefunction(dispatch) else _sync(dispatch, policy)
 
@@ -360,7 +342,7 @@ def _protected_dispatch(dispatch: Any, policy: Policy) -> Any:
     def protected(view: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(view, View) or overrides_dispatch(type(view)):
             return whole(view, *args, **kwargs)
-        left_out = getattr(view.dispatch, NON_ATOMIC, None)
+        left_out = getattr(view, "idempotency_left_out", getattr(view.dispatch, NON_ATOMIC, None))
         if is_async(type(view)) and asks_for_transaction(view.dispatch):
             # method_decorator has decorated a stand-in that is not async, so Django does not know.
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
