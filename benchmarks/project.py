@@ -14,7 +14,6 @@ from django.test import override_settings
 BARE: Final = "bare"
 ATOMIC: Final = "atomic"
 MIXIN: Final = "mixin"
-UNCOUNTED: Final = "uncounted"
 MEMORY: Final = "memory"
 LEASED: Final = "leased"
 FENCED: Final = "fenced"
@@ -26,7 +25,6 @@ LABELS: Final = {
     BARE: "bare view",
     ATOMIC: "bare view in `transaction.atomic()`",
     MIXIN: "`IdempotentViewMixin`",
-    UNCOUNTED: "`IdempotentViewMixin`, `record_replays=False`",
     MEMORY: "`IdempotentViewMixin` on `MemoryStore`",
     LEASED: '`IdempotentViewMixin`, `mode="leased"`',
     FENCED: "… and its INSERT within `idempotency.atomic()`",

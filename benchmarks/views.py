@@ -68,7 +68,6 @@ class Stepped(Mixin):
 bare = Bare.as_view()
 atomic = transaction.atomic(Bare.as_view())
 mixin = Mixin.as_view()
-uncounted = Mixin.as_view(idempotency_policy=Policy(record_replays=False))
 memory = Mixin.as_view(idempotency_policy=Policy(store="memory"))
 leased = Mixin.as_view(idempotency_policy=LEASED)
 fenced = Fenced.as_view(idempotency_policy=LEASED)

@@ -12,8 +12,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import cached_property
-from typing import Any, Final, NoReturn
+from typing import Any, Final, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -31,40 +32,18 @@ DEFAULT_CREDENTIAL_HEADERS: Final = ["Authorization", "X-Api-Key", "X-Auth-Token
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
-NAMES: Final = frozenset(
-    {
-        "AROUND_EXECUTION",
-        "CONSUMERS",
-        "CREDENTIAL_COOKIES",
-        "CREDENTIAL_HEADERS",
-        "DOCS_URL",
-        "HEADER",
-        "MESSAGING_DATABASE",
-        "MIDDLEWARE_EXEMPT",
-        "MIDDLEWARE_PROTECTS",
-        "OUTBOX",
-        "POLICY",
-        "REPLAYED_HEADER",
-        "STATUS_CODES",
-        "STATUS_VIEW",
-        "STORES",
-    }
-)
-"""Every name that ``IDEMPOTENCY`` may hold; the system checks refuse others."""
-
 MIDDLEWARE: Final = "idempotency_django.middleware.IdempotencyMiddleware"
-
-_HOOKS: Final = "a list of the dotted paths of functions, such as ['shop.observing.span']"
 
 ALL_UNSAFE: Final = "unsafe"
 WITH_POLICY: Final = "with-policy"
 
+_HOOKS: Final = "a list of the dotted paths of functions, such as ['shop.observing.span']"
 
-_FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.1
+_FIELD_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, section 5.1
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known names") -> str:
-    """A hint for somebody who wrote a name that does not exist.
+    """A hint for a name that does not exist.
 
     Args:
         name: what was written.
@@ -75,6 +54,50 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known nam
     close = difflib.get_close_matches(str(name), names, n=1)
     listed = ", ".join(names) or "none"
     return f"Did you mean {close[0]!r}?" if close else f"{otherwise}: {listed}."
+
+
+_T = TypeVar("_T")
+
+
+def _setting(
+    name: str, default: _T, expected: str, holds: Callable[[Any], bool]
+) -> cached_property[_T]:
+    """Make a property of a name in ``IDEMPOTENCY``.
+
+    Args:
+        name: the name.
+        default: its value where the project does not set it.
+        expected: what its value must be, for the error.
+        holds: whether a value is that.
+    """
+
+    def read(settings: Settings) -> _T:
+        value: _T = settings.raw.get(name, default)
+        if value is default or holds(value):
+            return value
+        raise _refused(name, value, expected)
+
+    return cached_property(read)
+
+
+def _refused(name: str, value: object, expected: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(f"IDEMPOTENCY[{name!r}] is {value!r}; it must be {expected}.")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+def _is_header(value: Any) -> bool:
+    return isinstance(value, str) and _FIELD_NAME.fullmatch(value) is not None
+
+
+def _are_headers(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_header, value))
 
 
 class Settings:
@@ -94,29 +117,38 @@ class Settings:
             )
         return value
 
-    @cached_property
-    def around_execution(self) -> tuple[Callable[..., AbstractContextManager[Any]], ...]:
-        """The hooks around every execution, the outermost first."""
-        value = self.raw.get("AROUND_EXECUTION", ())
-        if isinstance(value, list | tuple):
-            return tuple(self._hook(value, each) for each in value)
-        return self._refuse("AROUND_EXECUTION", value, _HOOKS)
-
-    def _hook(self, value: object, path: object) -> Callable[..., AbstractContextManager[Any]]:
-        try:
-            hook = import_string(path) if isinstance(path, str) else path
-        except ImportError as error:
-            raise ImproperlyConfigured(
-                f"IDEMPOTENCY['AROUND_EXECUTION'] lists {path!r}, which cannot be imported: {error}"
-            ) from error
-        if callable(hook):
-            return hook  # type: ignore[no-any-return]
-        return self._refuse("AROUND_EXECUTION", value, _HOOKS)
+    stores: cached_property[Mapping[str, Mapping[str, Any]]] = _setting(
+        "STORES",
+        DEFAULT_STORES,
+        "a dict of stores by alias",
+        lambda value: isinstance(value, Mapping),
+    )
+    """The stores by alias, each ``{"BACKEND": path, "OPTIONS": {…}}``."""
 
     @cached_property
-    def consumers(self) -> Sequence[str]:
-        """The paths of the project's consumers, for the commands and tasks that run them."""
-        return self._paths("CONSUMERS", "['shop.consumers.billing']")
+    def policy(self) -> Any:
+        """The project's :class:`~idempotency_django.policy.Policy`, or a dict of its fields."""
+        return self.raw.get("POLICY", _NOTHING)
+
+    header = _setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
+    """The request header that carries the key."""
+
+    hosts = _setting(
+        "HOSTS",
+        "refuse",
+        "'refuse', 'separate' or 'same'",
+        lambda value: isinstance(value, str) and value in ("refuse", "separate", "same"),
+    )
+    """``"refuse"``: a key that was used on another host gets 422. ``"separate"``: each host has
+    keys of its own. ``"same"``: all hosts are names of one API."""
+
+    credential_headers: cached_property[Sequence[str]] = _setting(
+        "CREDENTIAL_HEADERS",
+        DEFAULT_CREDENTIAL_HEADERS,
+        "a list of the names of headers",
+        _are_headers,
+    )
+    """The headers that may tell callers apart if no principal is known."""
 
     @cached_property
     def credential_cookies(self) -> Sequence[str]:
@@ -124,81 +156,44 @@ class Settings:
         value = self.raw.get("CREDENTIAL_COOKIES")
         if value is None:
             return [django_settings.SESSION_COOKIE_NAME]
-        return self._names("CREDENTIAL_COOKIES", value, "cookies")
+        if _are_headers(value):
+            return value  # type: ignore[no-any-return]
+        raise _refused("CREDENTIAL_COOKIES", value, "a list of the names of cookies")
 
-    @cached_property
-    def credential_headers(self) -> Sequence[str]:
-        """The headers that may tell callers apart if no principal is known."""
-        value = self.raw.get("CREDENTIAL_HEADERS", DEFAULT_CREDENTIAL_HEADERS)
-        return self._names("CREDENTIAL_HEADERS", value, "headers")
+    exclude_headers: cached_property[Sequence[str]] = _setting(
+        "EXCLUDE_HEADERS", (), "a list of the names of headers", _are_headers
+    )
+    """Response headers that are not kept, in addition to those that never are."""
 
-    @cached_property
-    def docs_url(self) -> str:
-        """The URL that problem types link to; the slug of the problem is appended."""
-        value = self.raw.get("DOCS_URL", "https://idempotency-django.readthedocs.io/problems/")
-        return value if isinstance(value, str) else self._refuse("DOCS_URL", value, "a URL")
+    replayed_header = _setting(
+        "REPLAYED_HEADER", "Idempotent-Replayed", "the name of an HTTP header", _is_header
+    )
+    """The response header that marks a replay."""
 
-    @cached_property
-    def header(self) -> str:
-        """The request header that carries the key."""
-        return self._header("HEADER", "Idempotency-Key")
+    record_replays = _setting(
+        "RECORD_REPLAYS", True, "True or False", lambda value: isinstance(value, bool)
+    )
+    """Whether replays are counted in the record, with one more statement each."""
 
-    @cached_property
-    def messaging_database(self) -> str:
-        """The alias of the database with the tables of messaging."""
-        value = self.raw.get("MESSAGING_DATABASE", DEFAULT_DB_ALIAS)
-        if isinstance(value, str) and value:
-            return value
-        return self._refuse("MESSAGING_DATABASE", value, "an alias of DATABASES")
-
-    @cached_property
-    def middleware_exempt(self) -> Sequence[str]:
-        """The modules whose views the middleware leaves alone, including their submodules."""
-        return self._paths("MIDDLEWARE_EXEMPT", "['ninja']")
-
-    @cached_property
-    def middleware_protects(self) -> str:
-        """``"unsafe"``: every view called with an unsafe method; ``"with-policy"``: opt-in."""
-        value = self.raw.get("MIDDLEWARE_PROTECTS", ALL_UNSAFE)
-        if value in (ALL_UNSAFE, WITH_POLICY):
-            return str(value)
-        return self._refuse(
-            "MIDDLEWARE_PROTECTS",
-            value,
-            f"{ALL_UNSAFE!r} (every view that is not exempt) or {WITH_POLICY!r} (views that have "
-            "a policy)",
-        )
-
-    @cached_property
-    def outbox(self) -> Mapping[str, Any]:
-        """How each topic of the outbox is published, by topic."""
-        value = self.raw.get("OUTBOX", _NOTHING)
-        if isinstance(value, Mapping):
-            return value
-        return self._refuse("OUTBOX", value, "a dict of publishers by topic")
-
-    @cached_property
-    def policy(self) -> Any:
-        """The project's :class:`~idempotency_django.policy.Policy`, or a dict of its fields."""
-        return self.raw.get("POLICY", _NOTHING)
-
-    @cached_property
-    def replayed_header(self) -> str:
-        """The response header that marks a replay."""
-        return self._header("REPLAYED_HEADER", "Idempotent-Replayed")
+    retry_after = _setting(
+        "RETRY_AFTER",
+        timedelta(seconds=1),
+        "a timedelta, such as timedelta(seconds=1)",
+        lambda value: isinstance(value, timedelta) and value >= timedelta(0),
+    )
+    """The ``Retry-After`` of the 409 while an operation is in progress."""
 
     @cached_property
     def status_codes(self) -> Mapping[str, int]:
         """HTTP statuses by the slug of the error, if they differ from the error's own."""
         value = self.raw.get("STATUS_CODES", _NOTHING)
         if not isinstance(value, Mapping):
-            self._refuse("STATUS_CODES", value, "a dict of status codes by slug")
+            raise _refused("STATUS_CODES", value, "a dict of status codes by slug")
         slugs = {error.slug for error in all_errors()}
         for slug, status in value.items():
             if slug not in slugs:
-                self._refuse(
-                    "STATUS_CODES", value, f"a dict with keys from {', '.join(sorted(slugs))}"
-                )
+                known = ", ".join(sorted(slugs))
+                raise _refused("STATUS_CODES", value, f"a dict with keys from {known}")
             if not (isinstance(status, int) and 400 <= status <= 599):
                 raise ImproperlyConfigured(
                     f"IDEMPOTENCY['STATUS_CODES'][{slug!r}] is {status!r}; it must be an error "
@@ -206,50 +201,77 @@ class Settings:
                 )
         return value
 
-    @cached_property
-    def status_view(self) -> str:
-        """The name of the URL of the status view."""
-        value = self.raw.get("STATUS_VIEW", "idempotency-status")
-        if isinstance(value, str) and value:
-            return value
-        return self._refuse("STATUS_VIEW", value, "the name of a URL")
+    status_view = _setting("STATUS_VIEW", "idempotency-status", "the name of a URL", _is_text)
+    """The name of the URL of the status view."""
+
+    docs_url = _setting(
+        "DOCS_URL",
+        "https://idempotency-django.readthedocs.io/problems/",
+        "a URL",
+        lambda value: isinstance(value, str),
+    )
+    """The URL that problem types link to; the slug of the problem is appended."""
+
+    middleware_exempt: cached_property[Sequence[str]] = _setting(
+        "MIDDLEWARE_EXEMPT", (), "a list of dotted paths, such as ['ninja']", _is_list_of_texts
+    )
+    """The modules whose views the middleware leaves alone, including their submodules."""
+
+    middleware_protects = _setting(
+        "MIDDLEWARE_PROTECTS",
+        ALL_UNSAFE,
+        f"{ALL_UNSAFE!r} (every view that is not exempt) or {WITH_POLICY!r} (views that have a "
+        "policy)",
+        lambda value: isinstance(value, str) and value in (ALL_UNSAFE, WITH_POLICY),
+    )
+    """``"unsafe"``: every view called with an unsafe method; ``"with-policy"``: opt-in."""
+
+    consumers: cached_property[Sequence[str]] = _setting(
+        "CONSUMERS",
+        (),
+        "a list of dotted paths, such as ['shop.consumers.billing']",
+        _is_list_of_texts,
+    )
+    """The paths of the project's consumers, for the commands and tasks that run them."""
 
     @cached_property
-    def stores(self) -> Mapping[str, Mapping[str, Any]]:
-        """The stores by alias, each ``{"BACKEND": path, "OPTIONS": {…}}``."""
-        value = self.raw.get("STORES", DEFAULT_STORES)
-        if isinstance(value, Mapping):
-            return value
-        return self._refuse("STORES", value, "a dict of stores by alias")
+    def around_execution(self) -> tuple[Callable[..., AbstractContextManager[Any]], ...]:
+        """The hooks around every execution, the outermost first."""
+        value = self.raw.get("AROUND_EXECUTION", ())
+        if not isinstance(value, list | tuple):
+            raise _refused("AROUND_EXECUTION", value, _HOOKS)
+        hooks = []
+        for path in value:
+            try:
+                hook = import_string(path) if isinstance(path, str) else path
+            except ImportError as error:
+                raise ImproperlyConfigured(
+                    f"IDEMPOTENCY['AROUND_EXECUTION'] lists {path!r}, which cannot be imported: "
+                    f"{error}"
+                ) from error
+            if not callable(hook):
+                raise _refused("AROUND_EXECUTION", value, _HOOKS)
+            hooks.append(hook)
+        return tuple(hooks)
 
-    def _paths(self, name: str, example: str) -> Sequence[str]:
-        value = self.raw.get(name, ())
-        if isinstance(value, list | tuple) and all(
-            isinstance(path, str) and path for path in value
-        ):
-            return value
-        return self._refuse(name, value, f"a list of dotted paths, such as {example}")
+    outbox: cached_property[Mapping[str, Any]] = _setting(
+        "OUTBOX",
+        _NOTHING,
+        "a dict of publishers by topic",
+        lambda value: isinstance(value, Mapping),
+    )
+    """The publisher of each topic of the outbox, by topic."""
 
-    def _names(self, name: str, value: object, what: str) -> Sequence[str]:
-        if value is DEFAULT_CREDENTIAL_HEADERS:
-            return DEFAULT_CREDENTIAL_HEADERS
-        if isinstance(value, list | tuple) and all(
-            isinstance(item, str) and _FIELD_NAME.fullmatch(item) for item in value
-        ):
-            return value
-        return self._refuse(name, value, f"a list of the names of {what}")
+    messaging_database = _setting(
+        "MESSAGING_DATABASE", DEFAULT_DB_ALIAS, "an alias of DATABASES", _is_text
+    )
+    """The alias of the database with the tables of messaging."""
 
-    def _header(self, name: str, default: str) -> str:
-        value: object = self.raw.get(name, default)
-        if value is default:
-            return default
-        if isinstance(value, str) and _FIELD_NAME.fullmatch(value):
-            return value
-        return self._refuse(name, value, "the name of an HTTP header")
 
-    def _refuse(self, name: str, value: object, expected: str) -> NoReturn:
-        raise ImproperlyConfigured(f"IDEMPOTENCY[{name!r}] is {value!r}; it must be {expected}.")
-
+NAMES: Final = frozenset(
+    name.upper() for name, value in vars(Settings).items() if isinstance(value, cached_property)
+) - {"RAW"}
+"""Every name that ``IDEMPOTENCY`` may hold; the system checks refuse others."""
 
 conf = Settings()
 

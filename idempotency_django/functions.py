@@ -90,7 +90,7 @@ def idempotent_call(
         OperationHeld: it was interrupted or failed too often: an operator must settle it.
         FingerprintMismatch: the key was used for something else.
         ResponseNotStored: it was executed, but its result was too large to keep, or the policy has
-            ``store_body=False``.
+            ``max_response_bytes=0``.
         StoreUnavailable: nothing was executed.
         TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
             JSON; the call counts as failed.
@@ -227,7 +227,7 @@ def answer_of(plan: Plan, result: Any) -> Result:
         body = encode_json(result).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise no_json(plan.operation.name, error) from error
-    kept = plan.policy.store_body and len(body) <= plan.policy.max_response_bytes
+    kept = len(body) <= plan.policy.max_response_bytes
     headers = (("Content-Type", "application/json"),)
     return Result(json.loads(body), Payload(200, headers, body if kept else None))
 

@@ -33,8 +33,7 @@ from .http.unwrapping import (
     protected_part,
 )
 from .http.wrapping import log_unclaimed, protect
-from .policy import PROJECT_POLICY, UNSET, resolve
-from .policy.fields import UNSAFE_METHODS
+from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, keys, resolve
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -115,7 +114,7 @@ class IdempotencyMiddleware:
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
-        has_key = policy.client_key and meta_name(conf.header) in request.META
+        has_key = meta_name(conf.header) in request.META and keys.reads_header(policy.key)
         if not (has_key or policy.key or policy.requires_key(method)):
             return None
         return None if conf.middleware_exempt and is_exempt_by_module(view) else known

@@ -68,7 +68,7 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
     header = request.header()
-    if policy.client_key and header is not None:
+    if header is not None and keys.reads_header(policy.key):
         quoted = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
         key = quoted[1] if quoted else identity.client_key(policy, header)
     else:
@@ -78,7 +78,7 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
         return None
     scope = request.scope()
     invocation = request.invocation(policy)
-    if policy.principal is not None:
+    if policy.principal:
         invocation = identity.identified(policy, invocation)
     derived = key is None
     if key is None:

@@ -71,7 +71,7 @@ async def async_page(request: HttpRequest) -> HttpResponse:
     return HttpResponse(f"<input value={get_token(request)}>")
 
 
-@idempotent(store_errors=True, never_store=set())
+@idempotent(should_store=lambda request, response: True)
 def token_error(request: HttpRequest) -> HttpResponse:
     """Gives a token out, and fails."""
     get_token(request)
@@ -113,7 +113,7 @@ def token_as_stream(request: HttpRequest) -> StreamingHttpResponse:
 
 
 @ensure_csrf_cookie
-@idempotent(store_errors=True, never_store=set())
+@idempotent(should_store=lambda request, response: True)
 def error_with_cookie(request: HttpRequest) -> HttpResponse:
     """Fails for everybody alike; the token is given out as a cookie."""
     raise PermissionDenied

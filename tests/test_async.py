@@ -35,6 +35,7 @@ from idempotency_django.engine import Executed, Outcome, Replayed, Result, lease
 from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import store_errors
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, an_operation
@@ -116,7 +117,7 @@ async def required(request: HttpRequest) -> HttpResponseBase:
     return await create(request)
 
 
-@idempotent(store_errors=True)
+@idempotent(should_store=store_errors)
 async def keeps_errors(request: HttpRequest) -> HttpResponseBase:
     return await create(request)
 
@@ -333,7 +334,7 @@ class TestProtected:
         assert effects(reference) == 2
 
     def test_stored_error(self, either: Any) -> None:
-        """With ``store_errors`` a raised 404 is stored."""
+        """With ``should_store=store_errors`` a raised 404 is stored."""
         key = new_key()
         first = post(either, "/keeps-errors/", key, "404")
         assert first.status_code == 404

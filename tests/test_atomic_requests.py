@@ -23,7 +23,7 @@ from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, store_errors
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record
 
@@ -55,7 +55,7 @@ class DRF(IdempotentViewMixin, APIView):
 
 
 class KeepsErrors(DRF):
-    idempotency_policy = Policy(store_errors=True)
+    idempotency_policy = Policy(should_store=store_errors)
 
 
 class Leased(DRF):
@@ -191,7 +191,7 @@ urlpatterns = [
     path("marks/", idempotent(marks)),
     path("plain-marks/", marks),
     path("swallows/", idempotent(swallows)),
-    path("missing/", idempotent(store_errors=True)(missing)),
+    path("missing/", idempotent(should_store=store_errors)(missing)),
     path("rendered/", Rendered.as_view()),
     path("rendered-and-kept/", RenderedAndKept.as_view()),
     path("non-atomic/", NonAtomic.as_view()),

@@ -107,7 +107,7 @@ class TestForms:
 
     def test_missing_where_no_header_counts(self) -> None:
         """Where only the form's field counts, the refusal names it and no header."""
-        policy = Policy(key=keys.form_field("token"), client_key=False, required=True)
+        policy = Policy(key=keys.instead_of_header(keys.form_field("token")), required=True)
         with pytest.raises(KeyMissing, match=r"requires the field 'token' of its form\."):
             identity.refuse_missing(policy.resolved(), "POST")
 

@@ -114,7 +114,7 @@ urlpatterns = [
     path("below-api-view/", below_api_view),
     path("identified/", idempotent(principal=known)(with_token)),
     path("identified-mixin/", Identified.as_view()),
-    path("unbound/", idempotent(bind_principal=False)(with_token)),
+    path("unbound/", idempotent(principal=False)(with_token)),
     path("wrong/", idempotent(principal=lambda call: 17)(with_token)),
 ]
 
@@ -295,7 +295,7 @@ def test_principal_of_wrong_type() -> None:
 
 
 def test_unbound() -> None:
-    """``bind_principal=False`` gives the answer to whoever knows the key, as it says."""
+    """``principal=False`` gives the answer to whoever knows the key, as it says."""
     key = new_key()
     assert send("/unbound/", key, "token-1").status_code == 201
     assert is_replay(send("/unbound/", key, "token-2"))

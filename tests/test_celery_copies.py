@@ -184,9 +184,10 @@ def test_copies_form_one_chain(post: Post) -> None:
     assert sent == [1, 2, 3]
 
 
-def test_transaction_in_progress(post: Post) -> None:
+def test_transaction_in_progress(post: Post, settings: Any) -> None:
     """Nobody knows when a transaction ends, so copies wait longer each time, up to a lease."""
-    policy = Policy(lease=timedelta(seconds=30), retry_after=timedelta(seconds=4))
+    settings.IDEMPOTENCY = {"RETRY_AFTER": timedelta(seconds=4)}
+    policy = Policy(lease=timedelta(seconds=30))
     waits: list[bool] = []
 
     def during() -> None:
@@ -333,7 +334,7 @@ def test_chord_that_counts(post: Post) -> None:
 def test_result_that_only_celery_has(post: Post) -> None:
     """Where our record does not hold the result, a delivery returns what Celery has stored."""
     seen: list[Any] = []
-    pay = a_task(post, lambda: None, Policy(store_body=False), on_success=_noting(seen))
+    pay = a_task(post, lambda: None, Policy(max_response_bytes=0), on_success=_noting(seen))
     pay.apply_async(task_id="one")
     first = post.take()
     for _ in range(2):
@@ -343,7 +344,7 @@ def test_result_that_only_celery_has(post: Post) -> None:
 
 def test_result_that_nobody_has(post: Post) -> None:
     """Where Celery has none either, the delivery fails and says so."""
-    pay = a_task(post, lambda: None, Policy(store_body=False))
+    pay = a_task(post, lambda: None, Policy(max_response_bytes=0))
     pay.apply_async(task_id="one")
     first = post.take()
     assert post.deliver(first) == states.SUCCESS

@@ -286,7 +286,9 @@ def test_result_that_is_too_large(app: Celery) -> None:
 def test_result_that_nobody_wants(app: Celery) -> None:
     """Where results are ignored, one that was not kept is not missed."""
 
-    @app.task(base=IdempotentTask, ignore_result=True, idempotency_policy=Policy(store_body=False))
+    @app.task(
+        base=IdempotentTask, ignore_result=True, idempotency_policy=Policy(max_response_bytes=0)
+    )
     def pay() -> str:
         book()
         return "x"

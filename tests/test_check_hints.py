@@ -96,10 +96,10 @@ class TestHints:
                 "IDEMPOTENCY['POLICY'] has no field 'tll'. Did you mean 'ttl'?",
             ),
             (
-                {"on_conflicts": "wait", "retrun_after": 1},
+                {"on_conflicts": "wait", "retentoin": 1},
                 (
                     "IDEMPOTENCY['POLICY'] has no field 'on_conflicts'. Did you mean "
-                    "'on_conflict'? It has no field 'retrun_after'. Did you mean 'retry_after'?"
+                    "'on_conflict'? It has no field 'retentoin'. Did you mean 'retention'?"
                 ),
             ),
         ],
@@ -113,7 +113,7 @@ class TestHints:
         """Where no field is meant for certain, all are listed."""
         (message,) = found("E002", POLICY={"zzz": 1})
         assert message.msg.startswith(
-            "IDEMPOTENCY['POLICY'] has no field 'zzz'. Known names: bind_principal,"
+            "IDEMPOTENCY['POLICY'] has no field 'zzz'. Known names: check_replay,"
         )
 
 

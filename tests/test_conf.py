@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import cached_property
 
 import pytest
@@ -18,13 +20,17 @@ DEFAULTS = {
     "CREDENTIAL_COOKIES": ["sessionid"],
     "CREDENTIAL_HEADERS": ["Authorization", "X-Api-Key", "X-Auth-Token"],
     "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/",
+    "EXCLUDE_HEADERS": (),
     "HEADER": "Idempotency-Key",
+    "HOSTS": "refuse",
     "MESSAGING_DATABASE": "default",
     "MIDDLEWARE_EXEMPT": (),
     "MIDDLEWARE_PROTECTS": "unsafe",
     "OUTBOX": {},
     "POLICY": {},
+    "RECORD_REPLAYS": True,
     "REPLAYED_HEADER": "Idempotent-Replayed",
+    "RETRY_AFTER": timedelta(seconds=1),
     "STATUS_CODES": {},
     "STATUS_VIEW": "idempotency-status",
     "STORES": DEFAULT_STORES,
@@ -35,13 +41,17 @@ OTHERS = {
     "CREDENTIAL_COOKIES": ["jwt"],
     "CREDENTIAL_HEADERS": [],
     "DOCS_URL": "https://docs.example.com/#",
+    "EXCLUDE_HEADERS": ["X-Cost"],
     "HEADER": "X-Request-Key",
+    "HOSTS": "same",
     "MESSAGING_DATABASE": "other",
     "MIDDLEWARE_EXEMPT": ["ninja"],
     "MIDDLEWARE_PROTECTS": "with-policy",
     "OUTBOX": {"orders": "shop.publishers.Orders"},
     "POLICY": {"required": True},
+    "RECORD_REPLAYS": False,
     "REPLAYED_HEADER": "X-Replayed",
+    "RETRY_AFTER": timedelta(seconds=4),
     "STATUS_CODES": {"mismatch": 409},
     "STATUS_VIEW": "operation",
     "STORES": {},
@@ -89,6 +99,28 @@ def test_what_is_no_dict_is_refused(value: object) -> None:
         pytest.raises(ImproperlyConfigured, match=f"must be a dict, not {type(value).__name__}"),
     ):
         _ = conf.header
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("EXCLUDE_HEADERS", "X-Cost"),
+        ("EXCLUDE_HEADERS", ["X Cost"]),
+        ("HOSTS", "bound"),
+        ("HOSTS", ["same"]),
+        ("RECORD_REPLAYS", 0),
+        ("RETRY_AFTER", 1),
+        ("RETRY_AFTER", 1.5),
+        ("RETRY_AFTER", timedelta(seconds=-1)),
+    ],
+)
+def test_wrong_value_is_refused(name: str, value: object) -> None:
+    """The error names the setting, its value and what it must be."""
+    with (
+        override_settings(IDEMPOTENCY={name: value}),
+        pytest.raises(ImproperlyConfigured, match=re.escape(f"[{name!r}] is {value!r}; it must")),
+    ):
+        getattr(conf, name.lower())
 
 
 @pytest.mark.parametrize("value", ["all", "", None, True, ["unsafe"]])

@@ -24,7 +24,7 @@ from idempotency_django.engine import InProgress, Result, decide, run
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.http.atomic_requests import RequestTransactions
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, SlidingTTL
 from idempotency_django.records import Claim, Record, Status, Step
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.database import store as database
@@ -56,18 +56,13 @@ class Protected(IdempotentViewMixin, Bare):
 
 
 class Extended(IdempotentViewMixin, Bare):
-    idempotency_policy = Policy(ttl_from="last_use")
-
-
-class Uncounted(IdempotentViewMixin, Bare):
-    idempotency_policy = Policy(record_replays=False)
+    idempotency_policy = Policy(ttl=SlidingTTL(hours=24))
 
 
 urlpatterns = [
     path("bare/", Bare.as_view()),
     path("protected/", Protected.as_view()),
     path("extended/", Extended.as_view()),
-    path("uncounted/", Uncounted.as_view()),
 ]
 
 
@@ -113,23 +108,25 @@ class TestBudget:
         assert protected["COMMIT"] == 1  # the bare view's INSERT commits by itself, or its request
         assert "SAVEPOINT" not in protected
 
-    def test_replay(self, client: Client, functions: bool, atomic: None) -> None:
+    def test_replay(self, client: Client, functions: bool, atomic: None, settings: Any) -> None:
         """1 statement, with the audit record and without; 2 without functions."""
-        for url in ("/protected/", "/uncounted/"):
+        for record_replays in (True, False):
+            settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "RECORD_REPLAYS": record_replays}
             key = new_key()
-            post(client, url, key)
+            post(client, "/protected/", key)
             with counted() as replay:
-                post(client, url, key)
+                post(client, "/protected/", key)
             assert replay["statements"] == (1 if functions else 2)
             assert "SAVEPOINT" not in replay
 
-    def test_mismatch(self, client: Client, functions: bool) -> None:
+    def test_mismatch(self, client: Client, functions: bool, settings: Any) -> None:
         """1 statement; without functions 2, and 3 where replays are counted."""
-        for url, budget in [("/protected/", 3), ("/uncounted/", 2)]:
+        for record_replays, budget in [(True, 3), (False, 2)]:
+            settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "RECORD_REPLAYS": record_replays}
             key = new_key()
-            post(client, url, key)
+            post(client, "/protected/", key)
             with counted() as mismatch:
-                post(client, url, key, "b")
+                post(client, "/protected/", key, "b")
             assert mismatch["statements"] == (1 if functions else budget)
 
     def test_refused_key(self, client: Client, django_assert_num_queries: Any) -> None:
@@ -168,11 +165,12 @@ class TestBudget:
 class TestReplayAudit:
     """The count of replays never spoils an answer."""
 
-    def test_not_counted(self, client: Client) -> None:
+    def test_not_counted(self, client: Client, settings: Any) -> None:
         """It can be switched off."""
+        settings.IDEMPOTENCY = {"RECORD_REPLAYS": False}
         key = new_key()
-        first = post(client, "/uncounted/", key)
-        assert_replays(first, post(client, "/uncounted/", key))
+        first = post(client, "/protected/", key)
+        assert_replays(first, post(client, "/protected/", key))
         assert record(key).replay_count == 0
 
     def test_counted(self, client: Client) -> None:

@@ -25,7 +25,7 @@ from django.views.generic import TemplateView, View
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.http.unwrapping import EXEMPT, is_marked
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import PAYMENT, Policy, keys
+from idempotency_django.policy import PAYMENT, Policy, keys, store_errors
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post
 
@@ -56,7 +56,7 @@ def plain(request: HttpRequest) -> HttpResponse:
     return create(request)
 
 
-@idempotent(policy=PAYMENT, store_errors=True)
+@idempotent(policy=PAYMENT, should_store=store_errors)
 def payment(request: HttpRequest) -> HttpResponse:
     return create(request)
 

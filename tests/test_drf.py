@@ -27,7 +27,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotencyAPIException, IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import PAYMENT, Policy, keys, scopes
+from idempotency_django.policy import PAYMENT, Policy, keys, scopes, store_errors
 from idempotency_django.policy.invocation import Invocation
 from idempotency_django.records import Record
 from tests.models import Effect
@@ -106,7 +106,7 @@ class Small(Plain):
 
 
 class KeepsErrors(Plain):
-    idempotency_policy = Policy(store_errors=True)
+    idempotency_policy = Policy(should_store=store_errors)
 
 
 class Required(Plain):
@@ -118,7 +118,7 @@ class Replays200(Plain):
 
 
 class Rebuilt(Plain):
-    idempotency_policy = Policy(store_body=False)
+    idempotency_policy = Policy(max_response_bytes=0)
 
     def rebuild_idempotent_response(self, record: Record) -> Response:
         assert record.payload is not None
@@ -127,7 +127,7 @@ class Rebuilt(Plain):
 
 class RebuiltByPolicy(Plain):
     idempotency_policy = Policy(
-        store_body=False, rebuild=lambda record, request: HttpResponse(f"{request.path}")
+        max_response_bytes=0, rebuild=lambda record, request: HttpResponse(f"{request.path}")
     )
 
 
@@ -209,7 +209,9 @@ class JSONOnly(Plain):
 
 
 class Natural(Plain):
-    idempotency_policy = Policy(key=keys.natural("reference"), client_key=False, required=True)
+    idempotency_policy = Policy(
+        key=keys.instead_of_header(keys.natural("reference")), required=True
+    )
 
 
 class Generated(Plain):
@@ -537,7 +539,7 @@ class TestFailure:
     def test_raised_4xx_is_stored_on_demand(
         self, client: Client, reference: str, status: int
     ) -> None:
-        """With ``store_errors`` its answer is stored, after the rollback."""
+        """With ``should_store=store_errors`` its answer is stored, after the rollback."""
         key = new_key()
         first = post(client, "/keeps-errors/", key, reference)
         assert first.status_code == status
@@ -652,9 +654,9 @@ class TestIdentity:
         assert_problem(post(clients["bob"], "/owned/", key), 422, "mismatch")
 
     def test_tenant_scope_on_demand(self, clients: dict[str, Client], settings: Any) -> None:
-        """With ``bind_principal=False`` colleagues of a tenant receive one another's answers."""
+        """With ``principal=False`` colleagues of a tenant receive one another's answers."""
         tenant = scopes.per_tenant(lambda request: request.headers["X-Tenant"])
-        settings.IDEMPOTENCY = {"POLICY": {"scope": tenant, "bind_principal": False}}
+        settings.IDEMPOTENCY = {"POLICY": {"scope": tenant, "principal": False}}
         key = new_key()
         first = post(clients["alice"], "/owned/", key, headers={"X-Tenant": "1"})
         assert_replays(first, post(clients["bob"], "/owned/", key, headers={"X-Tenant": "1"}))

@@ -59,7 +59,7 @@ from idempotency_django.engine.context import ExecutionContext, UnprotectedConte
 from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, store_errors
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores import Store, stores
 from idempotency_django.stores.database import DatabaseStore
@@ -1345,7 +1345,7 @@ urlpatterns = [
     path("waiting/", idempotent(mode="leased", on_conflict="wait")(create)),
     path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
     path("executes/", idempotent(mode="leased", on_store_error="execute")(create)),
-    path("keeps-errors/", idempotent(mode="leased", store_errors=True)(create)),
+    path("keeps-errors/", idempotent(mode="leased", should_store=store_errors)(create)),
     path("drf/", DRF.as_view()),
     path(
         "drf-executes/",
@@ -1353,7 +1353,7 @@ urlpatterns = [
     ),
     path(
         "drf-keeps-errors/",
-        DRF.as_view(idempotency_policy=Policy(mode="leased", store_errors=True)),
+        DRF.as_view(idempotency_policy=Policy(mode="leased", should_store=store_errors)),
     ),
     path("bare/", bare),
     path("bare-leased/", idempotent(mode="leased")(bare)),

@@ -168,7 +168,6 @@ urlpatterns = [
     path("bare/", bare),
     path("transaction/", transaction.atomic(bare)),
     path("first/", idempotent(bare)),
-    path("uncounted/", idempotent(record_replays=False)(bare)),
     path("leased/", idempotent(mode="leased")(bare)),
     path("atomic/", idempotent(mode="leased")(with_atomic)),
     path("steps/", idempotent(mode="leased")(with_steps)),

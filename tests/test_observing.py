@@ -49,7 +49,7 @@ from idempotency_django.messaging.inbox.receivers import WebhookReceiver
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.messaging.seen import InProcessBloom
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, store_errors
 from idempotency_django.records import Claim, Operation, Payload, Record
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
@@ -199,7 +199,7 @@ class TestRequests:
     def test_stored_error(self, client: Client) -> None:
         """An error whose answer is stored after the rollback is an execution, with its error."""
         with override_settings(
-            IDEMPOTENCY={"AROUND_EXECUTION": [recorder], "POLICY": {"store_errors": True}}
+            IDEMPOTENCY={"AROUND_EXECUTION": [recorder], "POLICY": {"should_store": store_errors}}
         ):
             key = new_key()
             assert [post(client, "/view/", key, "missing").status_code for _ in "12"] == [

@@ -20,7 +20,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, store_errors
 from tests.models import Effect
 from tests.support import effects, new_key, post, record
 
@@ -86,7 +86,7 @@ class LeasedDRF(DRF):
 
 
 class StoredDRF(DRF):
-    idempotency_policy = Policy(store_errors=True)
+    idempotency_policy = Policy(should_store=store_errors)
 
 
 urlpatterns = [

@@ -246,9 +246,9 @@ class TestCalls:
         assert Effect.objects.count() == 1
 
     def test_result_that_is_not_to_be_stored(self) -> None:
-        """Under ``store_body=False`` no result is stored: a second call is told so."""
+        """Under ``max_response_bytes=0`` no result is stored: a second call is told so."""
         key = new_key()
-        calls = {"key": key, "scope": "s", "policy": Policy(store_body=False)}
+        calls = {"key": key, "scope": "s", "policy": Policy(max_response_bytes=0)}
         assert idempotent_call(charge, **calls) == "charged"
         with pytest.raises(ResponseNotStored):
             idempotent_call(charge, **calls)

@@ -114,7 +114,7 @@ urlpatterns = [
     path("middleware/", marked),
     path("held/", idempotent(policy=ACCEPTED, on_interrupted="hold")(create)),
     path("short/", idempotent(policy=ACCEPTED, ttl=timedelta(days=1))(create)),
-    path("tenant/", idempotent(policy=ACCEPTED, scope=tenant, bind_principal=False)(create)),
+    path("tenant/", idempotent(policy=ACCEPTED, scope=tenant, principal=False)(create)),
     path("identified/", idempotent(policy=ACCEPTED, principal=api_key)(create)),
     path("transactional/", idempotent(on_conflict="accepted")(create)),
     path("operations/", include((status_urls, "operations"))),

@@ -101,8 +101,7 @@ async def arendered(request: HttpRequest) -> HttpResponse:
 
 class Api(IdempotentViewMixin, APIView):
     idempotency_policy = Policy(
-        store_errors=True,
-        stores=lambda request, response: "errors" not in response.data,
+        should_store=lambda request, response: "errors" not in response.data,
     )
 
     def post(self, request: Request) -> Response:
@@ -130,10 +129,10 @@ urlpatterns = [
     path("async/", protected(aorder)),
     path("formset/", protected(formset)),
     path("next/", protected(next_form)),
-    path("stored/", protected(order, stores=lambda request, response: True)),
-    path("rendered/", protected(rendered, stores=by_header)),
-    path("arendered/", protected(arendered, stores=by_header)),
-    path("wrong/", protected(rendered, stores=lambda request, response: None)),
+    path("stored/", protected(order, should_store=lambda request, response: True)),
+    path("rendered/", protected(rendered, should_store=by_header)),
+    path("arendered/", protected(arendered, should_store=by_header)),
+    path("wrong/", protected(rendered, should_store=lambda request, response: response)),
     path("api/", Api.as_view()),
     path("reason/", protected(reason)),
 ]
@@ -161,7 +160,7 @@ def test_corrected_form(url: str) -> None:
     refused = send(url, key, "many")
     assert b"amount" in refused.content or b"errors" in refused.content
     assert record(key).status == "failed"
-    assert "form with errors" in record(key).error or "stores=" in record(key).error
+    assert "form with errors" in record(key).error or "should_store=" in record(key).error
     first = send(url, key, "5")
     assert not is_replay(first)
     assert_replays(first, send(url, key, "5"))
@@ -179,7 +178,7 @@ def test_page_that_is_stored(url: str, amount: str) -> None:
 
 
 def test_raised_error_that_the_policy_stores() -> None:
-    """Under ``store_errors``, ``stores`` has a say in what was raised."""
+    """``should_store`` has a say in what was raised, too."""
     for amount, kept in (("raise", False), ("kept", True)):
         key = new_key()
         first, second = send("/api/", key, amount), send("/api/", key, amount)
@@ -189,8 +188,8 @@ def test_raised_error_that_the_policy_stores() -> None:
 
 
 def test_wrong_return() -> None:
-    """A ``stores`` that forgets to return is an error; nothing stays done."""
-    with pytest.raises(ImproperlyConfigured, match="returned a NoneType, not a bool"):
+    """A ``should_store`` that returns something else is an error; nothing stays done."""
+    with pytest.raises(ImproperlyConfigured, match="returned a HttpResponse; it must return True"):
         send("/wrong/", new_key(), "5")
     assert effects() == 0
 

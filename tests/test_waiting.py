@@ -29,7 +29,7 @@ class Waits(IdempotentViewMixin, APIView):
     """Its throttle counts in a row, which its handler writes to as well."""
 
     authentication_classes: ClassVar[list[Any]] = []
-    idempotency_policy = Policy(on_conflict="wait", wait_timeout=timedelta(seconds=20))
+    idempotency_policy = Policy(on_conflict=timedelta(seconds=20))
     claimed: ClassVar[threading.Event]
     counted: ClassVar[threading.Event]
 

@@ -11,12 +11,12 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
-from idempotency_django.policy import fields
+from idempotency_django.policy import Policy
 
 
 def described_fields() -> Iterator[tuple[str, str]]:
     """The name of each policy field, in the order of the code, and the text below it."""
-    [policy] = ast.parse(inspect.getsource(fields.PolicyFields)).body
+    [policy] = ast.parse(inspect.getsource(Policy)).body
     for statement, following in pairwise(ast.iter_child_nodes(policy)):
         match statement, following:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):

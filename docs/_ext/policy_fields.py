@@ -11,7 +11,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.parsing import nested_parse_to_nodes
 
-from idempotency_django.policy.fields import FIELDS, Group
+from idempotency_django.policy import FIELDS, Group
 
 
 class PolicyFields(SphinxDirective):

@@ -20,8 +20,7 @@ from ..drf.adapter import checks_objects
 from ..http.replays import lookup_of
 from ..http.unwrapping import PROTECTED, is_exempt
 from ..http.wrapping import BY_DECORATOR
-from ..policy import Policy
-from ..policy.fields import UNSAFE_METHODS
+from ..policy import UNSAFE_METHODS, Policy
 from .configuration import check_policy
 from .views import of_frameworks
 

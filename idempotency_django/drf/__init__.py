@@ -41,8 +41,7 @@ from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked
 from ..http.wrapping import log_unreached, register_framework, replace_handler
-from ..policy import Policy
-from ..policy.fields import UNSAFE_METHODS
+from ..policy import UNSAFE_METHODS, Policy
 from ..records import Record
 from ..stores.atomic_blocks import is_atomic
 from .adapter import DRFAdapter, IdempotencyAPIException, serve_view

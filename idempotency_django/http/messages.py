@@ -28,7 +28,7 @@ from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.steps import named
 from ..errors import IdempotencyError, ResponseNotStored
-from ..policy import Policy
+from ..policy import NEVER_STORED, Policy
 from ..policy.canonical import digest
 from ..policy.invocation import Body, Invocation, LazyInvocation
 from ..records import REASON, Payload, Record
@@ -95,7 +95,7 @@ def invocation_of(
     try:
         principal = principal_of(getattr(own, "user", None), auth)
     except ImproperlyConfigured:
-        if policy is None or policy.principal is None:
+        if policy is None or not policy.principal:
             raise
         principal = ""  # the policy knows better
     return LazyInvocation(
@@ -423,7 +423,7 @@ LANGUAGE: Final = "Content-Language"
 UNKNOWN_REASON: Final = "Unknown Status Code"
 """Django's reason phrase of a status that Python does not know."""
 
-NEVER_STORED: Final = frozenset(
+NEVER_STORED_HEADERS: Final = frozenset(
     # Of one message or connection (RFC 9110, section 7.6.1) …
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
     "transfer-encoding upgrade content-length date server age via "
@@ -437,9 +437,9 @@ NEVER_STORED: Final = frozenset(
 def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Result:
     """What the engine is to store of an answer, or why nothing."""
     status = response.status_code
-    if status >= 500 or status in policy.never_store:  # not policy.keeps(status)
-        return Result(response, None, error=f"The answer was {status}.", failed=status >= 500)
-    if policy.stores is not None or getattr(response, "context_data", None):
+    if status >= 500:
+        return Result(response, None, error=f"The answer was {status}.", failed=True)
+    if policy.should_store or status in NEVER_STORED or getattr(response, "context_data", None):
         unwanted = _unwanted(adapter, response, policy)
         if unwanted:
             return Result(response, None, error=unwanted)
@@ -468,9 +468,9 @@ def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Pa
 
 def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     """What is kept of an answer; a tombstone if it was streamed or is too large."""
-    unwanted: frozenset[str] = NEVER_STORED
-    if policy.exclude_headers:
-        unwanted = unwanted.union(name.lower() for name in policy.exclude_headers)
+    unwanted: frozenset[str] = NEVER_STORED_HEADERS
+    if conf.exclude_headers:
+        unwanted = unwanted.union(name.lower() for name in conf.exclude_headers)
     headers = []
     for pair in response.items():
         if pair[0].lower() not in unwanted:
@@ -478,7 +478,7 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     if response.reason_phrase != reasons.get(response.status_code, UNKNOWN_REASON):
         headers.append((REASON, response.reason_phrase))
     body = None
-    if isinstance(response, HttpResponse) and policy.store_body:
+    if isinstance(response, HttpResponse):
         body = response.content if len(response.content) <= policy.max_response_bytes else None
     return Payload(response.status_code, tuple(headers), body)
 
@@ -501,14 +501,23 @@ def _is_refused_form(value: Any) -> bool:
 
 def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> str:
     """Why an answer is not stored although its status is; empty: it is stored."""
-    if policy.stores is None:
-        return "The answer shows a form with errors." if shows_refused_form(response) else ""
-    wanted = policy.stores(adapter.http_request, response)
-    if not isinstance(wanted, bool):
-        raise ImproperlyConfigured(
-            f"The stores of an idempotency policy returned a {type(wanted).__name__}, not a bool."
-        )
-    return "" if wanted else "The policy's stores= does not store this answer."
+    wanted = _wanted(adapter, response, policy)
+    if wanted is not None:
+        return "" if wanted else "The policy's should_store= does not store this answer."
+    if response.status_code in NEVER_STORED:
+        return f"The answer was {response.status_code}."
+    return "The answer shows a form with errors." if shows_refused_form(response) else ""
+
+
+def _wanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> bool | None:
+    """Whether the policy stores an answer; ``None``: it does not say."""
+    wanted = policy.should_store and policy.should_store(adapter.http_request, response)
+    if wanted is None or isinstance(wanted, bool):
+        return wanted
+    raise ImproperlyConfigured(
+        f"The should_store of an idempotency policy returned a {type(wanted).__name__}; it must "
+        "return True, False or None."
+    )
 
 
 def result_of_error(
@@ -521,6 +530,5 @@ def result_of_error(
             return _payload(adapter, render(response), policy)
 
     status = response.status_code
-    keeps = policy.keeps_raised(status) and not _unwanted(adapter, response, policy)
-    kept = payload if keeps else None
+    kept = payload if 400 <= status < 500 and _wanted(adapter, response, policy) else None
     return Result(response, kept, error=named(error), failed=kept is None and status >= 500)

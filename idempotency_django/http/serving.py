@@ -35,7 +35,7 @@ from ..errors import (
 )
 from ..planning import Plan
 from ..planning import plan as planned
-from ..policy import Policy, keys
+from ..policy import UNSAFE_METHODS, Policy, keys
 from ..records import Operation, Record
 from ..stores import stores
 from ..stores.atomic_blocks import atomic_request_databases, refuse_other_transactions
@@ -73,7 +73,7 @@ def serve(
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
     request = adapter.http_request
-    takes_part = init_idempotency(request) and adapter.method in policy.methods
+    takes_part = init_idempotency(request) and adapter.method in UNSAFE_METHODS
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
         if takes_part and policy.mode != "transactional":
@@ -100,7 +100,7 @@ def serve(
             return cast("HttpResponseBase", outcome.response)
         return _response(adapter, policy, plan, outcome)
     except IdempotencyError as error:
-        _explain(error, plan.operation, policy)
+        _explain(error, plan.operation)
         raise
 
 
@@ -138,7 +138,7 @@ def _execute(
 
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     """:func:`serve` for an async view."""
-    if not (init_idempotency(adapter.http_request) and adapter.method in policy.methods):
+    if not (init_idempotency(adapter.http_request) and adapter.method in UNSAFE_METHODS):
         return await adapter.arespond()
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
@@ -154,7 +154,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
                 adapter.tokens = CsrfTokenTracker(request)
             with adapter.tracking_tokens():
                 response = await adapter.arespond()
-                if policy.stores is None and not hasattr(response, "context_data"):
+                if policy.should_store is None and not hasattr(response, "context_data"):
                     return result_of(adapter, response, policy)
                 # It may ask the database.
                 return await sync_to_async(result_of)(adapter, response, policy)
@@ -169,7 +169,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
         # What rebuilds an answer may ask the database.
         return await sync_to_async(_response)(adapter, policy, plan, outcome)
     except IdempotencyError as error:
-        _explain(error, plan.operation, policy)
+        _explain(error, plan.operation)
         raise
 
 
@@ -189,14 +189,14 @@ def _admit(adapter: Adapter, policy: Policy, record: Record) -> None:
         adapter.refuse_unacceptable(record.payload)
 
 
-def _explain(error: IdempotencyError, operation: Operation, policy: Policy) -> None:
+def _explain(error: IdempotencyError, operation: Operation) -> None:
     """Log a fault of the server, and tell the client when to retry."""
     if error.foreign:
         return
     if error.status >= 500:
         logger.error("%s could not be made safe to retry.", operation.name, exc_info=error)
     if isinstance(error, OperationInProgress | StoreUnavailable):
-        error.retry_after = _retry_after(policy)
+        error.retry_after = _retry_after()
 
 
 def _response(adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome) -> HttpResponseBase:
@@ -218,9 +218,9 @@ def _unexecuted(
             return _replay(adapter, policy, record)
         case InProgress():
             if policy.on_conflict == "accepted" and not outcome.busy:
-                retry_after = _retry_after(policy)
+                retry_after = _retry_after()
                 owner = plan.operation.principal + plan.operation.since
-                if policy.principal is not None:  # which the status view does not know
+                if policy.principal:  # which the status view does not know
                     owner = credentials_of(adapter.http_request)
                 return adapter.native(
                     accepted_response(plan.store, plan.operation, owner, retry_after)
@@ -232,8 +232,8 @@ def _unexecuted(
             assert_never(outcome)
 
 
-def _retry_after(policy: Policy) -> int:
-    return max(1, math.ceil(policy.retry_after.total_seconds()))
+def _retry_after() -> int:
+    return max(1, math.ceil(conf.retry_after.total_seconds()))
 
 
 def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBase:

@@ -34,8 +34,7 @@ from django.utils.module_loading import import_string
 from django.views.decorators import cache, clickjacking, common, csrf, debug, http, vary
 
 from ..conf import conf
-from ..policy import UNSET, Policy
-from ..policy.fields import UNSAFE_METHODS
+from ..policy import UNSAFE_METHODS, UNSET, Policy
 from .atomic_requests import ExcludedDatabases
 
 PROTECTED: Final = "idempotency_protected"

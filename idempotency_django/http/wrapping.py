@@ -32,8 +32,7 @@ from django.views.generic import View
 
 from ..errors import IdempotencyError
 from ..logs import escaped
-from ..policy import Policy, resolve
-from ..policy.fields import UNSAFE_METHODS
+from ..policy import UNSAFE_METHODS, Policy, resolve
 from ..records import Record
 from ..stores.atomic_blocks import is_atomic
 from .atomic_requests import (
@@ -111,7 +110,7 @@ class ViewAdapter(Adapter):
         )
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        if policy.store_errors and isinstance(error, _HTTP_ERRORS):
+        if policy.should_store and isinstance(error, _HTTP_ERRORS):
             return response_for_exception(self.http_request, error)
         raise error
 

@@ -21,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
+from ..conf import conf
 from ..engine.context import ExecutionContext, current_execution
 from ..errors import (
     ClaimLost,
@@ -247,7 +248,7 @@ def _pause(delivery: Delivery, plan: Plan, reason: IdempotencyError, number: int
     if remaining:
         pause = remaining + SLACK
     else:  # nobody knows: twice as long each time, up to a lease
-        first = plan.policy.retry_after.total_seconds() or SLACK
+        first = conf.retry_after.total_seconds() or SLACK
         longest = max(first, plan.policy.lease.total_seconds())
         pause = min(first * 2 ** min(number - 1, 16), longest)
     options = delivery.task.app.conf.broker_transport_options or {}

@@ -70,7 +70,7 @@ class Duplicate:
     Attributes:
         result: what the handler returned at that time; ``None`` if it was not kept.
         kept: whether it was kept: it is not if it was too large, or if the policy has
-            ``store_body=False``.
+            ``max_response_bytes=0``.
     """
 
     result: Any

@@ -3,49 +3,382 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from functools import lru_cache
-from typing import Any, Final
+from enum import Enum
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeVar, cast
 
+from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from ..conf import conf, default_store, did_you_mean
-from .fields import FIELDS, NEVER_STORED, UNSET, PolicyFields
+from ..records import Record
+from . import keys, scopes
+from .fingerprints import FingerprintFunction, whole_request
+from .keys import KeyFunction
+from .scopes import ScopeFunction
 
 __all__ = [
     "API",
     "DEFAULTS",
+    "FIELDS",
     "NEVER_STORED",
     "PAYMENT",
     "PROJECT_POLICY",
+    "UNSAFE_METHODS",
     "UNSET",
     "WEBHOOK",
+    "Group",
     "Policy",
+    "SlidingTTL",
     "resolve",
+    "store_errors",
 ]
+
+UNSAFE_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+NEVER_STORED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
+"""Statuses that depend on the time of the request: a retry may get another one."""
+
+RebuildFunction = Callable[[Record, Any], Any]
+CheckFunction = Callable[[Any, Record], None]
+StoreFunction = Callable[[Any, Any], bool | None]
+
+
+class SlidingTTL(timedelta):
+    """A ``ttl`` that counts from the last replay: ``Policy(ttl=SlidingTTL(days=7))``."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SlidingTTL) and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((SlidingTTL, self.total_seconds()))
+
+
+def store_errors(request: Any, response: Any) -> bool | None:  # noqa: ARG001  # as it is called
+    """Store the answers of raised 4xx errors, too: ``Policy(should_store=store_errors)``.
+
+    Statuses that depend on the time of the request are not stored even then.
+    """
+    status = response.status_code
+    return True if status >= 400 and status not in NEVER_STORED else None
+
+
+# The checks of a field's value.
+
+_Validator = Callable[[str, Any], Any]
+
+
+def _refused(name: str, value: Any, expected: str) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"An idempotency policy has {name}={value!r}; it must be {expected}."
+    )
+
+
+def _valid(expected: str, holds: Callable[[Any], bool]) -> _Validator:
+    """Make the check that keeps a value if it holds, and else says what is expected."""
+
+    def check(name: str, value: Any) -> Any:
+        if holds(value):
+            return value
+        raise _refused(name, value, expected)
+
+    return check
+
+
+def _or_none(check: _Validator) -> _Validator:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _one_of(*choices: str) -> _Validator:
+    return _valid(
+        " or ".join(map(repr, choices)), lambda value: isinstance(value, str) and value in choices
+    )
+
+
+def _is_duration(value: Any, longest: timedelta) -> bool:
+    return isinstance(value, timedelta) and timedelta(0) <= value <= longest
+
+
+def _is_plain_function(value: Any) -> bool:
+    return callable(value) and not (
+        iscoroutinefunction(value) or iscoroutinefunction(type(value).__call__)
+    )
+
+
+# Now plus two of them must still be a date that every database can hold.
+_LONGEST: Final = timedelta(days=365 * 1000)
+_ON_CONFLICT: Final = ("reject", "wait", "accepted")
+_METHODS: Final = f"True, False or a set of methods: {', '.join(sorted(UNSAFE_METHODS))}"
+
+_function = _valid("a callable", callable)
+_text = _valid("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+_ttl = _valid(
+    "a timedelta above 0 up to 1000 years, or None to replay forever",
+    lambda value: value is None or (_is_duration(value, _LONGEST) and bool(value)),
+)
+_retention = _valid(
+    "a timedelta from 0 to 1000 years, such as timedelta(hours=24)",
+    lambda value: _is_duration(value, _LONGEST),
+)
+_lease = _valid(
+    "a timedelta above 0 up to a day, such as timedelta(seconds=30)",
+    lambda value: _is_duration(value, timedelta(days=1)) and bool(value),
+)
+_on_conflict = _valid(
+    "'reject', 'wait', 'accepted' or the timedelta to wait at most",
+    lambda value: (
+        _is_duration(value, _LONGEST) or (isinstance(value, str) and value in _ON_CONFLICT)
+    ),
+)
+_principal = _valid(
+    "a callable, None, or False to bind no key to its caller",
+    lambda value: value is None or value is False or callable(value),
+)
+_check_replay = _valid(
+    "None or a plain function, which refuses a replay by raising",
+    lambda value: value is None or _is_plain_function(value),
+)
+_max_bytes = _valid("a number of bytes, 0 or more", lambda value: type(value) is int and value >= 0)
+
+
+def _required(name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        given = list(value)
+        methods = {each.upper() for each in given if isinstance(each, str)}
+        if len(methods) == len(given) and methods <= UNSAFE_METHODS:
+            return frozenset(methods)
+    raise _refused(name, value, _METHODS)
+
+
+def _key_format(name: str, value: Any) -> Any:
+    names = sorted({"any", *keys.FORMAT_NAMES})
+    expected = f"{', '.join(names)} or a regular expression"
+    try:
+        re.compile(_text(name, value))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise _refused(name, value, expected) from error
+    if value not in names and value.lower() in names:
+        raise _refused(name, value, expected)  # as an expression, it would match only itself
+    return value
+
+
+def _statuses(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and all(
+        isinstance(status, int) and 100 <= status <= 599
+        for pair in value.items()
+        for status in pair
+    ):
+        return MappingProxyType(dict(value))
+    raise _refused(name, value, "a dict of status codes, such as {201: 200}")
+
+
+# The policy.
+
+# ruff: noqa: RUF009  # _field() declares; the class gets no default that could be shared
+
+_Value = TypeVar("_Value")
+
+
+class _Unset:
+    """The value of a field that a policy does not set: the project's policy does."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __reduce__(self) -> str:
+        return "UNSET"  # a copy is the same object, in another process too
+
+
+UNSET: Final[Any] = _Unset()
+
+
+class Group(Enum):
+    """The part of the reference that describes a field."""
+
+    FIRST = "first"
+    IDENTITY = "identity"
+    KEPT = "kept"
+    DUPLICATES = "duplicates"
+    LEASES = "leases"
+
+
+def _comparable(value: Any) -> object:
+    """What stands for a field's value where policies are compared."""
+    if isinstance(value, Mapping):
+        return frozenset(value.items())
+    try:
+        hash(value)
+    except TypeError:  # a callable of the project's own kind, which is equal to itself only
+        return id(value)
+    return value
+
+
+def _field(default: _Value, validator: _Validator, group: Group) -> _Value:
+    """Declare a field. Its description is the text below it.
+
+    Args:
+        default: the field's value if neither the view's policy nor the project's sets it.
+        validator: returns the value that the policy keeps, or refuses it.
+        group: where the reference describes the field.
+    """
+    metadata = {"default": default, "validator": validator, "group": group}
+    return cast(_Value, dataclasses.field(default=UNSET, metadata=metadata))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Policy(PolicyFields):
+class Policy:
     """How the operations of a view are identified, and what is kept of their answers.
 
     A field that is not given takes its value from the project's policy, ``IDEMPOTENCY["POLICY"]``.
     A field that this does not set either takes its value from :data:`DEFAULTS`. A policy is
-    immutable and may be shared.
-
-    Each field has its type, default and description in :mod:`idempotency_django.policy.fields`.
+    immutable and may be shared. Policies with the same values are equal, so a policy may be made
+    for each request.
     """
 
+    required: bool | frozenset[str] = _field(False, _required, Group.FIRST)
+    """``True`` refuses a POST or PATCH without a key (400). A set of methods, such as
+    ``{"DELETE"}``, refuses these instead."""
+
+    key: KeyFunction | None = _field(None, _or_none(_function), Group.FIRST)
+    """Derives a key when the client sends none; see :mod:`idempotency_django.policy.keys`."""
+
+    fingerprint: FingerprintFunction = _field(whole_request, _function, Group.FIRST)
+    """What tells a retry from another request; see
+    :mod:`idempotency_django.policy.fingerprints`."""
+
+    ttl: timedelta | None = _field(timedelta(hours=24), _ttl, Group.FIRST)
+    """How long an answer is replayed; ``None``: forever. A
+    :class:`~idempotency_django.policy.SlidingTTL` counts from the last replay."""
+
+    mode: Literal["auto", "transactional", "leased"] = _field(
+        "auto", _one_of("auto", "transactional", "leased"), Group.FIRST
+    )
+    """``"transactional"``: claim, effect and answer are one transaction. ``"leased"``: the claim is
+    committed first and kept alive, for effects outside the database. ``"auto"``: transactional
+    where possible (a store with transactions and a sync view), else leased."""
+
+    on_conflict: Literal["reject", "wait", "accepted"] | timedelta = _field(
+        "reject", _on_conflict, Group.FIRST
+    )
+    """What a request gets while its operation is in progress. ``"reject"``: 409 at once.
+    ``"wait"``: it waits for the first request to finish, for 10 seconds at most, and then gets 409;
+    a ``timedelta`` is another longest wait. ``"accepted"``: 202 and the URL of the operation's
+    status."""
+
+    key_format: str = _field("any", _key_format, Group.IDENTITY)
+    """``"any"``, ``"uuid"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or more) or a regular
+    expression that the whole key must match."""
+
+    scope: ScopeFunction = _field(scopes.per_user, _function, Group.IDENTITY)
+    """The namespace that a key is unique in; see :mod:`idempotency_django.policy.scopes`."""
+
+    principal: KeyFunction | Literal[False] | None = _field(None, _principal, Group.IDENTITY)
+    """Who is calling, for a view that authenticates its callers itself. A callable that takes an
+    :class:`~idempotency_django.policy.invocation.Invocation` and returns a text, such as
+    ``"key:17"``, or ``None`` for a caller that it does not know. A key belongs to the principal who
+    used it first or, if no principal is known, to the credentials of the first request. Other
+    callers get 422. ``False``: a key belongs to no caller."""
+
+    operation: str | None = _field(None, _or_none(_text), Group.IDENTITY)
+    """A name of your own for the operation, instead of its method and route. Keys then stay valid
+    when the URL changes."""
+
+    store: str = _field("default", _text, Group.KEPT)
+    """The alias of the store in ``IDEMPOTENCY["STORES"]``. If no policy names a store, it is the
+    only one in the setting, or else the one called ``"default"``."""
+
+    retention: timedelta = _field(timedelta(0), _retention, Group.KEPT)
+    """How long an expired record is kept for the audit before it may be purged."""
+
+    should_store: StoreFunction | None = _field(None, _or_none(_function), Group.KEPT)
+    """Called with Django's request and a response below 500; returns whether to store the answer.
+    If not, the attempt rolls back and frees the key. An answer to an error that the view raised is
+    stored after the rollback, and only for ``True``. ``None``, also as what it returns: store what
+    the view returned, except statuses that depend on the time of the request (401, 403, 408, 409,
+    412, 423, 425, 428, 429) and a page whose context contains a form with errors."""
+
+    max_response_bytes: int = _field(1024 * 1024, _max_bytes, Group.KEPT)
+    """A longer body is not kept. A retry is then not executed and gets 409, or what ``rebuild``
+    makes. ``0``: no body is kept."""
+
+    check_replay: CheckFunction | None = _field(None, _check_replay, Group.DUPLICATES)
+    """Called with the request and the record before each replay. It refuses the replay by raising
+    ``PermissionDenied``, ``Http404`` or an exception of REST framework. Use it for what only the
+    view knows, such as an API key in the body. It must be a plain function; for an async view, it
+    runs in a thread."""
+
+    replay_status: Mapping[int, int] = _field({}, _statuses, Group.DUPLICATES)
+    """The status of a replay by the status of the first answer, for example ``{201: 200}``."""
+
+    rebuild: RebuildFunction | None = _field(None, _or_none(_function), Group.DUPLICATES)
+    """Called with the record and the request if the body was not kept; returns the response."""
+
+    lease: timedelta = _field(timedelta(seconds=30), _lease, Group.LEASES)
+    """How long a leased claim outlives its owner. It is renewed while the view runs, so it may be
+    shorter than the view takes."""
+
+    on_interrupted: Literal["resume", "hold"] = _field(
+        "resume", _one_of("resume", "hold"), Group.LEASES
+    )
+    """What happens after an attempt was interrupted and what it did is unknown. ``"resume"``: a
+    retry resumes the operation. ``"hold"``: retries get 409 until an operator settles the operation
+    in the admin. A leased attempt is interrupted by a crash, a transactional one only if something
+    ended its transaction."""
+
+    on_store_error: Literal["refuse", "execute"] = _field(
+        "refuse", _one_of("refuse", "execute"), Group.LEASES
+    )
+    """What happens while the store of a leased operation cannot be reached. ``"refuse"``: requests
+    get 503. ``"execute"``: the view runs without protection, and an error is logged."""
+
+    _identity: tuple[int, object] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, declared in FIELDS.items():
+            value = getattr(self, name)
+            if value is not UNSET:
+                object.__setattr__(self, name, declared.metadata["validator"](name, value))
+        values = tuple(_comparable(getattr(self, name)) for name in FIELDS)
+        object.__setattr__(self, "_identity", (hash(values), values))  # each request asks for it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Policy) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return self._identity[0]
+
+    def __reduce__(self) -> Any:
+        given = self._given()
+        if self.replay_status is not UNSET:
+            given["replay_status"] = dict(self.replay_status)
+        return partial(Policy, **given), ()
+
+    def _given(self) -> dict[str, Any]:
+        """The fields that this policy sets itself."""
+        values = {name: getattr(self, name) for name in FIELDS}
+        return {name: value for name, value in values.items() if value is not UNSET}
+
     def replace(self, **changes: Any) -> Policy:
-        """The same policy with some fields changed."""
-        return dataclasses.replace(self, **changes)
+        """The same policy with some fields changed.
+
+        Raises:
+            TypeError: a policy has no field of this name.
+        """
+        for name in changes:
+            if name not in FIELDS:
+                raise TypeError(f"A policy has no field {name!r}. {did_you_mean(name, FIELDS)}")
+        return Policy(**{**self._given(), **changes})
 
     def over(self, base: Policy) -> Policy:
         """This policy, with unset fields taken from ``base``."""
-        given = {name: getattr(self, name) for name in FIELDS}
-        return dataclasses.replace(base, **{k: v for k, v in given.items() if v is not UNSET})
+        return Policy(**{**base._given(), **self._given()})
 
     def resolved(self) -> Policy:
         """This policy, with unset fields taken from the project's policy and the defaults."""
@@ -57,20 +390,16 @@ class Policy(PolicyFields):
             return self.required and method in ("POST", "PATCH")
         return method in self.required
 
-    def keeps(self, status: int) -> bool:
-        """Whether an answer with this status that the handler returned is stored and committed."""
-        return status < 500 and status not in self.never_store
 
-    def keeps_raised(self, status: int) -> bool:
-        """Whether the answer to an error that the handler raised is stored after the rollback."""
-        return self.store_errors and status >= 400 and self.keeps(status)
-
+FIELDS: Final = {
+    declared.name: declared for declared in dataclasses.fields(Policy) if declared.init
+}
 
 DEFAULTS: Final = Policy(**{name: field.metadata["default"] for name, field in FIELDS.items()})
 """The values of fields that neither the view's policy nor the project's policy sets."""
 
 PROJECT_POLICY: Final = Policy()
-"""The project's policy, where a view or a call has none of its own; made once, as it is cached."""
+"""The project's policy, where a view or a call has none of its own."""
 
 API: Final = Policy(ttl=timedelta(hours=24))
 """For an API: clients retry within a day."""
@@ -84,29 +413,29 @@ PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
 
 @lru_cache(maxsize=1)
 def _project_policy() -> Policy:
-    """The project's policy, from ``IDEMPOTENCY["POLICY"]``."""
+    """The project's policy, from ``IDEMPOTENCY["POLICY"]``, with every field set."""
     setting = conf.policy
-    if isinstance(setting, Policy):
-        return setting
-    if not isinstance(setting, Mapping):
+    if isinstance(setting, Mapping):
+        unknown = [
+            f"has no field {name!r}. {did_you_mean(name, FIELDS)}"
+            for name in setting
+            if name not in FIELDS
+        ]
+        if unknown:
+            raise ImproperlyConfigured(f"IDEMPOTENCY['POLICY'] {' It '.join(unknown)}")
+        setting = Policy(**setting)
+    if not isinstance(setting, Policy):
         raise ImproperlyConfigured(
             "IDEMPOTENCY['POLICY'] must be a dict of policy fields or a Policy, "
             f"not {type(setting).__name__}."
         )
-    unknown = [
-        f"has no field {name!r}. {did_you_mean(name, FIELDS)}"
-        for name in setting
-        if name not in FIELDS
-    ]
-    if unknown:
-        raise ImproperlyConfigured(f"IDEMPOTENCY['POLICY'] {' It '.join(unknown)}")
-    return Policy(**setting)
+    return setting.over(DEFAULTS.replace(store=default_store()))
 
 
 @lru_cache(maxsize=1024)
 def resolve(policy: Policy) -> Policy:
-    """:meth:`Policy.resolved`, once for each policy: every request of a view asks for it."""
-    return policy.over(_project_policy().over(DEFAULTS.replace(store=default_store())))
+    """:meth:`Policy.resolved`, once for all policies with the same values."""
+    return policy.over(_project_policy())
 
 
 def _forget(**_: Any) -> None:

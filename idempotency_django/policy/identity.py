@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 
 from ..conf import conf
 from ..errors import KeyGuessable, KeyMalformed, KeyMissing
 from ..records import Operation
-from . import Policy, keys, scopes
+from . import Policy, SlidingTTL, keys, scopes
 from .canonical import content_digest, framed
 from .invocation import Invocation
 from .seals import sealed
@@ -25,7 +26,7 @@ def client_key(policy: Policy, header: str | None) -> str | None:
     Raises:
         KeyMalformed: it is not a key, or not in the policy's format.
     """
-    if header is None or not policy.client_key:
+    if header is None or not keys.reads_header(policy.key):
         return None
     return _in_format(policy, keys.parse_header(header))
 
@@ -70,7 +71,7 @@ def _in_format(policy: Policy, key: str) -> str:
 
 def _how_to_send_a_key(policy: Policy) -> str:
     field = getattr(policy.key, keys.FIELD_OF_FORM, None)
-    places = [f"the header {conf.header}"] if policy.client_key else []
+    places = [f"the header {conf.header}"] if keys.reads_header(policy.key) else []
     places += [f"the field {field!r} of its form"] if field else []
     if not places:
         return (
@@ -88,7 +89,7 @@ def _how_to_send_a_key(policy: Policy) -> str:
 
 def identified(policy: Policy, invocation: Invocation) -> Invocation:
     """The invocation, with the principal that the policy knows it to be from."""
-    if policy.principal is None:
+    if not policy.principal:
         return invocation
     principal = policy.principal(invocation)
     if principal is None:
@@ -121,16 +122,16 @@ def operation(
         scope = policy.scope(invocation)
     if not (scope and isinstance(scope, str)):
         raise _no_scope(scope, invocation.name)
-    if policy.hosts == "separate":
+    if conf.hosts == "separate":
         scope = scopes.join(invocation.host, scope)
     asked_for = policy.fingerprint(invocation)
     if not isinstance(asked_for, str | bytes):
         raise _no_text("fingerprint", asked_for)
     digest = content_digest(asked_for)
     caller = invocation.principal + invocation.since or invocation.credentials
-    if not policy.bind_principal:
+    if policy.principal is False:
         caller = ""
-    host = invocation.host if policy.hosts == "refuse" else ""
+    host = invocation.host if conf.hosts == "refuse" else ""
     aliases = sealed(digest, framed(digest, scope, key, caller, host))
     fingerprint, content = next(iter(aliases.items()))
     if caller and caller == invocation.credentials:
@@ -201,11 +202,28 @@ def _operations(policy: Policy) -> partial[Operation]:
         ttl=policy.ttl,
         retention=policy.retention,
         hold=policy.on_interrupted == "hold",
-        wait=policy.wait_timeout if policy.on_conflict == "wait" else None,
+        wait=_longest_wait(policy),
         execute_without_store=policy.on_store_error == "execute",
-        count_replays=policy.record_replays,
-        extend_on_replay=policy.ttl_from == "last_use",
+        count_replays=conf.record_replays,
+        extend_on_replay=isinstance(policy.ttl, SlidingTTL),
     )
+
+
+def _forget(**_: Any) -> None:
+    _operations.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid=f"{__name__}.operations")
+
+
+LONGEST_WAIT: Final = timedelta(seconds=10)
+"""How long ``on_conflict="wait"`` waits at most."""
+
+
+def _longest_wait(policy: Policy) -> timedelta | None:
+    if isinstance(policy.on_conflict, timedelta):
+        return policy.on_conflict
+    return LONGEST_WAIT if policy.on_conflict == "wait" else None
 
 
 def _no_scope(scope: Any, name: str) -> ImproperlyConfigured:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable
+from functools import wraps
 from typing import Final
 
 from http_sf import StructuredFieldError, parse
@@ -26,6 +27,8 @@ FORM_FIELD: Final = "idempotency_key"
 """The field of an HTML form that carries its key."""
 FIELD_OF_FORM: Final = "form_field"
 """The attribute of a key callable that names the field of a form in which it finds its key."""
+
+_INSTEAD_OF_HEADER: Final = "instead_of_header"
 
 KeyFunction = Callable[[Invocation], str | None]
 
@@ -175,6 +178,26 @@ def form_field(name: str = FORM_FIELD) -> KeyFunction:
 
     setattr(form_field_key, FIELD_OF_FORM, name)
     return form_field_key
+
+
+def instead_of_header(derive: KeyFunction) -> KeyFunction:
+    """The key is derived, and the key header counts for nothing: no caller can choose the key.
+
+    Args:
+        derive: derives the key, such as ``natural("event.id")``.
+    """
+
+    @wraps(derive)
+    def derived_key(invocation: Invocation) -> str | None:
+        return derive(invocation)
+
+    setattr(derived_key, _INSTEAD_OF_HEADER, True)
+    return derived_key
+
+
+def reads_header(derive: KeyFunction | None) -> bool:
+    """Whether the key header counts beside a key callable."""
+    return not getattr(derive, _INSTEAD_OF_HEADER, False)
 
 
 def deterministic(*paths: str) -> KeyFunction:

@@ -26,7 +26,7 @@ from idempotency_django.messaging.consumers import Consumer, Duplicate, Failed, 
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.seen import InProcessBloom, SeenFilter
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, SlidingTTL
 from idempotency_django.stores import Store, stores
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
@@ -230,7 +230,7 @@ def test_expired(using: str) -> None:
 
 def test_extended(using: str) -> None:
     """Where a duplicate lets the time to live begin again, it is not only read."""
-    policy = Policy(ttl_from="last_use")
+    policy = Policy(ttl=SlidingTTL(days=1))
     consumer = clicks(using, Saying(answer=True), policy=policy)
     consumer.handle(event(1))
     before = IdempotencyKey.objects.using(using).get().expires_at
