@@ -9,7 +9,7 @@
     │   └── KeyGuessable           400  an anonymous caller's key that could be guessed
     ├── OperationInProgress        409  somebody else is executing this operation now
     ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
-    ├── MessageParked              409  a message failed too often; an operator must settle it
+    ├── DeadLettered              409  a message failed too often; an operator must settle it
     ├── UnknownEventType           422  the consumer has no handler for an event of this type
     ├── SignatureRefused           401  a webhook is not signed with a secret of its receiver
     ├── DeliveryMalformed          400  a signed webhook does not say which message it is
@@ -323,7 +323,7 @@ class IllegalTransition(IdempotencyError):
     )
 
 
-class MessageParked(IdempotencyError):
+class DeadLettered(IdempotencyError):
     """A message failed as often as its consumer allows, and is held until an operator settles it.
 
     Its ``__cause__`` is the handler's error, if the handler ran in this call. Keep the message: a
@@ -332,11 +332,11 @@ class MessageParked(IdempotencyError):
     """
 
     status = 409
-    slug = "message-parked"
-    title = "The message failed too often and is parked"
+    slug = "dead-lettered"
+    title = "The message failed too often and is dead-lettered"
     default_detail = (
         "The handler of this message failed as often as its consumer allows, so the message is "
-        "parked. It is not handled again until an operator releases it. Keep the message, for "
+        "dead-lettered. It is not handled again until an operator releases it. Keep it, for "
         "example in a dead-letter queue, and deliver it again after that."
     )
 
@@ -405,6 +405,7 @@ __all__ = [
     "AnswerNotAcceptable",
     "ClaimLost",
     "ConcurrentModification",
+    "DeadLettered",
     "DeliveryMalformed",
     "DeliveryTooLarge",
     "FingerprintMismatch",
@@ -414,7 +415,6 @@ __all__ = [
     "KeyMalformed",
     "KeyMissing",
     "KeyRefused",
-    "MessageParked",
     "OperationHeld",
     "OperationInProgress",
     "PreconditionFailed",

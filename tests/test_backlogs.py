@@ -22,8 +22,8 @@ from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import publish
 from idempotency_django.messaging.outbox.purging import purge_streams
 from idempotency_django.messaging.outbox.relay import Relay
-from idempotency_django.messaging.outbox.settling import retry, skip
 from idempotency_django.messaging.queue import LOOK
+from idempotency_django.messaging.settling import discard, retry
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads
 from tests.outbox.conftest import Broker
@@ -130,7 +130,7 @@ def handle() -> int:
     """Claim messages of the inbox, and finish them; how many there were."""
     claimed = claim((), 10)
     for message in claimed:
-        assert mark(message, state="handled", process_after=None)
+        assert mark(message, state="done", process_after=None)
     return len(claimed)
 
 
@@ -229,9 +229,9 @@ def test_finished_meanwhile(using: str) -> None:
     assert [each.message_id for each in claim((), 10)] == ["next"]
 
 
-@pytest.mark.parametrize("settle", [retry, skip, None])
+@pytest.mark.parametrize("settle", [retry, discard, None])
 def test_settled(using: str, settle: Any) -> None:
-    """A group whose first message was blocked goes on when that is settled, or is deleted."""
+    """A group whose first message was dead-lettered goes on when that is settled, or is deleted."""
     write(using, 3, "g")
     Broker.refuse = staticmethod(
         lambda message: Refused("no", final=True) if message.data == 0 and not retried else None
@@ -246,20 +246,20 @@ def test_settled(using: str, settle: Any) -> None:
     )
     retried.append(1)
     if settle:
-        assert settle(rows.all()) == 1
+        settle(rows.get(state="dead"), by="ann")
     else:
-        rows.filter(state="blocked").delete()
+        rows.filter(state="dead").delete()
         assert relay.drain() == 0
         purge_streams(timedelta(0), 100)
     relay.drain()
     assert [each.data for each in Broker.got] == ([0, 1, 2] if settle == retry else [1, 2])
 
 
-def test_parked_and_deleted(using: str) -> None:
-    """A group of the inbox whose parked message was deleted goes on after a purge."""
+def test_dead_letter_deleted(using: str) -> None:
+    """A group of the inbox whose dead letter was deleted goes on after a purge."""
     receive(using, 2, "g")
     [first] = claim((), 10)
-    mark(first, state="parked", process_after=None)
+    mark(first, state="dead", process_after=None)
     assert claim((), 10) == []
     InboxMessage.objects.using(using).filter(pk=first.pk).delete()
     assert claim((), 10) == []
@@ -300,7 +300,7 @@ def test_storm(using: str, kind: str) -> None:
             while claimed := claim((), 3):
                 for message in claimed:
                     done.append((message.group, int(bytes(message.body))))
-                    assert mark(message, state="handled", process_after=None)
+                    assert mark(message, state="done", process_after=None)
 
     all_written = threading.Event()
 

@@ -19,7 +19,7 @@ from django_redis import get_redis_connection
 from idempotency_django import codec
 from idempotency_django.codec import decode, decode_step, encode, encode_step
 from idempotency_django.messaging import Consumer, Event, after_commit, publish
-from idempotency_django.messaging.dead_letters import park, park_raw
+from idempotency_django.messaging.dead_letters import keep, keep_raw
 from idempotency_django.messaging.inbox.processing import process_due
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox.relay import Relay
@@ -277,10 +277,10 @@ class TestMessages:
         assert SECRET in page(reader, f"{INBOX}{number}/change/")
 
     def test_dead_letter(self, using: str) -> None:
-        """A message that a consumer has parked is handled after the retry of an operator."""
+        """A message that a consumer has dead-lettered is handled after the retry of an operator."""
         event = Event(id="e-1", source="/shop", type="order.paid", data={"name": SECRET})
-        park(billing, event, ValueError())
-        park_raw(billing, "orders/0/1", SECRET.encode(), ValueError(), [("name", SECRET)])
+        keep(billing, event, ValueError())
+        keep_raw(billing, "orders/0/1", SECRET.encode(), ValueError(), [("name", SECRET)])
         assert_sealed(*rows(using))
         number = InboxMessage.objects.using(using).get(type="order.paid").pk
         settler: Client = member("view_inboxmessage", "settle_message", "view_body")

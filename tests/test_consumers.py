@@ -19,8 +19,8 @@ from django_redis import get_redis_connection
 
 from idempotency_django.engine.context import ExecutionContext, current_execution
 from idempotency_django.errors import (
+    DeadLettered,
     FingerprintMismatch,
-    MessageParked,
     OperationInProgress,
     UnknownEventType,
 )
@@ -422,8 +422,8 @@ class TestFailures:
         assert effects() == 1
 
     @pytest.mark.parametrize("redelivered", [False, True])
-    def test_parked(self, options: dict[str, Any], redelivered: bool) -> None:
-        """After max_attempts failures the event is parked, and no delivery runs it."""
+    def test_dead(self, options: dict[str, Any], redelivered: bool) -> None:
+        """After max_attempts failures the event is dead-lettered, and no delivery runs it."""
         calls = []
 
         def poison(event: Event, execution: ExecutionContext) -> None:
@@ -434,19 +434,19 @@ class TestFailures:
         for _ in range(2):
             with pytest.raises(Poison):
                 billing.handle(paid(), redelivered=redelivered)
-        with pytest.raises(MessageParked, match=r"'1' of '/shop'.*Attempt 3") as last:
+        with pytest.raises(DeadLettered, match=r"'1' of '/shop'.*Attempt 3") as last:
             billing.handle(paid(), redelivered=redelivered)
         assert isinstance(last.value.__cause__, Poison)
         assert "If the inbox in the admin has the message, retry it there" in str(last.value)
         for _ in range(2):
-            with pytest.raises(MessageParked) as again:
+            with pytest.raises(DeadLettered) as again:
                 billing.handle(paid(), redelivered=redelivered)
             assert again.value.__cause__ is None
         assert calls == [1, 2, 3]
         assert billing.handle_many([paid()])[0].rejected
 
     def test_released(self, caplog: pytest.LogCaptureFixture) -> None:
-        """An operator who releases a parked event has the next delivery run it once more."""
+        """An operator who releases a dead-lettered event has the next delivery run it once more."""
         healthy = []
 
         def sometimes(event: Event, execution: ExecutionContext) -> int:
@@ -456,13 +456,13 @@ class TestFailures:
             return execution.attempt
 
         billing = consumer("billing", sometimes, max_attempts=1)
-        with pytest.raises(MessageParked):
+        with pytest.raises(DeadLettered):
             billing.handle(paid())
         row = IdempotencyKey.objects.held().get()
         assert "the reason" in row.error
         _release(row)
         caplog.clear()
-        with pytest.raises(MessageParked):  # it fails again: it has no attempts left
+        with pytest.raises(DeadLettered):  # it fails again: it has no attempts left
             billing.handle(paid())
         assert "is held after attempt 2 (max_attempts=1), until" in caplog.text
         _release(IdempotencyKey.objects.get())
@@ -480,10 +480,10 @@ class TestFailures:
         ],
     )
     def test_given_up(self, kind: str, body: str, result: Any) -> None:
-        """A parked event that an operator completes is a duplicate from then on, in any body."""
+        """A dead letter that an operator completes is a duplicate from then on, in any body."""
         billing = consumer(max_attempts=1)
         poison = paid(data={"reference": "a", "poison": True})
-        with pytest.raises(MessageParked):
+        with pytest.raises(DeadLettered):
             billing.handle(poison)
         row = IdempotencyKey.objects.held().get()
         answer = {"attempt": row.attempt, "status": 200, "content_type": kind, "body": body}
@@ -495,13 +495,13 @@ class TestFailures:
         assert billing.handle_many([neighbour, poison])[1] == Duplicate(result)
         assert billing.handle(neighbour) == Duplicate({"id": "2", "attempt": 1})
 
-    def test_parked_is_not_purged(self) -> None:
-        """A parked event is kept past its lifetime."""
+    def test_dead_is_not_purged(self) -> None:
+        """A dead-lettered event is kept past its lifetime."""
         billing = consumer(max_attempts=1, ttl=timedelta(milliseconds=1))
-        with pytest.raises(MessageParked):
+        with pytest.raises(DeadLettered):
             billing.handle(paid(data={"reference": "a", "poison": True}))
         stores["default"].purge(timedelta(0), 100)
-        with pytest.raises(MessageParked):
+        with pytest.raises(DeadLettered):
             billing.handle(paid(data={"reference": "a", "poison": True}))
 
     def test_same_derived_key(self) -> None:
@@ -526,7 +526,7 @@ class TestFailures:
             sent.clear()
 
     def test_any_number_of_attempts(self) -> None:
-        """A consumer that parks nothing runs a failing event as often as it is delivered."""
+        """A consumer that dead-letters nothing runs a failing event as often as it is delivered."""
         billing = consumer(max_attempts=None)
         poison = paid(data={"reference": "a", "poison": True})
         for _ in range(7):
@@ -628,7 +628,7 @@ class TestAsync:
         assert run(billing.ahandle(paid())) == Handled(1)
         assert run(billing.ahandle(paid())) == Duplicate(1)
         assert effects() == 1
-        with pytest.raises(MessageParked):
+        with pytest.raises(DeadLettered):
             run(billing.ahandle(paid("2", data={"poison": True})))
         with pytest.raises(ImproperlyConfigured, match="ahandle"):
             billing.handle(paid("3"))
@@ -719,7 +719,7 @@ class TestBatches:
         for at, outcome in enumerate(again):
             assert isinstance(outcome, Failed if at in places else Duplicate)
             if at in places:
-                assert isinstance(outcome.error, MessageParked)
+                assert isinstance(outcome.error, DeadLettered)
                 assert isinstance(outcome.error.__cause__, Poison)
                 assert outcome.rejected
 
@@ -823,11 +823,11 @@ class TestBatches:
         batch = [paid("1"), paid("2", data={"reference": "b", "poison": True}), paid("3")]
         outcomes = billing.handle_many(batch, redelivered=True)
         assert [type(outcome) for outcome in outcomes] == [Handled, Failed, Handled]
-        assert isinstance(outcomes[1].error, MessageParked)
+        assert isinstance(outcomes[1].error, DeadLettered)
         assert effects() == 2
 
     def test_interrupted_too_often(self) -> None:
-        """An event whose attempts are used up by crashes is parked, in a batch as well."""
+        """An event whose attempts are used up by crashes is dead-lettered, in a batch as well."""
         billing = consumer(max_attempts=1, policy=Policy(lease=timedelta(milliseconds=1)))
         plan = billing._execution(paid("1"), "").plan
         claim = plan.store.acquire(replace(plan.operation, lease=plan.policy.lease))
@@ -835,7 +835,7 @@ class TestBatches:
         eventually(IdempotencyKey.objects.interrupted().exists)
         outcomes = billing.handle_many([paid("0"), paid("1"), paid("2")])
         assert [type(outcome) for outcome in outcomes] == [Handled, Failed, Handled]
-        assert isinstance(outcomes[1].error, MessageParked)
+        assert isinstance(outcomes[1].error, DeadLettered)
         assert effects() == 2
 
     def test_concurrent_batches(self) -> None:
@@ -896,11 +896,11 @@ class TestRedis:
         assert [type(outcome) for outcome in outcomes] == [Duplicate, Handled, Duplicate]
         assert effects() == 2
 
-    def test_parked(self) -> None:
+    def test_dead(self) -> None:
         """What fails too often is held, and its neighbours are handled."""
         billing = consumer(max_attempts=2)
         poison = paid("2", data={"reference": "b", "poison": True})
-        for error in (Poison, MessageParked, MessageParked):
+        for error in (Poison, DeadLettered, DeadLettered):
             _, failed, _ = billing.handle_many([paid("1"), poison, paid("3")])
             assert isinstance(failed.error, error)
         assert effects("a") == 2

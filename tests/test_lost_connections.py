@@ -17,7 +17,7 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.errors import MessageParked, StoreUnavailable
+from idempotency_django.errors import DeadLettered, StoreUnavailable
 from idempotency_django.messaging.consumers import Consumer, Duplicate, Failed, Handled
 from idempotency_django.messaging.events import Event
 from idempotency_django.models import IdempotencyKey
@@ -45,7 +45,7 @@ def consumer(lose: Callable[[], object], *, writes: bool = True, max_attempts: i
     Args:
         lose: how.
         writes: whether the handlers of the other events write, and so notice it.
-        max_attempts: after which an event is parked.
+        max_attempts: after which an event is dead-lettered.
     """
     made = Consumer("billing", max_attempts=max_attempts)
 
@@ -75,19 +75,19 @@ def kinds(outcomes: list[Any]) -> list[type]:
 
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("place", [0, 2, SIZE - 1])
-def test_parked(lose: Callable[[], object], place: int, writes: bool) -> None:
-    """Its neighbours commit at the first delivery; the event fails alone until it is parked."""
+def test_dead(lose: Callable[[], object], place: int, writes: bool) -> None:
+    """Its neighbours commit at the first delivery; the event fails alone until it is dead."""
     billing = consumer(lose, writes=writes)
     error = StoreUnavailable if lose is cut_connection else ImproperlyConfigured
     others = [at for at in range(SIZE) if at != place]
     for kind in (Handled, Duplicate):
         told = kinds(billing.handle_many(batch(place)))
         assert [told[at] for at in others] == [kind] * len(others)
-        assert issubclass(told[place], (error, MessageParked))
+        assert issubclass(told[place], (error, DeadLettered))
         assert [effects(f"{at}") for at in others] == [int(writes)] * len(others)
     row = IdempotencyKey.objects.get(key=f"{place}")
     assert (row.attempt, row.hold) == (2, True)
-    assert kinds(billing.handle_many(batch(place)))[place] is MessageParked
+    assert kinds(billing.handle_many(batch(place)))[place] is DeadLettered
     assert effects(f"{place}") == 0
 
 

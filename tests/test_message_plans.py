@@ -33,8 +33,8 @@ def using(settings: Any) -> str:
     alias: str = settings.ALIASES["postgres"]
     settings.IDEMPOTENCY = {"MESSAGING_DATABASE": alias}
     for count in (MOST, MANY):
-        receive(alias, "done", count, state="handled", process_after=None)
-        publish(alias, "sent", count, state="sent", process_after=None)
+        receive(alias, "done", count, state="done", process_after=None)
+        publish(alias, "done", count, state="done", process_after=None)
         with connections[alias].cursor() as cursor:
             for model in (InboxMessage, OutboxMessage):
                 if count == MOST:
@@ -72,8 +72,8 @@ def read(using: str, function: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("sources", [[], ["busy"]])
 def test_inbox(using: str, sources: list[str]) -> None:
     """Messages that are due are found among many of a new source that are done."""
-    receive(using, "busy", MANY, state="handled", process_after=None)
-    receive(using, "busy", MANY, state="handled", process_after=None, group="a")
+    receive(using, "busy", MANY, state="done", process_after=None)
+    receive(using, "busy", MANY, state="done", process_after=None, group="a")
     receive(using, "busy", DUE, process_after=DatabaseNow(), group="b")
     assert read(using, lambda: claiming.claim(sources, 10)) <= MOST
     rows = InboxMessage.objects.using(using)
@@ -84,7 +84,7 @@ def test_inbox(using: str, sources: list[str]) -> None:
 def test_outbox(using: str, group: str) -> None:
     """A batch is found and noted among many messages of a stream that wait, or are sent."""
     grouped = {"group": group, "stream": f"orders/{group}" if group else ""}
-    publish(using, "old", MANY, state="sent", process_after=None, **grouped)
+    publish(using, "old", MANY, state="done", process_after=None, **grouped)
     publish(using, "due", DUE, process_after=DatabaseNow(), **grouped)
     publish(using, "new", MANY, process_after=DatabaseNow() + LEASE, **grouped)
     with transaction.atomic(using=using):

@@ -520,7 +520,7 @@ def test_webhook(receiver: type[WebhookReceiver]) -> None:
             assert process_due() == {"pending": 1}
             receivers.behaviour.clear()
             InboxMessage.objects.update(process_after=LONG_AGO)
-            assert process_due() == {"handled": 1}
+            assert process_due() == {"done": 1}
     finally:
         receivers.behaviour.clear()
     assert seen == [("failed", 1, LookupError), ("executed", 2, None)]

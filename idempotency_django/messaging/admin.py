@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -13,7 +13,7 @@ from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote, unquote
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -29,13 +29,12 @@ from ..admin.text import cut, indented
 from ..admin.timeline import TimelineMixin
 from ..models import DatabaseNow
 from ..timeline import Moment
+from . import settling
 from . import streams as positions
 from .databases import database
-from .inbox import settling
 from .inbox.receivers import CONSUMER, known_sources
-from .inbox.settling import NotSettled
-from .models import InboxMessage, OutboxMessage, OutboxState, OutboxStream, StreamPosition
-from .outbox import settling as outbox
+from .models import InboxMessage, MessageState, OutboxMessage, OutboxStream, StreamPosition
+from .settling import NotSettled
 
 COUNTED: Final = 10_000
 """Messages that a list counts and leads to; to find an older one, narrow the list down."""
@@ -52,7 +51,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptabl
 
 
 class SourceFilter(admin.SimpleListFilter):
-    """By source: the receivers', and those of consumers that have parked messages."""
+    """By source: the receivers', and those of consumers that have dead letters."""
 
     title = gettext_lazy("source")
     parameter_name = "source"
@@ -72,28 +71,23 @@ class Settlement:
         name: of its page.
         title: what is going to be done.
         button: what leads to its page.
-        states: of the messages that it can be done to.
+        fits: whether a message is in a state that it can be done in.
         consequences: what happens then, for the operator who is asked.
         logged: the log entry.
         done: what follows, said after it was done.
-        settle: does it to the message with this primary key, ``by`` somebody; raises
-            ``NotSettled``.
+        settle: does it to a message, ``by`` an operator; raises ``NotSettled``.
         place: the column that says where a message belongs.
     """
 
     name: str
     title: Any
     button: Any
-    states: Sequence[str]
+    fits: Callable[[Any], bool]
     consequences: Sequence[Any]
     logged: Any
     done: Any
     settle: Callable[..., None]
     place: str
-
-    def fits(self, message: Any) -> bool:
-        """Whether the message is in a state that it can be done in."""
-        return message.state in self.states
 
 
 INBOX: Final = (
@@ -101,14 +95,14 @@ INBOX: Final = (
         "retry",
         gettext_lazy("Retry messages"),
         gettext_lazy("Retry"),
-        settling.RETRIED,
+        settling.can_retry,
         (
             gettext_lazy("The message is handled again as soon as a process looks at the inbox."),
             gettext_lazy(
                 "It is a further attempt at the same operation: steps that are stored are not done "
                 "again, and keys that were derived for other services are the same."
             ),
-            gettext_lazy("If it fails again, it is parked again."),
+            gettext_lazy("If it fails again, it is a dead letter again."),
         ),
         gettext_lazy("Retried."),
         gettext_lazy("handled again soon."),
@@ -116,10 +110,24 @@ INBOX: Final = (
         "source",
     ),
     Settlement(
+        "discard",
+        gettext_lazy("Discard dead letters"),
+        gettext_lazy("Discard"),
+        settling.can_discard,
+        (
+            gettext_lazy("The message is not handled, and its group goes on without it."),
+            gettext_lazy("Until it is purged, it can be reprocessed."),
+        ),
+        gettext_lazy("Discarded; its group goes on without it."),
+        gettext_lazy("discarded."),
+        settling.discard,
+        "source",
+    ),
+    Settlement(
         "reprocess",
         gettext_lazy("Reprocess messages"),
         gettext_lazy("Reprocess"),
-        settling.REPROCESSED,
+        settling.can_repeat,
         (
             gettext_lazy(
                 "The handler is called again, from the beginning, although it has succeeded before."
@@ -134,14 +142,14 @@ INBOX: Final = (
         ),
         gettext_lazy("Reprocessed."),
         gettext_lazy("handled again soon."),
-        settling.reprocess,
+        settling.repeat,
         "source",
     ),
     Settlement(
         "accept",
         gettext_lazy("Accept messages"),
         gettext_lazy("Accept"),
-        settling.ACCEPTED,
+        settling.can_accept,
         (
             gettext_lazy(
                 "Another body came under the same id before, or the same body under another id, "
@@ -158,69 +166,55 @@ INBOX: Final = (
 )
 
 
-def _one_of_the_outbox(settle: Callable[[QuerySet[OutboxMessage]], Sized | int]) -> Any:
-    """What settles a message of the outbox by its primary key."""
-
-    def settle_one(pk: int, **_: str) -> None:
-        rows = OutboxMessage.objects.using(database()).filter(pk=pk)
-        if not settle(rows):
-            raise NotSettled("Its state has changed, so there is nothing to do. Look at it again.")
-
-    return settle_one
-
-
 OUTBOX: Final = (
     Settlement(
         "retry",
-        gettext_lazy("Retry blocked messages"),
+        gettext_lazy("Retry dead letters"),
         gettext_lazy("Retry"),
-        (OutboxState.BLOCKED,),
+        settling.can_retry,
         (
             gettext_lazy("The message is sent under its old id, with all its attempts before it."),
             gettext_lazy(
-                "Its group goes on after it. If the broker refuses it again, it is blocked again."
+                "Its group goes on after it. If the broker refuses it again, it is a dead letter "
+                "again."
             ),
         ),
         gettext_lazy("Retried; it is sent under its old id."),
         gettext_lazy("sent soon."),
-        _one_of_the_outbox(outbox.retry),
+        settling.retry,
         "topic",
     ),
     Settlement(
-        "skip",
-        gettext_lazy("Skip blocked messages"),
-        gettext_lazy("Skip"),
-        (OutboxState.BLOCKED,),
+        "discard",
+        gettext_lazy("Discard dead letters"),
+        gettext_lazy("Discard"),
+        settling.can_discard,
         (
             gettext_lazy("The message is never sent, and its group goes on without it."),
             gettext_lazy(
                 "Until it is purged, it can be sent again, after what was sent meanwhile."
             ),
         ),
-        gettext_lazy("Skipped; its group goes on without it."),
-        gettext_lazy("skipped."),
-        _one_of_the_outbox(outbox.skip),
+        gettext_lazy("Discarded; its group goes on without it."),
+        gettext_lazy("discarded."),
+        settling.discard,
         "topic",
     ),
     Settlement(
         "resend",
         gettext_lazy("Send again, under new ids"),
         gettext_lazy("Send again"),
-        (OutboxState.SENT, OutboxState.SKIPPED),
+        settling.can_repeat,
         (
             gettext_lazy("A copy is sent under a new id: consumers handle it once more."),
             gettext_lazy("In its group, it comes after what was published since."),
         ),
         gettext_lazy("Sent again, under a new id."),
         gettext_lazy("sent again soon."),
-        _one_of_the_outbox(outbox.resend),
+        settling.repeat,
         "topic",
     ),
 )
-
-
-OPERATOR = frozenset({"parked", "held", "blocked"})
-"""The states that wait for an operator."""
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime
@@ -299,7 +293,7 @@ class MessageAdmin(TimelineMixin, ReadOnly):
 
     @admin.display(description=gettext_lazy("state"))
     def state_shown(self, message: Any) -> SafeString:
-        css = "idempotency-held" if message.state in OPERATOR else ""
+        css = "idempotency-held" if message.state == MessageState.DEAD else ""
         return format_html('<span class="{}">{}</span>', css, message.get_state_display())
 
     @admin.display(description=gettext_lazy("came"))
@@ -357,8 +351,8 @@ class MessageAdmin(TimelineMixin, ReadOnly):
         done: list[Any] = []
         for message in sorted(chosen, key=lambda message: message.pk):  # in the order of groups
             try:
-                kind.settle(message.pk, by=request.user.get_username())
-            except (NotSettled, ImproperlyConfigured) as error:
+                kind.settle(message, by=request.user.get_username())
+            except NotSettled as error:
                 messages.warning(request, f"{message}: {error}")
             else:
                 done.append(message)
@@ -415,7 +409,7 @@ def preformatted(text: str) -> SafeString:
 
 @admin.register(InboxMessage)
 class InboxMessageAdmin(MessageAdmin):
-    """Lists and shows what was received, and what consumers have parked."""
+    """Lists and shows what was received, and the dead letters of consumers."""
 
     secret = ("headers", "body", "error")
     hidden = ("digest", "unique_digest")
@@ -453,7 +447,7 @@ class InboxMessageAdmin(MessageAdmin):
 
     @admin.display(description=gettext_lazy("attempts"))
     def attempts_shown(self, message: InboxMessage) -> str:
-        """Those of the inbox; the attempts before a consumer parked it are in its record."""
+        """Those of the inbox; the attempts before a consumer dead-lettered it are in its record."""
         nowhere = not message.attempts and message.source.startswith(CONSUMER)
         return "–" if nowhere else str(message.attempts)
 
@@ -472,7 +466,7 @@ class InboxMessageAdmin(MessageAdmin):
 
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(MessageAdmin):
-    """Lists and shows messages, retries and skips what is blocked, and sends again."""
+    """Lists and shows messages, retries and discards dead letters, and sends again."""
 
     secret = ("payload", "headers", "error")
     hidden = ("token", "dedup", "caused_by")
@@ -518,23 +512,23 @@ class OutboxStreamAdmin(ReadOnly):
     search_fields = ("stream__startswith",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        blocked = OutboxMessage.objects.filter(stream=OuterRef("stream"), state=OutboxState.BLOCKED)
+        dead = OutboxMessage.objects.filter(stream=OuterRef("stream"), state=MessageState.DEAD)
         rows: QuerySet[Any] = super().get_queryset(request)
-        annotated: QuerySet[Any] = rows.annotate(blocked=Exists(blocked))
+        annotated: QuerySet[Any] = rows.annotate(has_dead=Exists(dead))
         return annotated
 
     @admin.display(description=gettext_lazy("not sent yet"))
     def waiting(self, stream: OutboxStream) -> int:
         """How many of its messages are not sent."""
-        unsent = Q(state__in=[OutboxState.PENDING, OutboxState.BLOCKED])
+        unsent = Q(state__in=[MessageState.PENDING, MessageState.DEAD])
         rows = OutboxMessage.objects.using(database()).filter(unsent, stream=stream.stream)
         return rows.count()
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, stream: Any) -> SafeString:
         """Whether it waits for an operator."""
-        if stream.blocked:
-            return format_html('<span class="idempotency-held">{}</span>', _("blocked"))
+        if stream.has_dead:
+            return format_html('<span class="idempotency-held">{}</span>', _("dead"))
         return format_html("{}", _("free"))
 
 

@@ -21,9 +21,9 @@ from ..engine.batch import Item, run_many
 from ..engine.context import ExecutionContext
 from ..engine.transactional import Atomic
 from ..errors import (
+    DeadLettered,
     FingerprintMismatch,
     IdempotencyError,
-    MessageParked,
     OperationInProgress,
     StoreUnavailable,
     UnknownEventType,
@@ -45,9 +45,9 @@ LIFETIME: Final = timedelta(days=30)
 METHOD: Final = "EVENT"
 """What stands for the HTTP method in the audit."""
 
-_REJECTED: Final = (MessageParked, FingerprintMismatch, UnknownEventType)
+_REJECTED: Final = (DeadLettered, FingerprintMismatch, UnknownEventType)
 _NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
-"""Errors that say nothing about the event: if it is parked after one, the next delivery says so."""
+"""Errors that say nothing about the event: if it was the last one, the next delivery says so."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
@@ -275,8 +275,8 @@ class EventExecution:
         try:
             ended = engine.run(plan.store, operation, self.execute, _raise, atomic=atomic)
         except Exception as error:
-            if parked := self._parked(error):
-                raise parked from error
+            if dead := self._dead_lettered(error):
+                raise dead from error
             raise
         return self._remembered(self.to_outcome(ended))
 
@@ -288,8 +288,8 @@ class EventExecution:
         try:
             ended = await engine.arun(plan.store, plan.operation, self._aexecute, _raise)
         except Exception as error:
-            if parked := await sync_to_async(self._parked)(error):
-                raise parked from error
+            if dead := await sync_to_async(self._dead_lettered)(error):
+                raise dead from error
             raise
         return await sync_to_async(self._remembered)(self.to_outcome(ended))
 
@@ -328,7 +328,7 @@ class EventExecution:
                     return Duplicate(None, kept=False)
                 return Duplicate(payload.result)
             case engine.Held():
-                error: IdempotencyError = self._parked_after("An earlier attempt at it")
+                error: IdempotencyError = self._dead_letter_error("An earlier attempt at it")
             case engine.InProgress() | engine.Mismatched():
                 what = f"The event {self.event.id!r} of {self.event.source!r}"
                 error = engine.refusal(ended, f"{what} for {self.plan.operation.name}")
@@ -340,14 +340,14 @@ class EventExecution:
     def of_batch(self, ended: engine.Outcome | Exception) -> Outcome:
         """The outcome of an event that was handled in a batch."""
         if isinstance(ended, Exception):
-            return Failed(self._parked(ended) or ended)
+            return Failed(self._dead_lettered(ended) or ended)
         try:
             return self.to_outcome(ended)
         except IdempotencyError as error:
             return Failed(error)
 
-    def _parked(self, error: Exception) -> MessageParked | None:
-        """The error of an event that is parked after this failure, which was the last one."""
+    def _dead_lettered(self, error: Exception) -> DeadLettered | None:
+        """The error of an event whose last attempt has failed with this one, if it was the last."""
         if isinstance(error, IdempotencyError):
             error.foreign = True
         store, operation = self.plan.store, self.plan.operation
@@ -359,13 +359,13 @@ class EventExecution:
             return None  # nobody can say, and the next delivery finds out
         if record is None or not record.held:
             return None
-        parked = self._parked_after(f"Attempt {record.attempt} at it")
-        parked.__cause__, parked.foreign = error, True
-        return parked
+        dead = self._dead_letter_error(f"Attempt {record.attempt} at it")
+        dead.__cause__, dead.foreign = error, True
+        return dead
 
-    def _parked_after(self, what: str) -> MessageParked:
-        return MessageParked(
-            f"The event {self.event.id!r} of {self.event.source!r} is parked by "
+    def _dead_letter_error(self, what: str) -> DeadLettered:
+        return DeadLettered(
+            f"The event {self.event.id!r} of {self.event.source!r} is dead-lettered by "
             f"{self.plan.operation.name}. {what} was the last one that is made without an "
             "operator. Fix what is wrong. If the inbox in the admin has the message, retry it "
             "there. Otherwise keep it, for example in a dead-letter queue, release its record in "
@@ -460,7 +460,8 @@ class Consumer:
             handle every event again.
         ttl: how long an event is remembered, which must be longer than its transport can deliver it
             again; ``None``: forever. By default the policy's ``ttl``, or 30 days.
-        max_attempts: how many attempts at an event may fail before it is parked; ``None``: all.
+        max_attempts: how many attempts at an event may fail before it is dead-lettered; ``None``:
+            all.
         policy: the policy, for example ``Policy(mode="leased")`` where handlers have effects
             outside the database; by default the project's.
         store: the alias of the store; by default the policy's.
@@ -556,7 +557,7 @@ class Consumer:
         Raises:
             UnknownEventType: the consumer has no handler for it. Nothing is recorded, so that a
                 later version of the program can handle it.
-            MessageParked: attempt number ``max_attempts`` has failed, now or before; or it was
+            DeadLettered: attempt number ``max_attempts`` has failed, now or before; or it was
                 interrupted, and the policy has ``on_interrupted="hold"``.
             FingerprintMismatch: another event with this source and id was handled before.
             OperationInProgress: somebody else is handling it; ``remaining`` are the seconds that

@@ -1,4 +1,4 @@
-"""Parking: a message that cannot be handled is kept in a table, so that its broker may forget it.
+"""Dead letters: what cannot be handled is kept in a table, so that its broker may forget it.
 
 An operator finds it in the admin, and says when to handle it again. Without the app
 ``idempotency_django.messaging`` there is no such table, and the broker has to keep the message.
@@ -29,21 +29,21 @@ SENDER: Final = "idempotency-sender"
 """The header that says who sent a message to a federated consumer."""
 
 _APP: Final = "idempotency_messaging"
-_PARKED: Final = "parked"  # of InboxState, which can be imported only where the app is installed
-_OVER: Final = (_PARKED, "handled", "ignored")
+_DEAD: Final = "dead"  # of MessageState, which can be imported only where the app is installed
+_OVER: Final = (_DEAD, "done", "discarded")
 _TYPE_LENGTH: Final = 255
 _CAUSES: Final = 5
 
 
-def can_park() -> bool:
-    """Whether there is a table to park messages in."""
+def can_keep() -> bool:
+    """Whether there is a table for dead letters."""
     return apps.is_installed("idempotency_django.messaging")
 
 
-def park(consumer: Consumer, event: Event, error: Exception, *, sender: str = "") -> None:
+def keep(consumer: Consumer, event: Event, error: Exception, *, sender: str = "") -> None:
     """Keep an event that the consumer could not handle. It is durable when this returns.
 
-    The same event is kept once, however often it is parked.
+    The same event is kept once, however often this is called.
 
     Args:
         consumer: the consumer.
@@ -63,12 +63,12 @@ def park(consumer: Consumer, event: Event, error: Exception, *, sender: str = ""
 
 
 def message_id_of(source: str, event_id: str) -> str:
-    """The id that a parked event has in the table, unless it was parked as a different one."""
+    """The id that an event has in the table, unless it was kept as a different one."""
     return keys.fit(_named(source, event_id))
 
 
 def sender_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Who sent a parked event, by the headers that are kept with it; empty: it does not matter."""
+    """Who sent an event, by the headers that are kept with it; empty: it does not matter."""
     return dict(headers).get(SENDER, "")
 
 
@@ -77,7 +77,7 @@ def _named(source: str, event_id: str) -> str:
     return f"{quote(source, safe='/:?=&@+,;')}#{event_id}"
 
 
-def park_raw(
+def keep_raw(
     consumer: Consumer,
     place: str,
     body: bytes,
@@ -103,7 +103,7 @@ def takes_others(consumer: Consumer) -> bool:
     connections[using].close_if_unusable_or_obsolete()  # what failed may have cost the connection
     try:
         with transaction.atomic(using=using):
-            park_raw(consumer, "a trial", b"", ValueError())
+            keep_raw(consumer, "a trial", b"", ValueError())
             transaction.set_rollback(True, using=using)
     except DatabaseFault:
         return False
@@ -123,7 +123,7 @@ def _keep(
         "source": f"consumer:{consumer.name}",
         "message_id": keys.fit(message_id),
     }
-    found: dict[str, Any] = {"state": _PARKED, "error": _told(error), "process_after": None}
+    found: dict[str, Any] = {"state": _DEAD, "error": _told(error), "process_after": None}
     row = rows.model(
         **named,
         **found,

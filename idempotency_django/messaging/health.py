@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -17,7 +17,7 @@ from .consumers import consumers
 from .databases import database
 from .inbox.purging import over as inbox_over
 from .inbox.receivers import CONSUMER, receiver_of
-from .models import InboxMessage, InboxState, OutboxMessage, OutboxState
+from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.publishing import topic
 from .outbox.purging import over as outbox_over
 
@@ -32,14 +32,13 @@ def register_health() -> None:
 
 
 def outbox(limits: Limits) -> Iterator[Finding]:
-    """The messages of each topic that no relay sends, and those that are blocked."""
+    """The messages of each topic that no relay sends, and the dead letters."""
     rows = OutboxMessage.objects.using(database())
     for name, pending in _pending(rows, "topic", "created_at"):
-        idle = f"Run relay_outbox, for this topic too. {_LOGGED} Or an earlier one is blocked."
+        idle = f"Run relay_outbox, for this topic too. {_LOGGED} Or an earlier one is dead."
         yield _waiting("outbox messages waiting", name, pending, limits, _no_relay, idle)
-    for name, waited in _stopped(rows, OutboxState.BLOCKED, "topic", "created_at"):
-        problem = "Their attempts are used up, and their groups wait. Retry or skip them."
-        yield found("outbox messages blocked", name, waited, problem)
+    for name, waited in _dead(rows, "topic", "created_at"):
+        yield found("outbox messages dead", name, waited, f"Their groups wait. {_MEND}")
     yield overdue("outbox messages to purge", database(), outbox_over(limits.purge_age))
 
 
@@ -47,18 +46,20 @@ def inbox(limits: Limits) -> Iterator[Finding]:
     """The messages of each source that no process handles, and those that an operator must see."""
     rows = InboxMessage.objects.using(database())
     for name, pending in _pending(rows, "source", "received_at"):
-        idle = f"Run process_inbox, for this source too. {_LOGGED} Or an earlier one is parked."
+        idle = f"Run process_inbox, for this source too. {_LOGGED} Or an earlier one is dead."
         yield _waiting("inbox messages waiting", name, pending, limits, _no_receiver, idle)
-    for state, problem in (
-        (InboxState.PARKED, "No further attempt follows. Mend what their errors say; retry them."),
-        (InboxState.HELD, "Find out whether they are genuine, and accept those that are."),
+    for what, dead, problem in (
+        ("inbox messages dead", rows.filter(is_suspect=False), _MEND),
+        ("inbox messages to accept", rows.filter(is_suspect=True), _ACCEPT),
     ):
-        for name, waited in _stopped(rows, state, "source", "received_at"):
-            yield found(f"inbox messages {state}", name, waited, problem)
+        for name, waited in _dead(dead, "source", "received_at"):
+            yield found(what, name, waited, problem)
     yield overdue("inbox messages to purge", database(), inbox_over(limits.purge_age))
 
 
-_LOGGED = "If it runs, its log says why it waits."
+_LOGGED: Final = "If it runs, its log says why it waits."
+_MEND: Final = "No further attempt follows. Mend what their errors say; retry or discard them."
+_ACCEPT: Final = "Find out whether they are genuine. Accept those that are, and discard the others."
 
 
 def _pending(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[Pending]]]:
@@ -118,12 +119,10 @@ def _no_receiver(source: str) -> str:
     return "No WebhookReceiver in the URLconf has this source. Was it renamed? Put it back."
 
 
-def _stopped(
-    rows: QuerySet[Any], state: str, by: str, since: str
-) -> Iterator[tuple[str, list[timedelta]]]:
-    """How long the messages in this state have waited, by topic or source."""
+def _dead(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[timedelta]]]:
+    """How long the dead letters have waited, by topic or source."""
     by_name: dict[str, list[timedelta]] = defaultdict(list)
-    columns = rows.filter(state=state).values_list(by, since, DatabaseNow())
+    columns = rows.filter(state=MessageState.DEAD).values_list(by, since, DatabaseNow())
     for name, created, now in columns[:MOST]:
         by_name[name].append(now - created)
     yield from sorted(by_name.items())

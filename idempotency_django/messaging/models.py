@@ -33,21 +33,21 @@ class StreamPosition(models.Model):
         return str(self.stream)
 
 
-class InboxState(models.TextChoices):
-    """Where a message of the inbox is on its way."""
+class MessageState(models.TextChoices):
+    """The states of a message, in the inbox and in the outbox."""
 
     PENDING = "pending", _("pending")  # due at process_after
-    HANDLED = "handled", _("handled")
-    IGNORED = "ignored", _("ignored")  # no handler for its type
-    HELD = "held", _("held")  # an operator must say whether to handle it
-    PARKED = "parked", _("parked")  # no further attempt: an operator must retry it
+    DONE = "done", _("done")  # handled, or sent
+    DEAD = "dead", _("dead")  # a dead letter: no further attempt follows without an operator
+    DISCARDED = "discarded", _("discarded")  # nothing was done, and nothing is to be done
+    EXTERNAL = "external", _("left to others")  # of the outbox: its topic has no relay
 
 
 class InboxMessage(models.Model):
     """A message that was received: verified, durable, and handled once."""
 
     id = models.BigAutoField(primary_key=True)
-    # "stripe" for a webhook; "consumer:billing" for a message that a consumer has parked.
+    # "stripe" for a webhook; "consumer:billing" for a dead letter of a consumer.
     source = ExactCharField(_("source"), max_length=150)
     message_id = ExactCharField(_("message id"), max_length=255)
     type = models.CharField(_("type"), max_length=255, default="", blank=True)
@@ -60,13 +60,16 @@ class InboxMessage(models.Model):
     # handled without an operator. Null for all others.
     unique_digest = ExactCharField(_("unique digest"), max_length=64, null=True, blank=True)
     state = models.CharField(
-        _("state"), max_length=16, choices=InboxState, default=InboxState.PENDING
+        _("state"), max_length=16, choices=MessageState, default=MessageState.PENDING
     )
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     # Null where nothing is to be done, or after an earlier message of its group only: the index
     # then leads to what is due.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     error = models.TextField(_("error"), default="", blank=True)
+    # Whether it is a dead letter because its id or its body came before, with another body or id:
+    # an operator must accept it. Until then it has no group, so that it holds up no other message.
+    is_suspect = models.BooleanField(_("must be accepted"), default=False, db_default=False)
     received_at = models.DateTimeField(_("received"))
     processed_at = models.DateTimeField(_("processed"), null=True, blank=True)
     purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
@@ -95,21 +98,11 @@ class InboxMessage(models.Model):
         ]
         permissions = [
             ("view_body", _("Can see the bodies, headers and errors of inbox messages")),
-            ("settle_message", _("Can retry, reprocess and accept inbox messages")),
+            ("settle_message", _("Can retry, discard, accept and reprocess inbox messages")),
         ]
 
     def __str__(self) -> str:
         return f"{self.message_id} ({self.source})"
-
-
-class OutboxState(models.TextChoices):
-    """Where a message of the outbox is on its way."""
-
-    PENDING = "pending", _("pending")  # due at process_after
-    SENT = "sent", _("sent")
-    BLOCKED = "blocked", _("blocked")  # its attempts are used up, and its group waits
-    SKIPPED = "skipped", _("skipped")  # its attempts are used up, and its group goes on
-    LEFT = "left", _("left to others")  # its topic has no relay: others read it in the log
 
 
 class OutboxStream(models.Model):
@@ -130,6 +123,7 @@ class OutboxStream(models.Model):
 class OutboxMessage(models.Model):
     """A message that is published if, and only if, the transaction that wrote it was committed."""
 
+    is_suspect = False  # as an inbox message may be
     id = models.BigAutoField(primary_key=True)
     message_id = ExactCharField(_("message id"), max_length=255, unique=True)
     topic = ExactCharField(_("topic"), max_length=100)
@@ -143,7 +137,7 @@ class OutboxMessage(models.Model):
     is_base64 = models.BooleanField(_("payload is Base64"), default=False, db_default=False)
     headers = StoredTextField(_("headers"), default="{}", blank=True)
     state = models.CharField(
-        _("state"), max_length=16, choices=OutboxState, default=OutboxState.PENDING
+        _("state"), max_length=16, choices=MessageState, default=MessageState.PENDING
     )
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     # Null where nothing is to be done, or after an earlier message of its stream only: the index
@@ -165,7 +159,7 @@ class OutboxMessage(models.Model):
         verbose_name_plural = _("outbox messages")
         permissions = [
             ("view_outbox_payload", _("Can see the payloads of outbox messages")),
-            ("settle_outbox", _("Can retry, skip and resend outbox messages")),
+            ("settle_outbox", _("Can retry, discard and resend outbox messages")),
         ]
         indexes = [
             models.Index(fields=["process_after"], name="idempotency_outbox_due_idx"),

@@ -13,12 +13,12 @@ the lock, and the first is another one; or after it, and sees what was set aside
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby, takewhile
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.db import connections, transaction
 from django.db.models import F, Func, Model, OuterRef, QuerySet, Subquery
@@ -28,8 +28,9 @@ from ..engine.steps import named
 from ..models import DatabaseNow
 from ..stores.database.dialects import plain
 from .databases import unindexed
+from .models import MessageState
 
-PENDING: Final = "pending"
+PENDING: Final = MessageState.PENDING
 LOOK: Final = 500
 """How many messages are looked at in one transaction, once there are some to be set aside."""
 LOOKS: Final = 20
@@ -75,22 +76,42 @@ class Due:
         return bool(self.group[-1])
 
 
-@dataclass(frozen=True, slots=True)
 class Queue:
-    """A table whose messages are claimed, finished, and set aside.
+    """A table of messages that are claimed and finished; a dead letter holds up its group.
 
     Attributes:
         model: the table, with the columns ``state`` and ``process_after``.
         group: the columns that name a group; the last is empty where a message has none.
         order: the column that orders a group, as the primary key does as well. There is an index on
             the group's columns, the state and this one.
-        dead: the state of a message that needs an operator, and holds up its group.
+        retried: the states that an operator can retry a message in.
     """
 
-    model: type[Model]
-    group: tuple[str, ...]
-    order: str
-    dead: str
+    model: ClassVar[type[Model]]
+    group: ClassVar[tuple[str, ...]]
+    order: ClassVar[str]
+    retried: ClassVar[tuple[str, ...]] = (MessageState.DEAD,)
+
+    # What an operator does to a message: each method gets its locked row, and returns the columns
+    # that change. What it raises refuses the change.
+
+    def retry(self, row: Any, by: str) -> dict[str, Any]:
+        """Have it handled or sent again."""
+        raise NotImplementedError
+
+    def discard(self, row: Any, by: str) -> dict[str, Any]:
+        """Give it up."""
+        raise NotImplementedError
+
+    def accept(self, row: Any, by: str) -> dict[str, Any]:
+        """Have it handled although another one came before it."""
+        raise NotImplementedError
+
+    def repeat(self, row: Any, by: str) -> dict[str, Any]:
+        """Have it handled or sent once more."""
+        raise NotImplementedError
+
+    # What processes do.
 
     def claim(
         self,
@@ -150,8 +171,26 @@ class Queue:
             longest = max(map(len, lines), default=0)
             turns += [[line[at] for line in lines if at < len(line)] for at in range(longest)]
             if more := [row.pk for line in lines for row in line]:
-                _in_state(self._all(using), PENDING).filter(pk__in=more).update(**changes)
+                _in_state(self.all(using), PENDING).filter(pk__in=more).update(**changes)
         return [row for turn in turns for row in turn]
+
+    def finish(self, rows: QuerySet[Any], messages: Iterable[Any], **changes: Any) -> int:
+        """Change rows; how many there were. Their groups go on, unless they stay pending.
+
+        Args:
+            rows: the rows.
+            messages: the messages that these are, if they are still as their owner knows them.
+            changes: the new values of columns.
+        """
+        groups = {tuple(getattr(each, name) for name in self.group) for each in messages}
+        groups = {group for group in groups if group[-1]}
+        if not groups or changes.get("state", PENDING) == PENDING:
+            return rows.update(**changes)
+        with transaction.atomic(using=rows.db):
+            count = rows.update(**changes)
+            if count:
+                self.promote(rows.db, groups)
+        return count
 
     def promote(self, using: str, groups: Collection[tuple[str, ...]]) -> None:
         """Let groups go on, in the transaction that has finished a message of each of them."""
@@ -159,21 +198,21 @@ class Queue:
         for line in self._lines(using, groups, FEW, "process_after"):
             aside += [row.pk for row in line if row.process_after is None][:1]
         if aside:
-            waiting = _in_state(self._all(using), PENDING).filter(pk__in=aside)
+            waiting = _in_state(self.all(using), PENDING).filter(pk__in=aside)
             waiting.update(process_after=Coalesce("process_after", DatabaseNow()))
 
     def revive(self, using: str) -> None:
         """Let groups go on of which the first message was deleted, or holds them up no longer."""
-        aside = self._all(using).filter(state=PENDING, process_after=None)
+        aside = self.all(using).filter(state=PENDING, process_after=None)
         pks = [*aside.filter(pk=self._first(using, PENDING)).values_list("pk", flat=True)]
         for at in range(0, len(pks), LOOK):
-            waiting = _in_state(self._all(using), PENDING).filter(pk__in=pks[at : at + LOOK])
+            waiting = _in_state(self.all(using), PENDING).filter(pk__in=pks[at : at + LOOK])
             waiting.update(process_after=Coalesce("process_after", DatabaseNow()))
 
     def _look(self, due: QuerySet[Any], most: int, passing: Collection[str]) -> list[Due]:
         """Lock messages that are due, and see which of them are not the first of their groups."""
         skip = connections[due.db].features.has_select_for_update_skip_locked
-        first = [self._first(due.db, state) for state in (PENDING, self.dead)]
+        first = [self._first(due.db, state) for state in (PENDING, MessageState.DEAD)]
         # By one column: of many that became due at the same time, no more than these are read.
         rows = due.order_by("process_after").select_for_update(skip_locked=skip)
         rows = rows.values_list("pk", *self.group, *first, DatabaseNow())
@@ -188,7 +227,9 @@ class Queue:
         """Let messages wait, where the first ones of their groups can be locked."""
         skip = connections[using].features.has_select_for_update_skip_locked
         if others := {each.first for each in waiting} - locked:
-            unfinished = _in_state(self._all(using), PENDING, self.dead).filter(pk__in=others)
+            unfinished = _in_state(self.all(using), PENDING, MessageState.DEAD).filter(
+                pk__in=others
+            )
             keys = unfinished.select_for_update(skip_locked=skip).values_list("pk", flat=True)
             locked = locked | set(keys)
         aside = [each for each in waiting if each.first in locked]
@@ -233,7 +274,7 @@ class Queue:
     def _first(self, using: str, state: str) -> Subquery:
         """The first message of the outer one's group that is in this state."""
         group = {name: OuterRef(name) for name in self.group}
-        rows = self._all(using).filter(state=state, **group)
+        rows = self.all(using).filter(state=state, **group)
         order = Unkeyed(self.order) if self._is_unkeyed else F(self.order)
         return Subquery(rows.order_by(order).values("pk")[:1])
 
@@ -242,9 +283,10 @@ class Queue:
         return self.order == self.model._meta.pk.name
 
     def _rows(self, using: str, heads: Sequence[Due]) -> QuerySet[Any]:
-        return self._all(using).filter(pk__in=[each.pk for each in heads])
+        return self.all(using).filter(pk__in=[each.pk for each in heads])
 
-    def _all(self, using: str) -> QuerySet[Any]:
+    def all(self, using: str) -> QuerySet[Any]:
+        """The rows of the table."""
         rows: QuerySet[Any] = self.model._default_manager.using(using)
         return rows
 

@@ -23,13 +23,13 @@ from ..timeline import UNREACHABLE, Confidential, Entry, Member, logged, registe
 from .databases import database
 from .dead_letters import SENDER, message_id_of
 from .events import Event
-from .models import InboxMessage, InboxState, OutboxMessage, OutboxState
+from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.publishing import topic
 
 OUTBOX: Final = "outbox:"
 INBOX: Final = "inbox:"
 CONSUMER: Final = "consumer:"
-"""What the scopes of messages begin with, and the source of a message that a consumer parked."""
+"""What the scopes of messages begin with, and the source of a consumer's dead letter."""
 
 _CONTENTS: Final = ("headers", "error")
 
@@ -37,10 +37,9 @@ _CONTENTS: Final = ("headers", "error")
 class MessageSource:
     """The messages of the inbox and of the outbox, in the database of messaging.
 
-    A message of the outbox names the operation that published it. A message that a consumer has
-    parked belongs to the record of the attempts at it, or to what its event names as its cause if
-    no handler was called. Other messages of the inbox come from
-    outside.
+    A message of the outbox names the operation that published it. A dead letter of a consumer
+    belongs to the record of the attempts at it, or to what its event names as its cause if no
+    handler was called. Other messages of the inbox come from outside.
     """
 
     def by_name(self, name: str, scope: str | None, unreachable: set[str]) -> Iterable[Member]:
@@ -74,9 +73,9 @@ class MessageSource:
         references = [member.reference for member in members]
         published = _outbox().filter(~Q(caused_by=""), caused_by__in=references).order_by("pk")
         yield from self._found(published[:limit], unreachable)
-        parked = _parked_by(members)
-        if parked is not None:
-            for member in self._found(parked.order_by("pk")[:limit], unreachable):
+        dead = _dead_letters_of(members)
+        if dead is not None:
+            for member in self._found(dead.order_by("pk")[:limit], unreachable):
                 if member.caused_by in references:
                     yield member
 
@@ -96,8 +95,8 @@ class MessageSource:
 
     def _members(self, rows: QuerySet[Any]) -> list[Member]:
         found = list(rows)
-        parked = [row.pk for row in found if _is_parked(row)]
-        causes = _attempts(parked, rows.db) if parked else {}
+        dead = [row.pk for row in found if _is_of_consumer(row)]
+        causes = _attempts(dead, rows.db) if dead else {}
         return [self._member(row, causes.get(row.pk, "")) for row in found]
 
     def _member(self, row: Any, cause: str) -> Member:
@@ -143,7 +142,7 @@ def _sent(member: Member) -> Iterator[Entry]:
     yield _entry(member, _("published to the outbox"), row.created_at)
     if row.sent_at:
         yield _entry(member, _in_attempt(_("sent"), row.attempts), row.sent_at)
-    elif row.state == OutboxState.PENDING:
+    elif row.state == MessageState.PENDING:
         yield from _waiting(member)
     else:
         yield _standing(member)
@@ -155,13 +154,14 @@ def _sent(member: Member) -> Iterator[Entry]:
 
 def _received(member: Member) -> Iterator[Entry]:
     row = member.row
-    parked = _is_parked(row)
-    yield _entry(member, _("parked by its consumer") if parked else _("received"), row.received_at)
+    dead = _is_of_consumer(row)
+    what = _("dead-lettered by its consumer") if dead else _("received")
+    yield _entry(member, what, row.received_at)
     if row.processed_at:
         yield _entry(member, _in_attempt(row.get_state_display(), row.attempts), row.processed_at)
-    elif row.state == InboxState.PENDING:
+    elif row.state == MessageState.PENDING:
         yield from _waiting(member)
-    elif not parked:
+    elif not dead:
         yield _standing(member)
     if row.purge_at:
         yield _entry(member, _("may be purged"), row.purge_at)
@@ -178,8 +178,8 @@ def _entry(member: Member, what: str, at: Any) -> Entry:
 
 
 def _standing(member: Member) -> Entry:
-    """The state that it is in. A message is held as it comes in; no column says since when another
-    one is blocked, skipped or parked.
+    """The state that it is in. Only of a suspect, which is dead as it comes in, a column says since
+    when.
     """
     row = member.row
     what = _("is %(state)s") % {"state": row.get_state_display()}
@@ -189,7 +189,7 @@ def _standing(member: Member) -> Entry:
             "is %(state)s, after %(count)d attempts",
             row.attempts,
         ) % {"state": row.get_state_display(), "count": row.attempts}
-    if row.state == InboxState.HELD:
+    if getattr(row, "is_suspect", False) and row.state == MessageState.DEAD:
         return _entry(member, what, row.received_at)
     return Entry(at=None, now=row.now, what=what, member=member, timed=False)
 
@@ -208,13 +208,13 @@ def _tried(attempts: int) -> str:
     ) % {"count": attempts}
 
 
-def _is_parked(row: Any) -> bool:
+def _is_of_consumer(row: Any) -> bool:
     return isinstance(row, InboxMessage) and row.source.startswith(CONSUMER)
 
 
-def _parked_by(members: Iterable[Member]) -> QuerySet[Any] | None:
-    """What consumers may have parked: after the attempts that these are the records of, or because
-    they have no handler for these messages of the outbox.
+def _dead_letters_of(members: Iterable[Member]) -> QuerySet[Any] | None:
+    """The dead letters that consumers may have kept: after the attempts that these are the records
+    of, or because they have no handler for these messages of the outbox.
     """
     ids = set()
     for member in members:
@@ -236,8 +236,8 @@ def _source_of(topic_name: str) -> str:
 
 
 def _attempts(pks: Sequence[Any], using: str) -> dict[Any, str]:
-    """The references of what caused messages that their consumers parked: the records of the
-    attempts, or what the event names where no handler was called.
+    """The references of what caused the dead letters of consumers: the records of the attempts,
+    or what the event names where no handler was called.
     """
     rows = InboxMessage.objects.using(using).filter(pk__in=pks)
     columns = ("pk", "source", "headers", "error", "body")

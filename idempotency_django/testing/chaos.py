@@ -215,7 +215,7 @@ def shortened(sql: object) -> str:
 _PAST: Final = timedelta(seconds=1)
 _UNTIL: Final = "process_after"
 """The column of the tables of messaging that says until when something waits."""
-_DONE: Final = ("handled", "ignored", "sent")
+_DONE: Final = ("done", "discarded")
 
 
 def end_waits() -> int:

@@ -51,7 +51,7 @@ def receive(request: HttpRequest) -> JsonResponse:
     try:
         event = Event.from_http(request.headers, request.body)
         if ledger.handles(event.type):
-            _asked(event)  # or it would fail until it is parked
+            _asked(event)  # or it would fail until it is dead-lettered
         outcome = ledger.handle(event, sender=request.user.get_username())
     except IdempotencyError as error:
         return _refused(error, error.status)

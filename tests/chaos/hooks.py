@@ -49,7 +49,7 @@ def deliver(message_id: str) -> Any:
     if response.status_code == 200:
         process_due(sources=[Hook.source])
         state = InboxMessage.objects.get(source=Hook.source, message_id=message_id).state
-        if state != "handled":
+        if state != "done":
             raise RuntimeError(f"The message is {state}.")
     return response
 

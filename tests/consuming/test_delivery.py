@@ -141,7 +141,7 @@ def test_killed(broker: Callable[..., Broker], name: str, batches: int) -> None:
 
 @every_database
 def test_poison_that_kills(broker: Callable[..., Broker], name: str) -> None:
-    """What ends each process that handles it is counted, parked, and kept by the broker."""
+    """What ends each process that handles it is counted, dead-lettered, and kept by the broker."""
     queue = broker("billing")
     queue.publish(paid("a"), paid("deadly", kills=True), paid("b"))
     killed = queue.consume(name, lease=1, max_attempts=2)
@@ -158,7 +158,7 @@ def test_poison_that_kills(broker: Callable[..., Broker], name: str) -> None:
 def test_storm(broker: Callable[..., Broker], name: str, messages: int) -> None:
     """Each message delivered one to five times, in random order, to processes killed at random.
 
-    There is one effect for each consumer, source and id, and nothing is parked that is not poison.
+    There is one effect for each consumer, source and id, and nothing is dead that is not poison.
     """
     number = messages if name == "postgres" else messages // 8
     chance = random.Random(SEED)

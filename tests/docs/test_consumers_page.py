@@ -89,10 +89,10 @@ def test_every_end(program: dict[str, Any], monkeypatch, caplog: pytest.LogCaptu
     def end(event: Event, execution: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    parked = order("2", data={"order": "2", "amount": None})
+    poison = order("2", data={"order": "2", "amount": None})
     unknown, malformed = order("3", type="order.lost"), b'{"id": "4"'
     after = order("6")
-    publish(program, order("1"), parked, unknown, malformed, order("1"))
+    publish(program, order("1"), poison, unknown, malformed, order("1"))
     publish(program, order("5", type="order.busy"), order("end", type="test.ends"), after)
     with caplog.at_level(logging.CRITICAL):
         program["Command"]().handle()
@@ -103,7 +103,7 @@ def test_every_end(program: dict[str, Any], monkeypatch, caplog: pytest.LogCaptu
         bytes(body) if isinstance(body, memoryview) else body for body in bodies(program, QUEUES[1])
     ]
     texts = [body.decode() if isinstance(body, bytes) else body for body in dead]
-    assert texts == [parked, unknown, malformed.decode()]
+    assert texts == [poison, unknown, malformed.decode()]
     [left] = bodies(program, QUEUES[0])
     assert Event.from_json(left).id == "6"
 

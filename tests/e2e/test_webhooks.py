@@ -96,8 +96,8 @@ def test_fails_and_recovers(api: Api, server: Server, deliver: Any) -> None:
     assert api.effects(order) == 0
     body = body_of("standard", order)
     fixed = f"m.body = {body!r}; m.save(update_fields=['body'])\n"  # nobody sends it again
-    settle = "from idempotency_django.messaging.inbox import settling\n"
-    now = "m.refresh_from_db(); m.state == 'pending' and settling.retry(m.pk, by='ann')"
+    settle = "from idempotency_django.messaging import settling\n"
+    now = "m.refresh_from_db(); m.state == 'pending' and settling.retry(m, by='ann')"
     server.shell(f"{inbox}{settle}{mine}{fixed}{now}")
     eventually(lambda: api.effects(order) == 1)
 

@@ -122,7 +122,7 @@ def recover(mode: str, group: str) -> dict[str, int]:
     counts = {
         name: Effect.objects.filter(reference=name).count() for name in ("published", "consumed")
     }
-    counts["messages"] = OutboxMessage.objects.filter(state="sent").count()
+    counts["messages"] = OutboxMessage.objects.filter(state="done").count()
     tables = (Effect, OutboxMessage, OutboxStream, IdempotencyStep, IdempotencyKey)
     for model in tables:
         model.objects.all().delete()

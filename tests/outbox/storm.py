@@ -104,7 +104,7 @@ def waits() -> bool:
     def ask() -> None:
         from idempotency_django.messaging.models import OutboxMessage
 
-        os._exit(10 if OutboxMessage.objects.exclude(state="sent").exists() else 0)
+        os._exit(10 if OutboxMessage.objects.exclude(state="done").exists() else 0)
 
     _, status = os.waitpid(forked(ask), 0)
     return os.waitstatus_to_exitcode(status) != 0

@@ -48,8 +48,8 @@ def _using() -> str:
     return database()
 
 
-def blocked(using: str) -> None:
-    """1 is blocked, and 2 waits for it."""
+def dead(using: str) -> None:
+    """1 is dead, and 2 waits for it."""
     publish_each([1, 2], using, group="g")
     refuse(1)
     Relay().drain()
@@ -59,8 +59,8 @@ def blocked(using: str) -> None:
 
 
 def test_retry(using: str) -> None:
-    """A blocked message that is retried is sent under its id, and its group follows in order."""
-    blocked(using)
+    """A dead message that is retried is sent under its id, and its group follows in order."""
+    dead(using)
     response = do(member(VIEW, SETTLE), "retry_selected", 1, 2)
     assert "1 message: sent soon." in response.content.decode()
     Relay().drain()
@@ -69,45 +69,45 @@ def test_retry(using: str) -> None:
 
 
 def test_buttons(using: str) -> None:
-    """The page of a blocked message stands out and has the buttons; each asks, and is logged."""
-    blocked(using)
+    """The page of a dead letter stands out and has the buttons; each asks, and is logged."""
+    dead(using)
     settler = member(VIEW, SETTLE)
     message, other = OutboxMessage.objects.using(using).order_by("sequence")
     detail = page(settler, f"{LIST}{message.pk}/change/")
     for text in (detail, page(settler, LIST)):
-        assert '<span class="idempotency-held">blocked</span>' in text
-    links = re.compile(rf'{LIST}{message.pk}/(retry|skip|resend)/"')
-    assert links.findall(detail) == ["retry", "skip"]
+        assert '<span class="idempotency-held">dead</span>' in text
+    links = re.compile(rf'{LIST}{message.pk}/(retry|discard|resend)/"')
+    assert links.findall(detail) == ["retry", "discard"]
     assert not links.findall(page(member(VIEW), f"{LIST}{message.pk}/change/"))
-    assert "never sent, and its group goes on" in page(settler, f"{LIST}{message.pk}/skip/")
-    assert states(using) == {1: "blocked", 2: "pending"}
-    assert "is left unchanged" in page(settler, f"{LIST}{other.pk}/skip/")
-    assert member(VIEW).post(f"{LIST}{message.pk}/skip/").status_code == 403
-    assert settler.get(f"{LIST}4711/skip/").status_code == 404
-    response = settler.post(f"{LIST}{message.pk}/skip/", follow=True)
-    assert "1 message: skipped." in response.content.decode()
-    assert states(using) == {1: "skipped", 2: "pending"}
-    assert LogEntry.objects.get().change_message == "Skipped; its group goes on without it."
-    again = settler.post(f"{LIST}{message.pk}/skip/", follow=True).content.decode()
+    assert "never sent, and its group goes on" in page(settler, f"{LIST}{message.pk}/discard/")
+    assert states(using) == {1: "dead", 2: "pending"}
+    assert "is left unchanged" in page(settler, f"{LIST}{other.pk}/discard/")
+    assert member(VIEW).post(f"{LIST}{message.pk}/discard/").status_code == 403
+    assert settler.get(f"{LIST}4711/discard/").status_code == 404
+    response = settler.post(f"{LIST}{message.pk}/discard/", follow=True)
+    assert "1 message: discarded." in response.content.decode()
+    assert states(using) == {1: "discarded", 2: "pending"}
+    assert LogEntry.objects.get().change_message == "Discarded; its group goes on without it."
+    again = settler.post(f"{LIST}{message.pk}/discard/", follow=True).content.decode()
     assert "so there is nothing to do" in again
 
 
-def test_skip_of_a_topic_that_is_gone(using: str) -> None:
+def test_discard_of_a_topic_that_is_gone(using: str) -> None:
     """A message whose topic was removed is left alone, in words."""
-    blocked(using)
+    dead(using)
     with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": using}):
-        response = do(member(VIEW, SETTLE), "skip_selected", 1)
+        response = do(member(VIEW, SETTLE), "discard_selected", 1)
     assert "There is no topic &#x27;orders&#x27;" in response.content.decode()
-    assert states(using) == {1: "blocked", 2: "pending"}
+    assert states(using) == {1: "dead", 2: "pending"}
 
 
 def test_asked_first(using: str) -> None:
     """What is selected in the list is done after a question."""
-    blocked(using)
-    chosen = {"action": "skip_selected", "_selected_action": [_first(using)]}
+    dead(using)
+    chosen = {"action": "discard_selected", "_selected_action": [_first(using)]}
     response = member(VIEW, SETTLE).post(LIST, chosen)
     assert b"What happens then" in response.content
-    assert states(using) == {1: "blocked", 2: "pending"}
+    assert states(using) == {1: "dead", 2: "pending"}
 
 
 def _first(using: str) -> int:
@@ -116,7 +116,7 @@ def _first(using: str) -> int:
 
 def test_dates(using: str) -> None:
     """Dates are told in one way: how long ago in lists, and to the second in the timeline."""
-    blocked(using)
+    dead(using)
     settler = member(VIEW, SETTLE)
     listed = re.search(
         r'<time datetime="[^"]+" title="(\d{4}-\d\d-\d\d [\d:]{8} [A-Z]+)">now<',
@@ -127,13 +127,13 @@ def test_dates(using: str) -> None:
     assert not re.search(r"[ap]\.m\.", page(settler, f"{LIST}{_first(using)}/change/"))
 
 
-def test_skip(using: str) -> None:
-    """A blocked message that is skipped is never sent, and its group goes on."""
-    blocked(using)
-    do(member(VIEW, SETTLE), "skip_selected", 1)
+def test_discard(using: str) -> None:
+    """A dead message that is discarded is never sent, and its group goes on."""
+    dead(using)
+    do(member(VIEW, SETTLE), "discard_selected", 1)
     Relay().drain()
     assert got() == [2]
-    assert states(using) == {1: "skipped", 2: "sent"}
+    assert states(using) == {1: "discarded", 2: "done"}
 
 
 def test_resend(using: str, broker: Any) -> None:
@@ -166,15 +166,14 @@ def test_permissions(using: str) -> None:
 
 
 def test_streams(using: str) -> None:
-    """The list of groups says how much waits, and which are blocked."""
-    blocked(using)
+    """The list of groups says how much waits, and which have a dead letter."""
+    dead(using)
     text = page(
         member("view_outboxstream"),
         "/admin/idempotency_messaging/outboxstream/",
     )
     assert "orders/g" in text
     assert '<td class="field-waiting">2</td>' in text
-    assert '<span class="idempotency-held">blocked</span>' in text
-    assert not re.search(
-        "icon-(yes|no)", text
-    )  # a tick beside what is blocked, and a cross beside what is not
+    assert '<span class="idempotency-held">dead</span>' in text
+    # A tick beside what is dead, and a cross beside what is not.
+    assert not re.search("icon-(yes|no)", text)

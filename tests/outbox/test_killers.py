@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish
-from idempotency_django.messaging.outbox.settling import retry
+from idempotency_django.messaging.settling import retry
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.models import Effect
 from tests.outside import environment, running
@@ -42,8 +42,8 @@ def states() -> dict[str, str]:
 @pytest.mark.parametrize("group", [None, "g"], ids=["alone", "in a group"])
 @pytest.mark.parametrize("topic", ["local", "after_commit"])
 def test_killer(topic: str, group: str | None) -> None:
-    """A message whose handler ends the process is blocked after max_attempts such ends, and the
-    others are handled. An operator's retry is one attempt more.
+    """A message whose handler ends the process is dead after max_attempts such ends, and the others
+    are handled. An operator's retry is one attempt more.
     """
     with override_settings(IDEMPOTENCY={"OUTBOX": OUTBOX}):
         with transaction.atomic():
@@ -56,14 +56,14 @@ def test_killer(topic: str, group: str | None) -> None:
                     after_commit(make, what)
         ends = [relayed() for _ in range(3)]
         assert ends == [-signal.SIGKILL, -signal.SIGKILL, 0]
-        assert states() == {"kills": "blocked", "works": "sent"}
+        assert states() == {"kills": "dead", "works": "done"}
         assert [*Effect.objects.values_list("reference", flat=True)].count("works") == 1
         if topic == "after_commit":
-            message = OutboxMessage.objects.get(state="blocked")
+            message = OutboxMessage.objects.get(state="dead")
             assert "has ended its process" in message.error
-            retry(OutboxMessage.objects.all())
+            retry(OutboxMessage.objects.get(state="dead"), by="ann")
             assert [relayed() for _ in range(2)] == [-signal.SIGKILL, 0]
-            assert states() == {"kills": "blocked", "works": "sent"}
+            assert states() == {"kills": "dead", "works": "done"}
 
 
 def test_failures_are_counted_as_before() -> None:
@@ -73,6 +73,6 @@ def test_failures_are_counted_as_before() -> None:
             after_commit(make, "fails")
         for _ in range(2):
             assert [relayed() for _ in range(2)] == [0, 0]
-            assert states() == {"fails": "blocked"}
+            assert states() == {"fails": "dead"}
             assert OutboxMessage.objects.get().attempts == 2
-            retry(OutboxMessage.objects.all())
+            retry(OutboxMessage.objects.get(state="dead"), by="ann")

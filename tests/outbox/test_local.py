@@ -85,7 +85,7 @@ def test_each_consumer_once(local: str) -> None:
     make_due(local)
     Relay().drain()
     assert handled == ["first 1", "second 1 /orders g"]
-    assert states(local) == {1: "sent"}
+    assert states(local) == {1: "done"}
 
 
 def test_nobody_handles_it(local: str) -> None:
@@ -118,7 +118,7 @@ def test_not_the_messages_fault(
     assert str(error) in message.error
     make_due(local)
     Relay().drain()
-    assert states(local) == {1: "sent"}
+    assert states(local) == {1: "done"}
 
 
 def test_exit(local: str) -> None:
@@ -126,7 +126,7 @@ def test_exit(local: str) -> None:
     exits.append("1")
     publish_each([1, 2], local)
     Relay().drain()
-    assert states(local) == {1: "pending", 2: "sent"}
+    assert states(local) == {1: "pending", 2: "done"}
     message = OutboxMessage.objects.using(local).get(payload="1")
     assert message.attempts == 1
     assert "sys.exit(3)" in message.error
@@ -134,9 +134,9 @@ def test_exit(local: str) -> None:
     assert (record.status, record.attempt) == ("failed", 1)
 
 
-@pytest.mark.parametrize("on_poison", ["block", "skip"])
-def test_parked(local: str, on_poison: str) -> None:
-    """What a consumer has parked is not sent to it again: the topic blocks or skips it."""
+@pytest.mark.parametrize("on_poison", ["dead_letter", "discard"])
+def test_dead(local: str, on_poison: str) -> None:
+    """What a consumer has dead-lettered is not sent to it again: it is dead or discarded."""
     settings.IDEMPOTENCY["OUTBOX"]["orders"]["ON_POISON"] = on_poison
     fails.add("1")
     publish_each([1], local)
@@ -145,8 +145,8 @@ def test_parked(local: str, on_poison: str) -> None:
         make_due(local)
         Relay().drain()
     message = OutboxMessage.objects.using(local).get()
-    assert message.state == {"block": "blocked", "skip": "skipped"}[on_poison]
-    assert "is parked by second n" in message.error
+    assert message.state == {"dead_letter": "dead", "discard": "discarded"}[on_poison]
+    assert "is dead-lettered by second n" in message.error
     assert "ValueError: 1" in message.error
 
 

@@ -79,16 +79,16 @@ def failing(*calls: int) -> Callable[[Sequence[Outgoing]], None]:
 @every_kind
 def test_broker_that_comes_and_goes(using: str, group: str | None) -> None:
     """However often the broker goes away and comes back, no message is blamed for it, and none is
-    skipped.
+    discarded.
     """
-    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "skip"}):
+    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "discard"}):
         for number in range(6):
             publish_each([number], using, group=group and f"g{number}")
         Broker.before = staticmethod(failing(1, 3, 5, 7))
         relay = Relay(using=using, batch_size=2)
         for _ in range(20):
             relay.send_batch()
-        assert set(states(using).values()) == {"sent"}
+        assert set(states(using).values()) == {"done"}
         assert set(attempts(using).values()) == {0}
     assert sorted(got()) == list(range(6))
 
@@ -97,7 +97,7 @@ def test_broker_that_comes_and_goes(using: str, group: str | None) -> None:
 @every_kind
 def test_publisher_that_raises_for_one_message(using: str, group: str | None) -> None:
     """A message for which sending raises is not blamed, and stops no others: they go before it."""
-    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "skip"}):
+    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "discard"}):
         publish_each([1], using, group=group)
         for number in range(2, 7):
             publish_each([number], using, group=group and f"g{number}")
@@ -118,7 +118,7 @@ def test_publisher_that_raises_for_one_message(using: str, group: str | None) ->
         Broker.refuse = staticmethod(lambda message: None)
         make_due(using)
         relay.drain()
-    assert set(states(using).values()) == {"sent"}
+    assert set(states(using).values()) == {"done"}
 
 
 def test_what_was_confirmed_before_an_outage_is_noted(using: str) -> None:
@@ -132,7 +132,7 @@ def test_what_was_confirmed_before_an_outage_is_noted(using: str) -> None:
     Broker.refuse = staticmethod(leave)
     relay = Relay(using=using)
     assert relay.send_batch() == 2
-    assert states(using) == {1: "sent", 2: "sent", 3: "pending", 4: "pending"}
+    assert states(using) == {1: "done", 2: "done", 3: "pending", 4: "pending"}
     assert relay.unreachable == ["orders"]
     refuse()
     Relay(using=using).drain()
@@ -158,7 +158,7 @@ def test_refused(using: str, final: bool) -> None:
     Broker.refuse = staticmethod(lambda message: Refused("too large", final=final))
     Relay(using=using).drain()
     assert attempts(using) == {1: 1}
-    assert states(using) == {1: "blocked" if final else "pending"}
+    assert states(using) == {1: "dead" if final else "pending"}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_publisher_that_does_not_answer(
         assert f"Mute.publish() {why}" in message.error
         make_due(using)
         relay.drain()
-        assert states(using) == {1: "blocked", 2: "blocked", 3: "sent"}
+        assert states(using) == {1: "dead", 2: "dead", 3: "done"}
 
 
 def test_publisher_that_exits(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_handlers_that_cannot_be_imported(
         "BACKEND": "idempotency_django.stores.database.DatabaseStore",
         "OPTIONS": {"using": using},
     }
-    strict = {"MAX_ATTEMPTS": 1, "ON_POISON": "skip"}
+    strict = {"MAX_ATTEMPTS": 1, "ON_POISON": "discard"}
     idempotency = {
         "OUTBOX": {"local": {**local, **strict}, "after_commit": strict},
         "MESSAGING_DATABASE": using,
@@ -300,7 +300,7 @@ def test_handlers_that_cannot_be_imported(
         deploy(module, right)
         make_due(using)
         Relay().drain()
-        assert OutboxMessage.objects.using(using).get().state == "sent"
+        assert OutboxMessage.objects.using(using).get().state == "done"
     assert len(Broker.got) == 1
 
 
@@ -346,7 +346,7 @@ def test_database_lost_while_publishing(
 
     def wait() -> None:
         try:
-            eventually(lambda: set(states(using).values()) == {"sent"})
+            eventually(lambda: set(states(using).values()) == {"done"})
         finally:
             stop.set()
             connections.close_all()

@@ -12,8 +12,9 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.messaging.outbox import Message, publish, publish_many, settling
+from idempotency_django.messaging.outbox import Message, publish, publish_many
 from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.settling import discard
 from idempotency_django.testing import in_threads
 from tests.support import LONG_AGO
 
@@ -99,8 +100,8 @@ def test_window(using: str, broker: type[Broker]) -> None:
     assert OutboxStream.objects.using(using).get().last_sequence == 2
 
 
-@pytest.mark.parametrize("on_poison", ["block", "skip"])
-def test_window_of_a_skipped_message(using: str, on_poison: str, broker: type[Broker]) -> None:
+@pytest.mark.parametrize("on_poison", ["dead_letter", "discard"])
+def test_window_of_a_discarded_message(using: str, on_poison: str, broker: type[Broker]) -> None:
     """What was never sent does not keep the next message with its dedup id from being sent."""
     with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": on_poison}):
         broker.refuse = staticmethod(lambda message: ValueError("refused"))
@@ -108,7 +109,8 @@ def test_window_of_a_skipped_message(using: str, on_poison: str, broker: type[Br
             with transaction.atomic(using=using):
                 paid(number, using, dedup_id="d")
             Relay(using=using).drain()
-            settling.skip(OutboxMessage.objects.using(using).all())
+            for dead in OutboxMessage.objects.using(using).filter(state="dead"):
+                discard(dead, by="ann")
             broker.refuse = staticmethod(lambda message: None)
     assert [message.data["id"] for message in broker.got] == [2]
 

@@ -74,13 +74,13 @@ def test_window_keeps(using: str) -> None:
     Relay().drain()
     assert purge_expired_keys() == 0
     publish_each([1], using, dedup_id="d")
-    assert states(using) == {1: "sent"}
+    assert states(using) == {1: "done"}
     OutboxMessage.objects.using(using).update(dedup_until=DatabaseNow())
     assert purge_expired_keys() == 1
 
 
-def test_group_whose_blocked_message_is_gone(using: str) -> None:
-    """A group whose blocked message was deleted by hand goes on after a purge; others wait."""
+def test_group_whose_dead_letter_is_gone(using: str) -> None:
+    """A group whose dead letter was deleted by hand goes on after a purge; others wait."""
     for group in ("a", "b"):
         publish_each([1, 2], using, group=group)
     with override_settings(
@@ -91,7 +91,7 @@ def test_group_whose_blocked_message_is_gone(using: str) -> None:
     ):
         refuse(1)
         Relay().drain()
-    OutboxMessage.objects.using(using).filter(group="a", state="blocked").delete()
+    OutboxMessage.objects.using(using).filter(group="a", state="dead").delete()
     Relay().drain()
     assert got() == []
     purging.purge_streams(timedelta(0), 100)

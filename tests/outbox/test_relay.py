@@ -50,7 +50,7 @@ def states(using: str) -> dict[int, str]:
 
 
 def make_due(using: str) -> None:
-    """All that waits, waits no longer; what is blocked stays so."""
+    """All that waits, waits no longer; what is dead-lettered stays so."""
     past = DatabaseNow() - timedelta(seconds=1)
     waiting = OutboxMessage.objects.using(using).filter(state="pending")
     waiting.update(process_after=past)
@@ -84,7 +84,7 @@ def test_order(using: str) -> None:
     relay = Relay(using=using, batch_size=4)
     assert relay.drain() == 25
     assert got() == list(range(25))
-    assert set(states(using).values()) == {"sent"}
+    assert set(states(using).values()) == {"done"}
 
 
 def test_late_commit(using: str) -> None:
@@ -158,8 +158,8 @@ def test_refused_once(using: str, group: str | None) -> None:
 
 
 @every_kind
-def test_poison_blocks(using: str, group: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    """After its last attempt a message is blocked, its group waits, and the log says so."""
+def test_poison_dead(using: str, group: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """After its last attempt a message is dead-lettered, its group waits, and the log says so."""
     with outbox(orders={"MAX_ATTEMPTS": 2}):
         publish_each([1, 2], using, group=group)
         refuse(1)
@@ -169,19 +169,19 @@ def test_poison_blocks(using: str, group: str | None, caplog: pytest.LogCaptureF
             make_due(using)
         refuse()
         relay.drain()
-        assert states(using) == {1: "blocked", 2: "pending" if group else "sent"}
+        assert states(using) == {1: "dead", 2: "pending" if group else "done"}
         assert got() == ([] if group else [2])
-        assert "is blocked after attempt 2" in caplog.text
+        assert "is a dead letter after attempt 2" in caplog.text
 
 
 @every_kind
-def test_poison_skipped(using: str, group: str | None) -> None:
-    """With ON_POISON "skip" the group goes on without it."""
-    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "skip"}):
+def test_poison_discarded(using: str, group: str | None) -> None:
+    """With ON_POISON "discard" the group goes on without it."""
+    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "discard"}):
         publish_each([1, 2], using, group=group)
         refuse(1)
         Relay(using=using).drain()
-        assert states(using) == {1: "skipped", 2: "sent"}
+        assert states(using) == {1: "discarded", 2: "done"}
 
 
 class Unspeakable(Exception):
@@ -266,13 +266,13 @@ def test_paused_past_its_lease(
     Relay(using=using).send_batch()
     assert got() == [1, 1, 2]
     assert len({message.message_id for message in Broker.got}) == 2
-    assert states(using) == {1: "sent", 2: "pending"}
+    assert states(using) == {1: "done", 2: "pending"}
     assert OutboxMessage.objects.using(using).get(payload="2").attempts == 1
     assert "after its lease was over" in caplog.text
     make_due(using)
     other.drain()
     assert got() == [1, 1, 2, 2]
-    assert states(using) == {1: "sent", 2: "sent"}
+    assert states(using) == {1: "done", 2: "done"}
 
 
 @every_kind
@@ -286,7 +286,7 @@ def test_slow_broker(using: str, group: str | None, monkeypatch: pytest.MonkeyPa
     relay = Relay(using=using, lease=timedelta(seconds=8))
     assert relay.send_batch() == 2
     assert set(OutboxMessage.objects.using(using).values_list("attempts", "error")) == {(0, "")}
-    assert sorted(states(using).values()) == ["pending"] * 3 + ["sent"] * 2
+    assert sorted(states(using).values()) == ["done"] * 2 + ["pending"] * 3
     assert Relay(using=using).drain() == 3
     assert got() == [1, 2, 3, 4, 5]
     assert relay.refused == 0

@@ -156,12 +156,12 @@ def test_sent_twice(using: str) -> None:
     OutboxMessage.objects.using(using).update(state="pending", process_after=LONG_AGO)
     Relay(using=using).drain()
     assert len(CALLS) == 1
-    assert OutboxMessage.objects.using(using).get().state == "sent"
+    assert OutboxMessage.objects.using(using).get().state == "done"
 
 
 @each_end
 def test_exit(using: str, how: str) -> None:
-    """A function that would end the process has failed: the relay goes on, and blocks it."""
+    """A function that would end the process has failed: the relay goes on, and it is dead."""
     with override_settings(
         IDEMPOTENCY={
             **settings.IDEMPOTENCY,
@@ -173,10 +173,10 @@ def test_exit(using: str, how: str) -> None:
             after_commit(ship, 17)
         relay(using)
     assert sorted(OutboxMessage.objects.using(using).values_list("state", flat=True)) == [
-        "blocked",
-        "sent",
+        "dead",
+        "done",
     ]
-    assert ENDS[how] in OutboxMessage.objects.using(using).get(state="blocked").error
+    assert ENDS[how] in OutboxMessage.objects.using(using).get(state="dead").error
 
 
 def test_resumed(using: str) -> None:
@@ -190,7 +190,7 @@ def test_resumed(using: str) -> None:
     assert first == (17, second[1], 1)
     assert second[2] == 2
     message = OutboxMessage.objects.using(using).get()
-    assert (message.state, message.attempts) == ("sent", 1)
+    assert (message.state, message.attempts) == ("done", 1)
 
 
 def test_one_identity(using: str) -> None:
@@ -313,18 +313,18 @@ def test_forged(using: str, changes: dict[str, Any], caplog: pytest.LogCaptureFi
     rewrite(using, **changes)
     Relay(using=using).drain()
     message = OutboxMessage.objects.using(using).get()
-    assert message.state == "blocked"
+    assert message.state == "dead"
     assert "SECRET_KEY" in message.error
     assert CALLS == []
 
 
 @pytest.mark.parametrize("payload", ['"text"', "[]", "null", "{}"])
 def test_no_call(using: str, payload: str) -> None:
-    """A message of this topic that is no call is blocked, and harms nobody."""
+    """A message of this topic that is no call is dead-lettered, and harms nobody."""
     with transaction.atomic(using=using):
         publish("after_commit", json.loads(payload), type="os:abort")
     Relay(using=using).drain()
-    assert OutboxMessage.objects.using(using).get().state == "blocked"
+    assert OutboxMessage.objects.using(using).get().state == "dead"
 
 
 def test_secret_key_replaced(using: str) -> None:
@@ -389,7 +389,7 @@ def test_at_once(using: str) -> None:
         assert len(CALLS) == 1
         relay(using)
     assert len(CALLS) == 1
-    assert OutboxMessage.objects.using(using).get().state == "sent"
+    assert OutboxMessage.objects.using(using).get().state == "done"
 
 
 def test_at_once_fails(using: str, caplog: pytest.LogCaptureFixture) -> None:

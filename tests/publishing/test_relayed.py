@@ -64,7 +64,7 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
     assert set(OutboxMessage.objects.values_list("state", flat=True)) == {"pending"}
     OutboxMessage.objects.update(process_after=LONG_AGO)  # its lease is over
     assert relayed(broker) == 0
-    assert set(OutboxMessage.objects.values_list("state", flat=True)) == {"sent"}
+    assert set(OutboxMessage.objects.values_list("state", flat=True)) == {"done"}
 
     twice = "fifo" not in request.node.name  # there SQS itself drops what is sent again
     events = broker.events(len(ids) * (2 if twice else 1))
@@ -88,7 +88,7 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
         (Refused("busy", delay=600), "pending", 1, timedelta(seconds=590)),
         (Deferred("busy", delay=600), "pending", 0, timedelta(seconds=590)),
         (Away("gone"), "pending", 0, timedelta(0)),
-        (Refused("gone", final=True), "blocked", 1, None),
+        (Refused("gone", final=True), "dead", 1, None),
     ],
 )
 @pytest.mark.parametrize("group", [None, "a"])
@@ -146,7 +146,7 @@ def test_left_to_others() -> None:
             publish("orders", {}, **publish_late)
         assert Relay().drain() == 0
     message = OutboxMessage.objects.get()
-    assert (message.state, message.process_after, message.sequence) == ("left", None, 1)
+    assert (message.state, message.process_after, message.sequence) == ("external", None, 1)
     assert message.purge_at - message.created_at == timedelta(hours=2)
 
 

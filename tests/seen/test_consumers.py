@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from idempotency_django import signals
-from idempotency_django.errors import FingerprintMismatch, MessageParked, StoreUnavailable
+from idempotency_django.errors import DeadLettered, FingerprintMismatch, StoreUnavailable
 from idempotency_django.messaging.consumers import Consumer, Duplicate, Failed, Handled
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.seen import InProcessBloom, SeenFilter
@@ -199,11 +199,11 @@ def test_marked_after_the_commit(using: str) -> None:
     assert consumer.handle(event(1)) == Handled("1")
 
 
-def test_parked(using: str) -> None:
-    """What is parked stays so, whatever the filter says."""
+def test_dead(using: str) -> None:
+    """What is dead-lettered stays so, whatever the filter says."""
     consumer = clicks(using, Saying(answer=True), max_attempts=1)
     for _ in range(2):
-        with pytest.raises(MessageParked):
+        with pytest.raises(DeadLettered):
             consumer.handle(event(1, "fails"))
     assert effects(using) == {}
 

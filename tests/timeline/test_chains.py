@@ -21,11 +21,11 @@ from django.utils import timezone
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.errors import MessageParked, UnknownEventType
+from idempotency_django.errors import DeadLettered, UnknownEventType
 from idempotency_django.functions import idempotent_call
 from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.dead_letters import park
+from idempotency_django.messaging.dead_letters import keep
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish
@@ -375,8 +375,8 @@ def at(columns: dict[str, Any]) -> dict[str, Any]:
             ["published to the outbox", "due again, after 2 attempts"],
         ),
         (
-            {"state": "blocked", "sent_at": None, "attempts": 5},
-            ["published to the outbox", "is blocked, after 5 attempts"],
+            {"state": "dead", "sent_at": None, "attempts": 5},
+            ["published to the outbox", "is dead, after 5 attempts"],
         ),
         (
             {"purge_at": timedelta(days=7)},
@@ -393,14 +393,17 @@ def test_message_sent(columns: dict[str, Any], told: list[str]) -> None:
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ({}, ["received", "handled"]),
-        ({"attempts": 2, "state": "parked"}, ["received", "parked in attempt 2"]),
+        ({}, ["received", "done"]),
+        ({"attempts": 2, "state": "dead"}, ["received", "dead in attempt 2"]),
         (
             {"state": "pending", "processed_at": None, "process_after": timedelta(minutes=1)},
             ["received", "due again, after 1 attempt"],
         ),
-        ({"state": "held", "processed_at": None, "attempts": 0}, ["received", "is held"]),
-        ({"purge_at": timedelta(days=7)}, ["received", "handled", "may be purged"]),
+        (
+            {"state": "dead", "is_suspect": True, "processed_at": None, "attempts": 0},
+            ["received", "is dead"],
+        ),
+        ({"purge_at": timedelta(days=7)}, ["received", "done", "may be purged"]),
     ],
 )
 def test_message_received(columns: dict[str, Any], told: list[str]) -> None:
@@ -411,9 +414,9 @@ def test_message_received(columns: dict[str, Any], told: list[str]) -> None:
     assert "at an unknown time" not in {entry.age for entry in entries}
 
 
-@pytest.mark.parametrize("state", ["blocked", "skipped", "left"])
+@pytest.mark.parametrize("state", ["dead", "discarded", "external"])
 def test_time_of_a_state_of_the_outbox(state: str) -> None:
-    """No column says when a message was blocked, so the timeline gives no time, and not the time at
+    """No column says when a message died, so the timeline gives no time, and not the time at
     which one looks.
     """
     message = published(state=state, sent_at=None, attempts=1)
@@ -423,12 +426,12 @@ def test_time_of_a_state_of_the_outbox(state: str) -> None:
 
 
 def test_time_of_a_state_of_the_inbox() -> None:
-    """A message is held since it came in; no column says since when one is parked."""
-    held = received(state="held", processed_at=None, attempts=0)
+    """A suspect is dead since it came in; no column says since when another one is."""
+    held = received(state="dead", is_suspect=True, processed_at=None, attempts=0)
     assert [entry.at for entry in traced(held.message_id).entries] == [held.received_at] * 2
-    InboxMessage.objects.update(state="parked", attempts=4)
+    InboxMessage.objects.update(is_suspect=False, attempts=4)
     _, last = traced(held.message_id).entries
-    assert (last.what, last.at, last.timed) == ("is parked, after 4 attempts", None, False)
+    assert (last.what, last.at, last.timed) == ("is dead, after 4 attempts", None, False)
 
 
 def test_inbox_to_record() -> None:
@@ -442,8 +445,8 @@ def test_inbox_to_record() -> None:
 
 @pytest.mark.parametrize("event_id", ["e-1", "évent 1"])
 @pytest.mark.parametrize("sender", ["", "peer|7"])
-def test_parked(sender: str, event_id: str) -> None:
-    """A message that a consumer has parked belongs to the record of the attempts at it."""
+def test_dead(sender: str, event_id: str) -> None:
+    """A message that a consumer has dead-lettered belongs to the record of the attempts at it."""
     billing = Consumer("billing", max_attempts=1, federated=bool(sender))
 
     @billing.on("order.paid")
@@ -451,27 +454,27 @@ def test_parked(sender: str, event_id: str) -> None:
         raise LookupError
 
     event = Event(id=event_id, source="/orders?é", type="order.paid")
-    with pytest.raises(MessageParked) as raised:
+    with pytest.raises(DeadLettered) as raised:
         billing.handle(event, sender=sender)
-    park(billing, event, raised.value, sender=sender)
-    parked, made = InboxMessage.objects.get(), IdempotencyKey.objects.get()
+    keep(billing, event, raised.value, sender=sender)
+    dead, made = InboxMessage.objects.get(), IdempotencyKey.objects.get()
     # Of an id that is hashed, the record does not tell what it was.
-    for row in (parked,) if event_id != "e-1" or sender else (parked, made):
+    for row in (dead,) if event_id != "e-1" or sender else (dead, made):
         timeline = traced(*named(row).split(" ", 1))
         assert titles(timeline) == [
             (0, "billing order.paid"),
             (1, "order.paid from consumer:billing"),
         ]
-    assert [entry.what for entry in timeline.entries if entry.member.row == parked] == [
-        "parked by its consumer"
+    assert [entry.what for entry in timeline.entries if entry.member.row == dead] == [
+        "dead-lettered by its consumer"
     ]
 
 
 @pytest.mark.parametrize("entry", ["local", {"BACKEND": "local", "SOURCE": "/shop?é"}])
 @pytest.mark.parametrize("sender", ["", "peer|7"])
-def test_parked_for_its_type(entry: Any, sender: str, settings: Any) -> None:
-    """A message that was parked because no handler has its type belongs to the message of the
-    outbox that its event names, unless a stranger has sent it.
+def test_dead_for_its_type(entry: Any, sender: str, settings: Any) -> None:
+    """A dead letter of a type without a handler belongs to the message of the outbox
+    that its event names, unless a stranger has sent it.
     """
     settings.IDEMPOTENCY = {"OUTBOX": {"orders": entry}}
     billing = Consumer("billing", federated=bool(sender))
@@ -481,17 +484,17 @@ def test_parked_for_its_type(entry: Any, sender: str, settings: Any) -> None:
     event = Event(id=message.message_id, source=source, type="order.paid", extensions=causes)
     with pytest.raises(UnknownEventType) as raised:
         billing.handle(event, sender=sender)
-    park(billing, event, raised.value, sender=sender)
-    parked = InboxMessage.objects.get()
+    keep(billing, event, raised.value, sender=sender)
+    dead = InboxMessage.objects.get()
     alone = [(0, "order.paid to orders")], [(0, "order.paid from consumer:billing")]
     linked = [(0, "order.paid to orders"), (1, "order.paid from consumer:billing")]
-    told = tuple(titles(traced(*named(row).split(" ", 1))) for row in (message, parked))
+    told = tuple(titles(traced(*named(row).split(" ", 1))) for row in (message, dead))
     assert told == (alone if sender else (linked, linked))
 
 
-def test_parked_unread() -> None:
-    """What was parked because it is no event has no cause."""
-    broken = received(source="consumer:billing", body=b"no event", state="parked")
+def test_dead_unread() -> None:
+    """What was dead-lettered because it is no event has no cause."""
+    broken = received(source="consumer:billing", body=b"no event", state="dead")
     assert titles(traced(broken.message_id)) == [(0, "invoice.paid from consumer:billing")]
 
 

@@ -55,7 +55,7 @@ def test_text() -> None:
     assert causes.splitlines() == [
         "Causes",
         "* [1] POST /orders/ (record, completed): order-17  user:1|POST /api/charges/",
-        "  [2]   order.paid to orders (outbox message, sent): m-1  outbox:orders",
+        "  [2]   order.paid to orders (outbox message, done): m-1  outbox:orders",
         "  [3]     billing order.paid (record, completed): m-1  consumer:billing:/orders",
     ]
     heading, *lines = timeline.splitlines()

@@ -37,9 +37,9 @@ def effects() -> Counter[str]:
     return Counter(Effect.objects.values_list("reference", flat=True))
 
 
-def parked() -> dict[str, tuple[str, bytes]]:
-    """What is parked, by its type: the error and the body."""
-    rows = InboxMessage.objects.filter(source="consumer:billing", state="parked")
+def dead() -> dict[str, tuple[str, bytes]]:
+    """What is dead-lettered, by its type: the error and the body."""
+    rows = InboxMessage.objects.filter(source="consumer:billing", state="dead")
     return {row.type: (row.error, bytes(row.body)) for row in rows}
 
 
@@ -63,16 +63,16 @@ class Billing:
 
 
 def test_every_end(broker: Broker) -> None:
-    """One effect for each event, and what cannot be handled is parked, so the broker may forget."""
+    """One effect for each event, and what cannot be handled is kept, so the broker may forget."""
     billing = Billing()
     broker.publish(paid("a"), paid("b", data={"fails": 1}), paid("a"), MALFORMED)
     broker.publish(paid("p", type="order.poison"), paid("u", type="order.lost"))
     broker.publish_binary(paid("binary", subject='100 % "Käse"', data={"order": "ü"}))
-    broker.drain(billing.consumer, lambda: len(effects()) == 3 and len(parked()) == 3)
+    broker.drain(billing.consumer, lambda: len(effects()) == 3 and len(dead()) == 3)
     assert effects() == {"a": 1, "b": 1, "binary": 1}
     assert billing.starts == {"a": 1, "b": 2, "p": 2, "binary": 1}
     assert broker.left() == 0
-    kept = parked()
+    kept = dead()
     assert kept[""][1] == MALFORMED
     assert kept["order.poison"][0].endswith("ValueError: poison")
     assert Event.from_json(kept["order.lost"][1]) == paid("u", type="order.lost")
@@ -131,8 +131,8 @@ def test_batches(broker: Broker) -> None:
 
 @pytest.mark.parametrize("transport", ["kafka", "rabbitmq", "sqs"])
 def test_without_the_app(place: Any, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no table to park messages in, the broker keeps them in its dead letters."""
-    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
+    """Where there is no table for them, the broker keeps them in its dead letters."""
+    monkeypatch.setattr(dead_letters, "can_keep", lambda: False)
     billing, broker = Billing(), place(transport)
     lost = paid("u", type="order.lost")
     broker.publish(MALFORMED, lost, paid("a"))
@@ -167,7 +167,7 @@ def test_unavailable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     broker.drain(billing.consumer, lambda: bool(effects()), pause=0.05, longest_pause=0.05)
     assert effects() == {"a": 1}
     assert len(set(calls)) == 1
-    assert (broker.left(), broker.dead(), parked()) == (0, [], {})
+    assert (broker.left(), broker.dead(), dead()) == (0, [], {})
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_no_place_for_dead_letters(
     place: Any, transport: str, told: str, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a place for what cannot be handled, a consumer does not start: nothing is lost."""
-    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_keep", lambda: False)
     broker = place(transport, **({"redrive": False} if transport == "sqs" else {}))
     broker.publish(paid("a"), MALFORMED, paid("u", type="order.lost"))
     with pytest.raises(ImproperlyConfigured, match=told):
@@ -196,7 +196,7 @@ def test_dead_letters_of_rabbitmq(place: Any, monkeypatch: pytest.MonkeyPatch) -
     """A dead letter is the message as it came, with the reason; no property of it makes RabbitMQ
     refuse it, let it expire or send it elsewhere.
     """
-    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_keep", lambda: False)
     broker = place("rabbitmq")
     event = paid("u", type="order.lost")
     headers, body = event.to_http()
@@ -248,7 +248,7 @@ def test_a_message_that_would_fill_the_memory(place: Any) -> None:
     broker.publish_raw(bomb, {"compression": "gzip"}, "application/json")
     tracemalloc.start()
     try:
-        broker.drain(billing.consumer, lambda: bool(parked()))
+        broker.drain(billing.consumer, lambda: bool(dead()))
         peaks.append(tracemalloc.get_traced_memory()[1])
     finally:
         tracemalloc.stop()
@@ -261,7 +261,7 @@ def test_too_large(broker: Broker) -> None:
     billing = Billing()
     fits = paid("a")
     broker.publish(paid("large", data={"filler": "x" * 10_000}), fits)
-    until = lambda: bool(effects()) and bool(parked())  # noqa: E731
+    until = lambda: bool(effects()) and bool(dead())  # noqa: E731
     broker.drain(billing.consumer, until, max_body_bytes=len(fits.to_json()))
     assert effects() == {"a": 1}
     assert "max_body_bytes" in InboxMessage.objects.get().error
@@ -315,7 +315,7 @@ def test_properties_that_cannot_be_read(place: Any, which: str, body: bytes) -> 
     broker.publish(paid("a"))
     broker.publish_frames(UNREADABLE[which], body)
     broker.publish(paid("b"))
-    broker.drain(billing.consumer, lambda: len(effects()) == 2 and bool(parked()))
+    broker.drain(billing.consumer, lambda: len(effects()) == 2 and bool(dead()))
     assert effects() == {"a": 1, "b": 1}
     assert broker.left() == 0
     kept = InboxMessage.objects.get()
@@ -332,7 +332,7 @@ def test_nested_headers(place: Any, levels: int) -> None:
         properties(0x2000, table(short(b"a") + nested(levels))), paid("a").to_json().encode()
     )
     broker.publish(paid("b"))
-    until = lambda: len(effects()) + len(parked()) == 2  # noqa: E731
+    until = lambda: len(effects()) + len(dead()) == 2  # noqa: E731
     broker.drain(billing.consumer, until)
     assert effects()["b"] == 1
     assert broker.left() == 0
@@ -342,8 +342,8 @@ def test_nested_headers(place: Any, levels: int) -> None:
 def test_dead_letters_that_cannot_be_read(
     place: Any, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a message is a dead letter like others where there is no table to park it in."""
-    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
+    """Such a message is a dead letter like others where there is no table to dead-letter it in."""
+    monkeypatch.setattr(dead_letters, "can_keep", lambda: False)
     billing, broker = Billing(), place("rabbitmq")
     broker.publish_frames(UNREADABLE[which], MALFORMED)
     broker.publish(paid("b"))

@@ -105,7 +105,7 @@ def test_a_failure_is_delivered_again() -> None:
 
 @pytest.mark.parametrize("remaining", [None, 0.0, 7.5, 10_000.0])
 def test_in_progress_elsewhere(remaining: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody else handles is delivered after their lease, and never counted or parked."""
+    """What somebody else handles is delivered after their lease, and never counted or dead."""
     error = OperationInProgress()
     error.remaining = remaining
     billing = Billing(max_attempts=1)
@@ -146,40 +146,40 @@ def test_the_database_stays_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.run(billing.consumer) == ["open", "release a", "close"]
 
 
-def test_parking_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message is not forgotten before it is parked."""
-    real = dead_letters.park_raw
+def test_dead_letter_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is not forgotten before it is dead-lettered."""
+    real = dead_letters.keep_raw
     outage = raising(*[OperationalError("gone")] * 4)  # the message, and the trial after it, twice
 
-    def park_raw(*arguments: Any) -> None:
+    def keep_raw(*arguments: Any) -> None:
         outage()
         real(*arguments)
 
-    monkeypatch.setattr(dead_letters, "park_raw", park_raw)
+    monkeypatch.setattr(dead_letters, "keep_raw", keep_raw)
     done = Memory(message(b"{")).run(Billing().consumer)
     assert done == ["open", *["beat ?"] * 2, "acknowledge ?", "close"]
     assert InboxMessage.objects.get().source == "consumer:billing"
 
 
 @pytest.mark.parametrize("error", [OperationalError("too large"), DataError("too large")])
-def test_a_message_that_cannot_be_parked(
+def test_a_message_that_no_table_takes(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the database does not take, although it takes others, stays at its broker, and holds up
     nobody.
     """
-    real = dead_letters.park_raw
+    real = dead_letters.keep_raw
 
-    def park_raw(consumer: Consumer, place: str, body: bytes, *arguments: Any) -> None:
+    def keep_raw(consumer: Consumer, place: str, body: bytes, *arguments: Any) -> None:
         real(consumer, place, body, *arguments)
         if len(body) > 100:
             raise error
 
-    monkeypatch.setattr(dead_letters, "park_raw", park_raw)
+    monkeypatch.setattr(dead_letters, "keep_raw", keep_raw)
     memory = Memory(message(b"x" * 200, "large"), message(b"{", "small"), message(paid("a")))
     done = memory.run(Billing().consumer)
     assert done == ["open", "postpone large", "acknowledge small", "acknowledge a", "close"]
-    assert "large (200 bytes) cannot be parked" in caplog.text
+    assert "large (200 bytes) cannot be dead-lettered" in caplog.text
     assert "a trial" not in {row.message_id.partition("#")[0] for row in InboxMessage.objects.all()}
 
 
@@ -196,13 +196,16 @@ def test_larger_than_a_packet() -> None:
 
 @pytest.mark.parametrize(
     ("unknown", "done"),
-    [("park", ["acknowledge u", "acknowledge a"]), ("ignore", ["acknowledge u", "acknowledge a"])],
+    [
+        ("dead_letter", ["acknowledge u", "acknowledge a"]),
+        ("ignore", ["acknowledge u", "acknowledge a"]),
+    ],
 )
 def test_unknown_types(unknown: str, done: list[str]) -> None:
-    """An event without a handler is parked or ignored, as the option says."""
+    """An event without a handler is dead-lettered or ignored, as the option says."""
     memory = Memory(message(paid("u", type="order.lost")), message(paid("a")))
     assert memory.run(Billing().consumer, unknown=unknown) == ["open", *done, "close"]
-    assert InboxMessage.objects.count() == (unknown == "park")
+    assert InboxMessage.objects.count() == (unknown == "dead_letter")
 
 
 def test_unknown_types_stop() -> None:
@@ -215,8 +218,8 @@ def test_unknown_types_stop() -> None:
 
 
 def test_without_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a table to park in, the broker keeps what is not acknowledged, its neighbours are."""
-    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
+    """Without a table, the broker keeps what is not acknowledged, its neighbours are."""
+    monkeypatch.setattr(dead_letters, "can_keep", lambda: False)
     memory = Memory(message(b"{"), message(paid("a")))
     assert memory.run(Billing().consumer, batch=2) == [
         "open",
@@ -228,7 +231,7 @@ def test_without_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_broker_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the broker has no place either, the loop ends, and acknowledges its neighbours first."""
-    monkeypatch.setattr(dead_letters, "can_park", lambda: False)
+    monkeypatch.setattr(dead_letters, "can_keep", lambda: False)
     memory = Memory(message(b"{"), message(paid("a")))
     memory.when["reject"] = raising(ImproperlyConfigured("no place"))
     with pytest.raises(ImproperlyConfigured, match="no place"):
@@ -333,7 +336,7 @@ def test_signals() -> None:
 
 
 def test_several_senders() -> None:
-    """A federated consumer is told who sent a message, also within a batch; parked ones keep it."""
+    """A federated consumer is told who sent a message, also in a batch; dead letters keep it."""
     ledger = Consumer("ledger", federated=True, max_attempts=1)
     seen: list[str] = []
 
@@ -364,7 +367,7 @@ def test_other_envelopes() -> None:
 @pytest.mark.parametrize("number", ["\ud800", "\x00", "ü" * 300])
 @pytest.mark.parametrize("kind", ["order.paid", "order.\x00lost" + "t" * 300])
 def test_odd_events(number: str, kind: str) -> None:
-    """Whatever is in an event, it is handled or parked; none of them stops the loop."""
+    """Whatever is in an event, it is handled or dead-lettered; none of them stops the loop."""
     event = paid(number, type=kind, subject=number, data={"text": number})
     memory = Memory(*[message(event, "odd")] * 5)
     done = memory.run(Billing(max_attempts=3).consumer)
@@ -373,7 +376,7 @@ def test_odd_events(number: str, kind: str) -> None:
 
 
 def test_data_that_json_cannot_say() -> None:
-    """An event that a function of the project made badly is parked as the message that came."""
+    """An event that a function of the project made badly is kept as the message that came."""
     event = paid("a", type="order.lost", data={1, 2})
     memory = Memory(message(b"raw", "place"))
     memory.run(Billing().consumer, event=lambda native: event)
@@ -381,30 +384,30 @@ def test_data_that_json_cannot_say() -> None:
 
 
 def test_another_event_under_its_id() -> None:
-    """What has the id of another event is kept beside what was parked under that id."""
+    """What has the id of another event is kept beside what was dead-lettered under that id."""
     billing = Billing(max_attempts=1)
     billing.fail = raising(ValueError("poison"))
     first, second = paid("a", data=1), paid("a", data=2)
     consumer = billing.consumer
     for event, error in [(first, ValueError()), (first, ValueError())]:
-        dead_letters.park(consumer, event, error)
+        dead_letters.keep(consumer, event, error)
     for event in (second, second):
-        dead_letters.park(consumer, event, FingerprintMismatch())
+        dead_letters.keep(consumer, event, FingerprintMismatch())
     bodies = {bytes(row.body).decode() for row in InboxMessage.objects.all()}
     assert bodies == {first.to_json(), second.to_json()}
     assert InboxMessage.objects.count() == 2
 
 
-@pytest.mark.parametrize(("before", "after"), [("handled", "parked"), ("pending", "pending")])
-def test_parked_again(before: str, after: str) -> None:
-    """One that was handled is parked again; one that an operator has sent on its way is not."""
+@pytest.mark.parametrize(("before", "after"), [("done", "dead"), ("pending", "pending")])
+def test_dead_again(before: str, after: str) -> None:
+    """One that was handled is dead again; one that an operator has sent on its way is not."""
     consumer = Billing().consumer
-    dead_letters.park(consumer, paid("a"), ValueError("first"))
+    dead_letters.keep(consumer, paid("a"), ValueError("first"))
     InboxMessage.objects.update(state=before)
-    dead_letters.park(consumer, paid("a"), ValueError("second"))
+    dead_letters.keep(consumer, paid("a"), ValueError("second"))
     row = InboxMessage.objects.get()
     assert row.state == after
-    assert row.error == ("ValueError: second" if after == "parked" else "ValueError: first")
+    assert row.error == ("ValueError: second" if after == "dead" else "ValueError: first")
 
 
 def test_connections_are_closed() -> None:
@@ -468,8 +471,8 @@ def leave(event: Event) -> None:
 def test_whatever_a_handler_raises(
     fail: Any, told: str, mode: Any, batch: int, redelivered: bool
 ) -> None:
-    """Whatever a handler does on one message is that message's failure: it is parked with it after
-    its attempts, and the others are handled.
+    """Whatever a handler does on one message is that message's failure: it is dead after its
+    attempts, and the others are handled.
     """
     billing = Billing(max_attempts=2, policy=Policy(mode=mode))
     billing.fail = lambda event: fail(event) if event.id == "p" else None
@@ -478,7 +481,7 @@ def test_whatever_a_handler_raises(
     memory.run(billing.consumer, batch=batch)
     assert {*effects()} >= {"a", "b", "c"}
     row = InboxMessage.objects.get()
-    assert "is parked by" in row.error
+    assert "is dead-lettered by" in row.error
     assert told in row.error
     record = IdempotencyKey.objects.get(key="p")
     assert (record.hold, record.attempt) == (True, 2)

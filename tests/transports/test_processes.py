@@ -191,9 +191,9 @@ def test_the_database_restarts(rabbit: Server, start: Start, tmp_path: Path) -> 
 
         with psycopg.connect(server.url) as connection:
             rows = connection.execute("SELECT reference FROM tests_effect").fetchall()
-            [(parked,)] = connection.execute(
+            [(dead,)] = connection.execute(
                 "SELECT count(*) FROM idempotency_messaging_inboxmessage"
             ).fetchall()
     assert Counter(reference for (reference,) in rows) == dict.fromkeys(numbers, 1)
-    assert (parked, broker.left(), broker.dead()) == (0, 0, [])
+    assert (dead, broker.left(), broker.dead()) == (0, 0, [])
     broker.close()

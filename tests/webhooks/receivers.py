@@ -44,10 +44,10 @@ class Stepping(WebhookReceiver):
 
 
 class Passing(Hook):
-    """One whose parked messages hold up nobody."""
+    """One whose dead letters hold up nobody."""
 
     source = "passing"
-    parked_blocks_group = False
+    dead_letters_block_group = False
 
 
 class StripeHook(WebhookReceiver):

@@ -47,7 +47,7 @@ class Hook(WebhookReceiver):
         self.event = event
         return str(event.data.get("group", ""))
 
-    def nudge(self) -> None:
+    def on_stored(self) -> None:
         strike(MOMENTS[0], self.event)
 
 

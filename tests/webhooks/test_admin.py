@@ -17,7 +17,7 @@ from tests.factories import StaffFactory
 
 from .conftest import Inbox
 from .receivers import GitHubHook, Hook, behaviour, body_of, deliver
-from .test_processing import fail, park
+from .test_processing import dead_letter, fail
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -55,7 +55,7 @@ def test_list(inbox: Inbox, settler: Client) -> None:
     assert "m-1" not in page(settler, LIST, q="-1")
     assert "m-1" not in page(settler, LIST, source="github")
     assert "m-1" in page(settler, LIST, source="shop", state__exact="pending")
-    assert "m-1" not in page(settler, LIST, state__exact="parked")
+    assert "m-1" not in page(settler, LIST, state__exact="dead")
     assert settler.get(LIST, {"body__contains": "s3cret"}).status_code in (302, 400)
 
 
@@ -97,18 +97,18 @@ def test_not_allowed(inbox: Inbox) -> None:
     assert reader.post(detail(inbox, view="delete"), {"post": "yes"}).status_code == 403
     blind = member("settle_message")
     assert blind.post(detail(inbox, view="reprocess")).status_code == 403
-    assert inbox.states() == ["handled"]
+    assert inbox.states() == ["done"]
 
 
 def test_retry(inbox: Inbox, settler: Client) -> None:
-    """A parked message is retried by a button, after a question, and that is logged."""
-    park(inbox)
+    """A dead letter is retried by a button, after a question, and that is logged."""
+    dead_letter(inbox)
     assert f'{detail(inbox, view="retry")}"' in page(settler, detail(inbox))
     assert "steps that are stored are not done again" in page(settler, detail(inbox, view="retry"))
-    assert inbox.states() == ["parked"]
+    assert inbox.states() == ["dead"]
     response = settler.post(detail(inbox, view="retry"), follow=True)
     assert messages(response) == ["1 message: handled again soon."]
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
     [entry] = LogEntry.objects.all()
     assert (entry.change_message, entry.object_id) == ("Retried.", str(inbox.row().pk))
 
@@ -137,7 +137,7 @@ def test_accept(inbox: Inbox, settler: Client) -> None:
         deliver(GitHubHook, f"m-{number}", headers={"X-GitHub-Event": "push"})
     assert "find out from the sender" in page(settler, detail(inbox, "m-2", "accept"))
     settler.post(detail(inbox, "m-2", "accept"))
-    assert process_due() == {"handled": 2}
+    assert process_due() == {"done": 2}
 
 
 def test_nothing_to_do(inbox: Inbox, settler: Client) -> None:

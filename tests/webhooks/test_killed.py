@@ -62,12 +62,12 @@ def test_chunked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(settings.ALIASES))
 def test_poison(name: str, tmp_path: Path) -> None:
-    """What kills each process that handles it is counted and parked, and leaves no effect."""
+    """What kills each process that handles it is counted and dead, and leaves no effect."""
     rows = InboxMessage.objects.using(settings.ALIASES[name])
     with site(name, tmp_path / "struck", MAX_ATTEMPTS="2") as at:
         at.until_answered("deadly", body_of(kills=True))
         at.until_answered("other", body_of())
-        eventually(lambda: rows.filter(message_id="deadly", state="parked").exists())
+        eventually(lambda: rows.filter(message_id="deadly", state="dead").exists())
         eventually(lambda: pending(name) == 0)
     assert counted(name) == {"other": 1}
     assert (tmp_path / "struck").read_text() == "poison: deadly\n" * 2

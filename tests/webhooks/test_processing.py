@@ -1,4 +1,4 @@
-"""Processing: each message that was received is handled once, in its order, or parked."""
+"""Processing: each message that was received is handled once, in its order, or dead-lettered."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from django.test import override_settings
 from django.utils import timezone
 
 from idempotency_django.errors import (
+    DeadLettered,
     FingerprintMismatch,
-    MessageParked,
     StoreUnavailable,
     UnknownEventType,
 )
@@ -32,8 +32,8 @@ from idempotency_django.messaging.inbox.processing import (
     run_inbox,
 )
 from idempotency_django.messaging.inbox.purging import purge_inbox
-from idempotency_django.messaging.inbox.settling import NotSettled, accept, reprocess, retry
 from idempotency_django.messaging.models import InboxMessage
+from idempotency_django.messaging.settling import NotSettled, accept, discard, repeat, retry
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.records import referred
 from tests.models import Effect
@@ -66,9 +66,9 @@ def record(inbox: Inbox, key: str = "m-1") -> IdempotencyKey:
 def test_handled(inbox: Inbox) -> None:
     """A message is handled once, and its record knows the message that caused it."""
     deliver(Hook, body=body_of(n=7))
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
     row, made = inbox.row(), record(inbox)
-    assert (row.state, row.attempts, row.process_after, row.error) == ("handled", 1, None, "")
+    assert (row.state, row.attempts, row.process_after, row.error) == ("done", 1, None, "")
     assert row.purge_at - row.processed_at == timedelta(days=7)
     assert (made.scope, made.operation, made.method) == (
         "webhook:shop",
@@ -95,11 +95,11 @@ def test_event(inbox: Inbox) -> None:
 def test_no_handler(inbox: Inbox) -> None:
     """A message that nobody handles is ignored, and can be reprocessed when somebody does."""
     deliver(Hook, body=body_of("order.lost"))
-    assert process_due() == {"ignored": 1}
+    assert process_due() == {"discarded": 1}
     Hook.on("order.lost")(effect)
     try:
-        reprocess(inbox.row().pk, by="ann")
-        assert process_due() == {"handled": 1}
+        repeat(inbox.row(), by="ann")
+        assert process_due() == {"done": 1}
     finally:
         Hook._handlers.pop("order.lost")
     assert inbox.effects() == ["shop m-1"]
@@ -118,7 +118,7 @@ def test_fails(inbox: Inbox) -> None:
     assert process_due() == {}
     behaviour.clear()
     inbox.due_now()
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
     assert (inbox.row().attempts, inbox.row().error) == (2, "")
     assert record(inbox).attempt == 2
     assert inbox.effects() == ["shop m-1"]
@@ -131,37 +131,37 @@ def test_pauses() -> None:
         assert longest / 2 <= pause <= longest
 
 
-def park(inbox: Inbox, receiver: Any = Hook) -> None:
+def dead_letter(inbox: Inbox, receiver: Any = Hook) -> None:
     """Have a message fail as often as it may."""
     behaviour[receiver.source] = fail
     deliver(receiver)
-    for state in ("pending", "parked"):
+    for state in ("pending", "dead"):
         inbox.due_now()
         assert process_due() == {state: 1}
     behaviour.clear()
 
 
-def test_parked(inbox: Inbox) -> None:
-    """After max_attempts failures a message is parked, and a retry is one more attempt."""
-    park(inbox)
+def test_dead(inbox: Inbox) -> None:
+    """After max_attempts failures a message is dead-lettered, and a retry is one more attempt."""
+    dead_letter(inbox)
     row = inbox.row()
-    assert (row.state, row.process_after, row.purge_at) == ("parked", None, None)
+    assert (row.state, row.process_after, row.purge_at) == ("dead", None, None)
     assert row.error == "ConnectionError: The warehouse does not answer."
     assert record(inbox).hold
     assert process_due() == {}
-    retry(row.pk, by="ann")
+    retry(row, by="ann")
     assert "ann" in record(inbox).error
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
     assert record(inbox).attempt == 3
     assert inbox.effects() == ["shop m-1"]
 
 
-def test_parked_again(inbox: Inbox) -> None:
-    """A retry that fails is parked again."""
-    park(inbox)
+def test_dead_again(inbox: Inbox) -> None:
+    """A retry that fails is dead-lettered again."""
+    dead_letter(inbox)
     behaviour["shop"] = fail
-    retry(inbox.row().pk, by="ann")
-    assert process_due() == {"parked": 1}
+    retry(inbox.row(), by="ann")
+    assert process_due() == {"dead": 1}
     assert inbox.row().error == "ConnectionError: The warehouse does not answer."
 
 
@@ -183,19 +183,19 @@ def test_retry_resumes(inbox: Inbox) -> None:
 
     Stepping._handlers["order.paid"] = Handler(failing)
     try:
-        for state in ("pending", "parked"):
+        for state in ("pending", "dead"):
             inbox.due_now()
             assert process_due() == {state: 1}
     finally:
         Stepping._handlers["order.paid"] = handler
-    retry(inbox.row().pk, by="ann")
-    assert process_due() == {"handled": 1}
+    retry(inbox.row(), by="ann")
+    assert process_due() == {"done": 1}
     assert inbox.effects() == ["steps m-1"]
     assert inbox.row().purge_at is None  # its ttl is None
     assert len({*keys}) == 1
 
 
-def test_reprocess(inbox: Inbox) -> None:
+def test_repeat(inbox: Inbox) -> None:
     """Reprocessing is a further attempt from the beginning, with the same derived keys."""
     seen = []
 
@@ -205,10 +205,10 @@ def test_reprocess(inbox: Inbox) -> None:
     behaviour["shop"] = note
     deliver(Hook)
     process_due()
-    reprocess(inbox.row().pk, by="ann")
+    repeat(inbox.row(), by="ann")
     assert inbox.row().state == "pending"
     assert deliver(Hook).status_code == 200  # a redelivery changes nothing
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
     assert [attempt for attempt, _ in seen] == [1, 2]
     assert seen[0][1] == seen[1][1]
     assert inbox.effects() == ["shop m-1"] * 2
@@ -218,17 +218,37 @@ def test_refused(inbox: Inbox) -> None:
     """What cannot be done to a message in its state is refused, and changes nothing."""
     deliver(Hook)
     [row] = inbox.rows()
-    for action in (reprocess, accept):
+    for action in (repeat, accept):
         with pytest.raises(NotSettled, match="is pending now"):
-            action(row.pk, by="ann")
+            action(row, by="ann")
     process_due()
     for action in (retry, accept):
-        with pytest.raises(NotSettled, match="is handled now"):
-            action(row.pk, by="ann")
+        with pytest.raises(NotSettled, match="is done now"):
+            action(row, by="ann")
     with pytest.raises(NotSettled, match="deleted"):
-        retry(row.pk + 1, by="ann")
-    assert inbox.states() == ["handled"]
+        retry(InboxMessage(pk=row.pk + 1), by="ann")
+    assert inbox.states() == ["done"]
     assert inbox.effects() == ["shop m-1"]
+
+
+def test_discard(inbox: Inbox) -> None:
+    """A dead letter that is discarded is never handled and may be purged; its group goes on."""
+    behaviour["shop"] = lambda event, _: fail(event, _) if event.id == "m-1" else None
+    for number in (1, 2):
+        deliver(Hook, f"m-{number}", body_of(group="a"))
+    for state in ("pending", "dead"):
+        inbox.due_now()
+        assert process_due() == {state: 1}
+    discard(inbox.row(), by="ann")
+    assert inbox.row().purge_at is not None
+    assert process_due() == {"done": 1}
+    assert inbox.states() == ["discarded", "done"]
+    with pytest.raises(NotSettled, match="is discarded now"):
+        retry(inbox.row(), by="ann")
+    behaviour.clear()
+    repeat(inbox.row(), by="ann")
+    assert process_due() == {"done": 1}
+    assert inbox.effects() == ["shop m-2", "shop m-1"]
 
 
 def test_retry_now(inbox: Inbox) -> None:
@@ -237,8 +257,8 @@ def test_retry_now(inbox: Inbox) -> None:
     deliver(Hook)
     process_due()
     behaviour.clear()
-    retry(inbox.row().pk, by="ann")
-    assert process_due() == {"handled": 1}
+    retry(inbox.row(), by="ann")
+    assert process_due() == {"done": 1}
 
 
 def test_nobody_there(inbox: Inbox) -> None:
@@ -248,11 +268,11 @@ def test_nobody_there(inbox: Inbox) -> None:
     assert process_due() == {"pending": 1}
     assert "'gone'" in inbox.row().error
     with pytest.raises(NotSettled, match="'gone'"):
-        inbox.rows().update(state="handled")
-        reprocess(inbox.row().pk, by="ann")
+        inbox.rows().update(state="done")
+        repeat(inbox.row(), by="ann")
     inbox.rows().update(source="shop", state="pending")
     inbox.due_now()
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
     assert inbox.effects() == ["shop m-1"]
 
 
@@ -261,7 +281,7 @@ def test_order(inbox: Inbox) -> None:
     for number in range(8):
         deliver(Hook, f"m-{number}", body_of(group="ab"[number % 2], n=number))
     behaviour["shop"] = lambda event, execution: fail(event, execution) if event.id == "m-2" else 0
-    assert process_due(batch=5) == {"handled": 5, "pending": 1}
+    assert process_due(batch=5) == {"done": 5, "pending": 1}
     assert inbox.effects() == [f"shop m-{n}" for n in (0, 1, 3, 5, 7)]
     behaviour.clear()
     inbox.due_now()
@@ -270,20 +290,20 @@ def test_order(inbox: Inbox) -> None:
 
 
 @pytest.mark.parametrize("receiver", [Hook, Passing])
-def test_parked_in_a_group(inbox: Inbox, receiver: Any) -> None:
-    """A parked message holds up its group, unless the receiver says otherwise."""
+def test_dead_letter_in_a_group(inbox: Inbox, receiver: Any) -> None:
+    """A dead letter holds up its group, unless the receiver says otherwise."""
     behaviour[receiver.source] = lambda event, _: fail(event, _) if event.id == "m-1" else None
     for number in (1, 2):
         deliver(receiver, f"m-{number}", body_of(group="a"))
     process_due()
     inbox.due_now()
     process_due()
-    expected = ["parked", "pending" if receiver is Hook else "handled"]
+    expected = ["dead", "pending" if receiver is Hook else "done"]
     assert inbox.states() == expected
     behaviour.clear()
-    retry(inbox.row().pk, by="ann")
+    retry(inbox.row(), by="ann")
     process_due()
-    assert inbox.states() == ["handled"] * 2
+    assert inbox.states() == ["done"] * 2
 
 
 def test_batches_do_not_overlap(inbox: Inbox) -> None:
@@ -307,9 +327,9 @@ def test_batches_do_not_overlap(inbox: Inbox) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(tallies, Counter())["handled"] == 60
+    assert sum(tallies, Counter())["done"] == 60
     assert Counter(inbox.effects()) == {f"shop m-{n}": 1 for n in range(60)}
-    assert {*inbox.states()} == {"handled"}
+    assert {*inbox.states()} == {"done"}
 
 
 def test_late_owner(inbox: Inbox) -> None:
@@ -317,13 +337,13 @@ def test_late_owner(inbox: Inbox) -> None:
     deliver(Hook)
     [late] = claim((), 1)
     inbox.due_now()  # its claim is over
-    assert process_due() == {"handled": 1}
-    reprocess(inbox.row().pk, by="ann")
-    assert not mark(late, state="handled", process_after=None)
+    assert process_due() == {"done": 1}
+    repeat(inbox.row(), by="ann")
+    assert not mark(late, state="done", process_after=None)
     process(late)
     assert inbox.row().state == "pending"
     inbox.due_now()
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
     assert len(inbox.effects()) == 2
 
 
@@ -359,7 +379,7 @@ def test_in_progress(inbox: Inbox) -> None:
     thread.join()
     inbox.due_now()
     process_due()
-    assert inbox.states() == ["handled"]
+    assert inbox.states() == ["done"]
     assert inbox.effects() == ["shop m-1"]
 
 
@@ -367,8 +387,8 @@ def test_sources(inbox: Inbox) -> None:
     """Messages of some sources only can be handled."""
     deliver(Hook, "m-1")
     deliver(Passing, "m-2")
-    assert process_due(sources=["passing"]) == {"handled": 1}
-    assert inbox.states() == ["pending", "handled"]
+    assert process_due(sources=["passing"]) == {"done": 1}
+    assert inbox.states() == ["pending", "done"]
 
 
 def test_stopped(inbox: Inbox) -> None:
@@ -378,9 +398,9 @@ def test_stopped(inbox: Inbox) -> None:
     for number in range(3):
         deliver(Hook, f"m-{number}")
     run_inbox(stop, batch=3)
-    assert inbox.states() == ["handled", "pending", "pending"]
+    assert inbox.states() == ["done", "pending", "pending"]
     assert [row.attempts for row in inbox.rows()] == [1, 0, 0]
-    assert process_due() == {"handled": 2}
+    assert process_due() == {"done": 2}
 
 
 def test_without_database(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +432,7 @@ def test_purged(inbox: Inbox) -> None:
     assert [row.message_id for row in inbox.rows()] == ["m-0", "m-1", "m-3", "m-4"]
     assert purge_inbox(DAY / 2, 10) == 1
     assert purge_inbox(timedelta(0), 10) == 1
-    assert inbox.states() == ["handled", "pending"]
+    assert inbox.states() == ["done", "pending"]
 
 
 failing = Consumer("billing", max_attempts=1)
@@ -426,8 +446,8 @@ def book(event: Event, execution: Any) -> None:
         raise ConnectionError
 
 
-def test_parked_by_a_consumer(inbox: Inbox) -> None:
-    """A message that a consumer has parked is retried by that consumer."""
+def test_dead_letter_of_a_consumer(inbox: Inbox) -> None:
+    """A message that a consumer has dead-lettered is retried by that consumer."""
     event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
     behaviour["billing"] = fail
     with override_settings(
@@ -436,7 +456,7 @@ def test_parked_by_a_consumer(inbox: Inbox) -> None:
             "CONSUMERS": ["tests.webhooks.test_processing.failing"],
         }
     ):
-        with pytest.raises(Exception, match="parked"):
+        with pytest.raises(Exception, match="dead"):
             failing.handle(event)
         InboxMessage.objects.using(inbox.alias).create(
             source="consumer:billing",
@@ -444,46 +464,46 @@ def test_parked_by_a_consumer(inbox: Inbox) -> None:
             type=event.type,
             body=event.to_json().encode(),
             digest="",
-            state="parked",
+            state="dead",
             received_at=timezone.now(),
         )
         assert process_due() == {}
-        retry(inbox.row().pk, by="ann")
-        assert process_due() == {"parked": 1}
+        retry(inbox.row(), by="ann")
+        assert process_due() == {"dead": 1}
         behaviour.clear()
-        retry(inbox.row().pk, by="ann")
-        assert process_due() == {"handled": 1}
-        inbox.rows().update(source="consumer:gone", state="parked")
+        retry(inbox.row(), by="ann")
+        assert process_due() == {"done": 1}
+        inbox.rows().update(source="consumer:gone", state="dead")
         with pytest.raises(NotSettled, match="'gone'"):
-            retry(inbox.row().pk, by="ann")
+            retry(inbox.row(), by="ann")
     assert inbox.effects() == ["billing e-1"]
 
 
-@pytest.mark.parametrize("action", [retry, reprocess])
-def test_parked_for_another_event(inbox: Inbox, action: Any) -> None:
+@pytest.mark.parametrize("action", [retry, repeat])
+def test_dead_letter_for_another_event(inbox: Inbox, action: Any) -> None:
     """What an operator does to an event changes no record of another event that has its id."""
     first, second = (Event(id="e-1", source="/shop", type="order.paid", data=n) for n in (1, 2))
     consumers = {"CONSUMERS": [f"{__name__}.failing"]}
     with override_settings(IDEMPOTENCY={**settings_of(inbox), **consumers}):
         if action is retry:
             behaviour["billing"] = fail
-            with pytest.raises(MessageParked) as parked:
+            with pytest.raises(DeadLettered) as dead:
                 failing.handle(first)
-            dead_letters.park(failing, first, parked.value)
+            dead_letters.keep(failing, first, dead.value)
         else:
             failing.handle(first)
         with pytest.raises(FingerprintMismatch) as mismatch:
             failing.handle(second)
-        dead_letters.park(failing, second, mismatch.value)
+        dead_letters.keep(failing, second, mismatch.value)
         before = IdempotencyKey.objects.using(inbox.alias).values().get()
-        parked = inbox.rows().get(message_id__contains="#e-1#")
-        if action is reprocess:
-            inbox.rows().filter(pk=parked.pk).update(state="handled")
-        action(parked.pk, by="ann")
+        dead = inbox.rows().get(message_id__contains="#e-1#")
+        if action is repeat:
+            inbox.rows().filter(pk=dead.pk).update(state="done")
+        action(dead, by="ann")
         assert IdempotencyKey.objects.using(inbox.alias).values().get() == before
         behaviour.clear()
-        assert process_due() == {"parked": 1}
-        with pytest.raises(MessageParked) if action is retry else nullcontext():
+        assert process_due() == {"dead": 1}
+        with pytest.raises(DeadLettered) if action is retry else nullcontext():
             failing.handle(first)
     assert inbox.effects() == ([] if action is retry else ["billing e-1"])
 
@@ -500,8 +520,8 @@ def enter(event: Event, execution: Any) -> None:
         raise ConnectionError
 
 
-def test_parked_by_a_federated_consumer(inbox: Inbox) -> None:
-    """A parked message of several senders is retried as the one of its sender."""
+def test_dead_letter_of_a_federated_consumer(inbox: Inbox) -> None:
+    """A dead letter of several senders is retried as the one of its sender."""
     event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
     behaviour["ledger"] = fail
     with override_settings(
@@ -510,17 +530,17 @@ def test_parked_by_a_federated_consumer(inbox: Inbox) -> None:
             "CONSUMERS": ["tests.webhooks.test_processing.ledger"],
         }
     ):
-        with pytest.raises(MessageParked) as parked:
+        with pytest.raises(DeadLettered) as dead:
             ledger.handle(event, sender="north")
-        dead_letters.park(ledger, event, parked.value, sender="north")
+        dead_letters.keep(ledger, event, dead.value, sender="north")
         behaviour.clear()
-        retry(inbox.rows().get().pk, by="ann")
-        assert process_due() == {"handled": 1}
+        retry(inbox.rows().get(), by="ann")
+        assert process_due() == {"done": 1}
         assert isinstance(ledger.handle(event, sender="north"), Duplicate)
     assert inbox.effects() == ["ledger north e-1"]
 
 
-def test_parked_for_what_it_is(inbox: Inbox) -> None:
+def test_dead_letter_for_what_it_is(inbox: Inbox) -> None:
     """Retrying what is no event does nothing and says why; a type without a handler may get one."""
     lost = Event(id="e-1", source="/shop", type="order.lost", data={"n": 1})
     with override_settings(
@@ -529,14 +549,14 @@ def test_parked_for_what_it_is(inbox: Inbox) -> None:
             "CONSUMERS": ["tests.webhooks.test_processing.failing"],
         }
     ):
-        dead_letters.park_raw(failing, "orders/0/17", b"\xff", ValueError("It is not an event."))
+        dead_letters.keep_raw(failing, "orders/0/17", b"\xff", ValueError("It is not an event."))
         with pytest.raises(NotSettled, match="not JSON"):
-            retry(inbox.rows().get().pk, by="ann")
-        assert inbox.states() == ["parked"]
+            retry(inbox.rows().get(), by="ann")
+        assert inbox.states() == ["dead"]
         inbox.rows().delete()
-        dead_letters.park(failing, lost, UnknownEventType("There is no handler for it."))
-        retry(inbox.rows().get().pk, by="ann")
-        assert process_due() == {"parked": 1}
+        dead_letters.keep(failing, lost, UnknownEventType("There is no handler for it."))
+        retry(inbox.rows().get(), by="ann")
+        assert process_due() == {"dead": 1}
 
 
 @pytest.mark.parametrize(
@@ -557,10 +577,10 @@ def test_errors_that_no_column_takes(inbox: Inbox, error: Exception, text: str) 
     behaviour["shop"] = complain
     for number in (1, 2):
         deliver(Hook, f"m-{number}")
-    assert process_due() == {"pending": 1, "handled": 1}
+    assert process_due() == {"pending": 1, "done": 1}
     assert (inbox.row().attempts, inbox.row().error) == (1, text)
     inbox.due_now()
-    assert process_due() == {"parked": 1}
+    assert process_due() == {"dead": 1}
 
 
 def test_process_that_ends(inbox: Inbox) -> None:
@@ -576,18 +596,18 @@ def test_process_that_ends(inbox: Inbox) -> None:
         process_due()
     assert [row.attempts for row in inbox.rows()] == [1, 0]
     behaviour.clear()
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
 
 
 def test_exit(inbox: Inbox) -> None:
-    """A handler that calls sys.exit() has failed: its message is parked, and the others go on."""
+    """A handler that calls sys.exit() has failed: its message is dead, and the others go on."""
     behaviour["shop"] = lambda event, execution: sys.exit(3) if event.id == "m-1" else None
     for number in (1, 2):
         deliver(Hook, f"m-{number}")
-    assert process_due() == {"pending": 1, "handled": 1}
+    assert process_due() == {"pending": 1, "done": 1}
     assert "sys.exit(3)" in inbox.row().error
     inbox.due_now()
-    assert process_due() == {"parked": 1}
+    assert process_due() == {"dead": 1}
     assert "sys.exit(3)" in inbox.row().error
 
 
@@ -602,12 +622,27 @@ def test_accepted(inbox: Inbox) -> None:
     push = {"headers": {"X-GitHub-Event": "push"}}
     deliver(GitHubHook, "m-1", **push)
     deliver(GitHubHook, "m-2", **push)
-    assert inbox.states() == ["pending", "held"]
-    assert process_due() == {"handled": 1}
-    accept(inbox.row("m-2").pk, by="ann")
+    assert inbox.states() == ["pending", "dead"]
+    assert process_due() == {"done": 1}
+    with pytest.raises(NotSettled, match="is dead now"):
+        retry(inbox.row("m-2"), by="ann")  # which is for what has failed
+    accept(inbox.row("m-2"), by="ann")
     assert inbox.row("m-2").purge_at is None
-    assert process_due() == {"handled": 1}
+    assert process_due() == {"done": 1}
     assert inbox.effects() == ["github m-1", "github m-2"]
+
+
+def test_accepted_in_its_group(inbox: Inbox) -> None:
+    """A suspect holds up no message of its group; once it is accepted, it is in that group."""
+    behaviour["shop"] = lambda event, _: fail(event, _) if event.data.get("n") == 2 else None
+    deliver(Hook, "m-1", body_of(group="a", n=1))
+    deliver(Hook, "m-1", body_of(group="a", n=2))
+    deliver(Hook, "m-2", body_of(group="a"))
+    assert inbox.states() == ["pending", "dead", "pending"]
+    assert process_due() == {"done": 2}
+    accept(inbox.rows().get(state="dead"), by="ann")
+    assert process_due() == {"pending": 1}
+    assert [row.group for row in inbox.rows()] == ["a"] * 3
 
 
 def test_record_elsewhere(inbox: Inbox) -> None:
@@ -619,9 +654,9 @@ def test_record_elsewhere(inbox: Inbox) -> None:
         try:
             deliver(Hook)
             process_due()
-            retry(inbox.row().pk, by="ann")
-            assert process_due() == {"parked": 1}
+            retry(inbox.row(), by="ann")
+            assert process_due() == {"dead": 1}
         finally:
             Hook._handlers["order.paid"] = kept
         with pytest.raises(NotSettled, match="'default'"):
-            retry(inbox.row().pk, by="ann")
+            retry(inbox.row(), by="ann")

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from idempotency_django.checks import inventory
+from idempotency_django.messaging import settling
 from idempotency_django.messaging.inbox import receivers as inserting
-from idempotency_django.messaging.inbox import settling
 from idempotency_django.messaging.inbox.checks import check_receivers
 from idempotency_django.messaging.inbox.processing import process_due
 from idempotency_django.messaging.inbox.receivers import _RECEIVERS, WebhookReceiver, receiver_of
@@ -64,34 +64,33 @@ class TestOtherBodies:
             assert deliver(Hook, "m-1", body_of(n=number)).status_code == 200
         assert [(json.loads(bytes(row.body))["n"], row.state) for row in inbox.rows()] == [
             (1, "pending"),
-            (2, "held"),
-            (3, "held"),
+            (2, "dead"),
+            (3, "dead"),
         ]
         [_, second, third] = inbox.rows()
         assert [second.purge_at, third.purge_at] == [None, None]
         assert second.digest not in second.message_id  # which could be tested against a guess
+        assert second.is_suspect
         assert second.error == "A message with this id has come with another body before."
-        said = [
-            r.message for r in caplog.records if "m-1 of shop has come with another" in r.message
-        ]
+        said = [r.message for r in caplog.records if "m-1 of shop is a dead letter" in r.message]
         assert len(said) == 2
-        assert process_due() == {"handled": 1}
-        settling.accept(second.pk, by="ann")
-        assert process_due() == {"handled": 1}
+        assert process_due() == {"done": 1}
+        settling.accept(second, by="ann")
+        assert process_due() == {"done": 1}
         assert inbox.effects() == ["shop m-1", "shop m-1"]
         assert deliver(Hook, "m-1", body_of(n=2)).status_code == 200
-        assert inbox.states() == ["handled", "handled", "held"]
+        assert inbox.states() == ["done", "done", "dead"]
 
     def test_id_that_is_no_id_of_the_delivery(self, inbox: Inbox) -> None:
         """So it is with a receiver that takes for the id what several messages share."""
         for kind in ("order.paid", "order.refunded"):
             assert deliver(OrderHook, body=body_of(kind, order="17")).status_code == 200
-        assert inbox.states() == ["pending", "held"]
+        assert inbox.states() == ["pending", "dead"]
 
     def test_race(self, inbox: Inbox) -> None:
         """Of ten bodies at once under one id, one is handled and nine are held."""
         in_threads([lambda n=n: deliver(Hook, "m-1", body_of(n=n)) for n in range(10)])
-        assert sorted(inbox.states()) == ["held"] * 9 + ["pending"]
+        assert sorted(inbox.states()) == ["dead"] * 9 + ["pending"]
 
     def test_what_stripe_changes(self, inbox: Inbox) -> None:
         """Stripe says in each delivery how many others are pending, which makes no other event."""
@@ -101,7 +100,7 @@ class TestOtherBodies:
         assert inbox.states() == ["pending"]
         other = body_of("invoice.paid", id="evt_1", pending_webhooks=1, data=2)
         assert deliver(StripeHook, body=other).status_code == 200
-        assert inbox.states() == ["pending", "held"]
+        assert inbox.states() == ["pending", "dead"]
 
 
 def test_race(inbox: Inbox) -> None:
@@ -135,7 +134,7 @@ def test_ids(inbox: Inbox) -> None:
         assert deliver(Hook, message_id).status_code == 200
         assert deliver(Hook, message_id).status_code == 200
     assert inbox.rows().count() == 4
-    assert process_due() == {"handled": 4}
+    assert process_due() == {"done": 4}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +248,7 @@ def test_csrf_and_middleware(inbox: Inbox) -> None:
     ):
         client = Client(enforce_csrf_checks=True)
         assert deliver(Hook, client=client).status_code == 200
-        assert process_due() == {"handled": 1}
+        assert process_due() == {"done": 1}
     hows = {endpoint.route: endpoint.how for endpoint in inventory.endpoints()}
     assert {how for route, how in hows.items() if "webhooks" in route} == {"exempt"}
 
@@ -372,11 +371,11 @@ def test_nudge(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nudge finds the message committed, is not for duplicates, and may fail."""
     seen = []
 
-    def nudge(self: Any) -> None:
+    def on_stored(self: Any) -> None:
         seen.append(inbox.states())
         raise ConnectionError("There is no broker.")
 
-    monkeypatch.setattr(Hook, "nudge", nudge)
+    monkeypatch.setattr(Hook, "on_stored", on_stored)
     assert deliver(Hook).status_code == deliver(Hook).status_code == 200
     assert seen == [["pending"]]
 
@@ -390,7 +389,7 @@ def test_celery(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks.nudge()
     assert sent == [{"retry": False, "expires": 60}]
     deliver(Hook)
-    assert tasks.process_inbox() == {"handled": 1}
+    assert tasks.process_inbox() == {"done": 1}
 
 
 def test_command(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,7 +398,7 @@ def test_command(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
     call_command("process_inbox", "--once", "--source", "shop", "--batch", "2")
     call_command("process_inbox", "--once")
     call_command("process_inbox", "--once", verbosity=0)
-    assert capsys.readouterr().out == "Messages: 1 handled.\nMessages: none was due.\n"
+    assert capsys.readouterr().out == "Messages: 1 done.\nMessages: none was due.\n"
 
 
 def test_command_says_what_failed(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
@@ -450,7 +449,7 @@ def test_messages_that_nobody_handles(inbox: Inbox, caplog: pytest.LogCaptureFix
         "The inbox has 1 message of the source 'consumer:gone'",
         "The inbox has 2 messages of the source 'gone'",
     ]
-    assert sorted(inbox.states()) == ["handled", *["pending"] * 3]
+    assert sorted(inbox.states()) == ["done", *["pending"] * 3]
 
 
 class TestUnsignedIds:
@@ -463,11 +462,11 @@ class TestUnsignedIds:
         for message_id in ("m-1", "m-1", "m-2", "m-2", "m-1", "m-3"):
             assert deliver(GitHubHook, message_id, **self.push).status_code == 200
         assert deliver(GitHubHook, "m-4", body_of(n=4), **self.push).status_code == 200
-        assert inbox.states() == ["pending", "held", "held", "pending"]
+        assert inbox.states() == ["pending", "dead", "dead", "pending"]
         assert [row.purge_at is None for row in inbox.rows()] == [True, False, False, True]
         assert deliver(GitHubHook, "m-4", body_of(n=5), **self.push).status_code == 200
-        assert inbox.states() == ["pending", "held", "held", "pending", "held"]
-        assert process_due() == {"handled": 2}
+        assert inbox.states() == ["pending", "dead", "dead", "pending", "dead"]
+        assert process_due() == {"done": 2}
         assert inbox.effects() == ["github m-1", "github m-4"]
 
     def test_race(self, inbox: Inbox) -> None:
@@ -484,7 +483,7 @@ class TestUnsignedIds:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(inbox.states()) == ["held"] * 9 + ["pending"]
+        assert sorted(inbox.states()) == ["dead"] * 9 + ["pending"]
 
 
 class TestDeclaring:
@@ -570,12 +569,16 @@ class TestDeclaring:
         monkeypatch.setattr("idempotency_django.messaging.inbox.receivers._RECEIVERS", {})
         monkeypatch.setattr("idempotency_django.messaging.inbox.checks.receivers", lambda: found)
         found: Any = {}
-        wrong = {"verifier": Stripe(lambda: SECRETS[0]), "max_attemps": 3, "parked_block_group": 1}
+        wrong = {
+            "verifier": Stripe(lambda: SECRETS[0]),
+            "max_attemps": 3,
+            "dead_letter_blocks_group": 1,
+        }
         found["other"] = [type("Other", (WebhookReceiver,), {"source": "other", **wrong})]
         said = {message.msg: message.hint for message in check_receivers()}
-        one, typo, another = sorted(said, reverse=True)
+        one, another, typo = sorted(said, reverse=True)
         assert "has secrets that are one text. Give a list, such as [new, old]." in one
-        assert said[typo] == "Did you mean 'parked_blocks_group'?"
+        assert said[typo] == "Did you mean 'dead_letters_block_group'?"
         assert said[another] == "Did you mean 'max_attempts'?"
         assert "'max_attemps', which is not read." in another
 

@@ -77,4 +77,4 @@ def test_storm(name: str, deliveries: int, tmp_path: Path) -> None:
     assert {*refused} <= {400, 401, 413, 0}
     assert counted(name) == {f"m-{at}": 1 for at in range(number)}
     rows = InboxMessage.objects.using(settings.ALIASES[name])
-    assert Counter(rows.values_list("state", flat=True)) == {"handled": number}
+    assert Counter(rows.values_list("state", flat=True)) == {"done": number}

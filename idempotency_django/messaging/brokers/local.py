@@ -9,7 +9,7 @@ from typing import Any
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from ...errors import MessageParked, OperationInProgress, StoreUnavailable, UnknownEventType
+from ...errors import DeadLettered, OperationInProgress, StoreUnavailable, UnknownEventType
 from ..consumers import Consumer, consumer_at
 from ..queue import reason
 from .base import Deferred, Outgoing, Publisher, Refused, away, in_order
@@ -19,8 +19,8 @@ class LocalPublisher(Publisher):
     """Gives each message to consumers in the process of the relay, one after the other.
 
     A message is sent once all of them have handled it. Where one fails, all get it again, and those
-    that had handled it recognise it. Where one has parked it, it is blocked or skipped, as the
-    topic says. It fits tests, demos and small projects: no broker is needed.
+    that had handled it recognise it. Where one has dead-lettered it, it is dead here too, or
+    discarded, as the topic says. It fits tests, demos and small projects: no broker is needed.
 
     Args:
         topic: the topic.
@@ -60,7 +60,7 @@ class LocalPublisher(Publisher):
             return Deferred(str(error), delay=error.remaining or 0)
         except (StoreUnavailable, ImportError) as error:
             return away(error)
-        except MessageParked as error:
+        except DeadLettered as error:
             why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
             return Refused(f"{error}{why}", final=True)
         except Exception as error:  # noqa: BLE001  # it is the message's

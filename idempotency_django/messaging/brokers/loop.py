@@ -233,7 +233,7 @@ class Stop:
 Verdict = Ack | Retry | DeadLetter | WaitForDatabase | Stop
 
 
-Unknown = Literal["park", "ignore", "stop"]
+Unknown = Literal["dead_letter", "ignore", "stop"]
 
 _LARGEST_POWER: Final = 32  # 2 ** 32 pauses are longer than any
 
@@ -253,7 +253,7 @@ class ConsumerOptions:
             authenticated them; for a federated consumer.
         max_body_bytes: how large the body of a message may be, inflated (default: 5 MiB). A larger
             one is set aside unread.
-        unknown: what to do with an event for which the consumer has no handler: ``"park"``
+        unknown: what to do with an event for which the consumer has no handler: ``"dead_letter"``
             (default), ``"ignore"``: acknowledge it, or ``"stop"``: end with an error, and leave it.
         pause: seconds before a message that failed is delivered again, doubled at each failure
             (default: 1).
@@ -268,7 +268,7 @@ class ConsumerOptions:
     event: Callable[[Any], Event | None] | None = None
     sender: Callable[[Any], str] | None = None
     max_body_bytes: int = 5 * 1024 * 1024
-    unknown: Unknown = "park"
+    unknown: Unknown = "dead_letter"
     pause: float = 1.0
     longest_pause: float = 60.0
     handler_timeout: float = 900.0
@@ -409,7 +409,7 @@ class MessageProcessor:
                 return self._ack(delivery.message)
             case "stop":
                 return Stop(error)
-            case "park":
+            case "dead_letter":
                 return self._dead_letter(delivery.message, delivery, error)
 
     def _failed(self, delivery: _Delivery, error: Exception) -> Verdict:
@@ -439,11 +439,11 @@ class MessageProcessor:
             self._consumer.name,
             exc_info=error,
         )
-        if not dead_letters.can_park():
+        if not dead_letters.can_keep():
             self._ack(message)
             return DeadLetter(error)
         try:
-            self._park(message, delivery, error)
+            self._keep(message, delivery, error)
         except _DOWN as down:
             return self._not_dead_letter(message, down)
         return self._ack(message)
@@ -456,9 +456,9 @@ class MessageProcessor:
         if not dead_letters.takes_others(self._consumer):
             return WaitForDatabase(error)
         logger.error(
-            "The message at %s (%d bytes) cannot be parked: the database takes others, but not "
-            "this one: %s. It stays at its broker, and is tried again. If it is too large, raise "
-            "the database's limit (max_allowed_packet of MariaDB and MySQL).",
+            "The message at %s (%d bytes) cannot be dead-lettered: the database takes others, but "
+            "not this one: %s. It stays at its broker, and is tried again. If it is too large, "
+            "raise the database's limit (max_allowed_packet of MariaDB and MySQL).",
             message.place,
             len(message.body),
             error,
@@ -472,15 +472,15 @@ class MessageProcessor:
             del self._failures[next(iter(self._failures))]
         return failures
 
-    def _park(self, message: Incoming, delivery: _Delivery | None, error: Exception) -> None:
+    def _keep(self, message: Incoming, delivery: _Delivery | None, error: Exception) -> None:
         if delivery is not None:
             try:
-                dead_letters.park(self._consumer, delivery.event, error, sender=delivery.sender)
+                dead_letters.keep(self._consumer, delivery.event, error, sender=delivery.sender)
             except (ValueError, TypeError):  # data that a function of the project made
                 delivery = None
         if delivery is None:
             texts = message.texts
-            dead_letters.park_raw(self._consumer, message.place, message.body, error, texts)
+            dead_letters.keep_raw(self._consumer, message.place, message.body, error, texts)
 
     def _ack(self, message: Incoming) -> Verdict:
         self._failures.pop(message.place, None)
@@ -543,7 +543,7 @@ class Loop:
         while not self._stop.is_set():
             try:
                 self._transport.open()
-                if not dead_letters.can_park():
+                if not dead_letters.can_keep():
                     self._transport.validate_dead_letters()
                 while not self._stop.is_set():
                     self._round()

@@ -20,7 +20,7 @@ from ...policy import PROJECT_POLICY, resolve
 from ...stores import stores
 from .receivers import WebhookReceiver, policy_of, receivers
 
-_READ: Final = {*WebhookReceiver.__annotations__, "group", "nudge"} - {"_handlers"}
+_READ: Final = {*WebhookReceiver.__annotations__, "group", "on_stored"} - {"_handlers"}
 """What a project may write on a receiver, or override."""
 
 

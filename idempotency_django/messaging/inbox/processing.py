@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import close_old_connections, connections, transaction
+from django.db import close_old_connections, connections
 from django.db.models import Count, F
 
 from ...conf import did_you_mean
 from ...errors import (
+    DeadLettered,
     FingerprintMismatch,
-    MessageParked,
     OperationInProgress,
     StoreUnavailable,
     UnknownEventType,
@@ -28,11 +28,56 @@ from ...errors import (
 from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
 from ..databases import database, unindexed
-from ..models import InboxMessage, InboxState
+from ..models import InboxMessage, MessageState
 from ..queue import Queue, counted, reason
-from .receivers import CONSUMER, NobodyThere, handling_of, known_sources, receiver_of, receivers
+from .receivers import (
+    CONSUMER,
+    NoReceiver,
+    group_of,
+    handling_of,
+    known_sources,
+    receiver_of,
+    receivers,
+)
+from .records import expire, release
 
-INBOX: Final = Queue(InboxMessage, ("source", "group"), "id", InboxState.PARKED)
+
+class Inbox(Queue):
+    """The queue of the inbox."""
+
+    model = InboxMessage
+    group = ("source", "group")
+    order = "id"
+    retried = (MessageState.DEAD, MessageState.PENDING)
+
+    def retry(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        if row.state == MessageState.DEAD:  # else, its next attempt was to come anyway
+            release(row, by)
+        return self._again()
+
+    def discard(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        return {"state": MessageState.DISCARDED, "purge_at": purged(row)}
+
+    def accept(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        return {**self._again(), "is_suspect": False, "error": "", "group": group_of(row)}
+
+    def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        release(row, by)  # where a dead letter was discarded
+        expire(row)
+        return self._again()
+
+    def _again(self) -> dict[str, Any]:
+        return {
+            "state": MessageState.PENDING,
+            # The attempt of another process that is late finds that it is not its own any more.
+            "attempts": F("attempts") + 1,
+            "process_after": DatabaseNow(),
+            "processed_at": None,
+            "purge_at": None,
+        }
+
+
+INBOX: Final = Inbox()
 
 
 def claim(sources: Collection[str], at_most: int) -> list[InboxMessage]:
@@ -52,7 +97,7 @@ def claim(sources: Collection[str], at_most: int) -> list[InboxMessage]:
     lease = PROJECT_POLICY.resolved().lease
     changes = {"process_after": DatabaseNow() + lease, "attempts": F("attempts") + 1}
     known = receivers().items()
-    passing = [source for source, each in known if not each[-1].parked_blocks_group]
+    passing = [source for source, each in known if not each[-1].dead_letters_block_group]
     return INBOX.rows(using, INBOX.claim(wanted, at_most, changes, passing=passing), changes)
 
 
@@ -69,15 +114,9 @@ def mark(message: InboxMessage, **changes: Any) -> bool:
     """
     using = database()
     mine = InboxMessage.objects.using(using).filter(
-        pk=message.pk, state=InboxState.PENDING, attempts=message.attempts
+        pk=message.pk, state=MessageState.PENDING, attempts=message.attempts
     )
-    if not message.group or changes.get("state", InboxState.PENDING) == InboxState.PENDING:
-        return bool(mine.update(**changes))
-    with transaction.atomic(using=using):
-        done = bool(mine.update(**changes))
-        if done:
-            INBOX.promote(using, [(message.source, message.group)])
-    return done
+    return bool(INBOX.finish(mine, [message], **changes))
 
 
 logger = logging.getLogger("idempotency_django")
@@ -86,14 +125,15 @@ BATCH: Final = 10
 POLL: Final = timedelta(seconds=1)
 FIRST_PAUSE: Final = 5.0  # seconds after the first failure; each further one takes twice as long
 LONGEST_PAUSE: Final = 3600.0  # seconds
-_REJECTED: Final = (MessageParked, FingerprintMismatch, UnknownEventType)
+NO_HANDLER: Final = "There is no handler for its type."
+_REJECTED: Final = (DeadLettered, FingerprintMismatch, UnknownEventType)
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     """What becomes of a message after an attempt at it."""
 
-    state: InboxState
+    state: MessageState
     error: str = ""
     pause: float = 0.0  # seconds, where it stays pending
 
@@ -168,7 +208,7 @@ def warn_of_unhandled() -> None:
     """Log which messages wait although there is nothing that could handle them."""
     try:
         rows = InboxMessage.objects.using(database()).filter(
-            state=InboxState.PENDING, process_after__isnull=False
+            state=MessageState.PENDING, process_after__isnull=False
         )
         found = rows.exclude(source__in=known_sources()).values_list("source")
         waiting = list(found.annotate(number=Count("pk")).order_by("source"))
@@ -196,18 +236,18 @@ def _refuse_unknown(sources: Collection[str]) -> None:
             )
 
 
-def process(message: InboxMessage) -> InboxState:
+def process(message: InboxMessage) -> MessageState:
     """Handle a message that was claimed, and note what became of it."""
     verdict = _verdict(message)
     changes: dict[str, Any] = {"state": verdict.state, "error": verdict.error}
     match verdict.state:
-        case InboxState.PENDING:
+        case MessageState.PENDING:
             changes["process_after"] = DatabaseNow() + timedelta(seconds=verdict.pause)
-        case InboxState.PARKED:
+        case MessageState.DEAD:
             changes["process_after"] = None
         case _:
             changes |= {"process_after": None, "processed_at": DatabaseNow()}
-            changes["purge_at"] = _purged(message)
+            changes["purge_at"] = purged(message)
     mark(message, **changes)
     return verdict.state
 
@@ -216,18 +256,18 @@ def _verdict(message: InboxMessage) -> _Verdict:
     try:
         handle = handling_of(message)
         if handle is None:
-            return _Verdict(InboxState.IGNORED)
+            return _Verdict(MessageState.DISCARDED, NO_HANDLER)
         handle()
-    except NobodyThere as error:
+    except NoReceiver as error:
         logger.error("The message %s of the inbox waits: %s", message, error)  # noqa: TRY400  # it says all there is
-        return _Verdict(InboxState.PENDING, str(error), _pause(message))
+        return _Verdict(MessageState.PENDING, str(error), _pause(message))
     except OperationInProgress as error:
-        return _Verdict(InboxState.PENDING, message.error, error.remaining or 1.0)
+        return _Verdict(MessageState.PENDING, message.error, error.remaining or 1.0)
     except _REJECTED as error:
-        logger.exception("The message %s is parked.", message)
+        logger.exception("The message %s is a dead letter.", message)
         cause = error.__cause__
         why = reason(cause) if cause else message.error or reason(error)
-        return _Verdict(InboxState.PARKED, why)
+        return _Verdict(MessageState.DEAD, why)
     except Exception as error:
         pause = _pause(message)
         logger.exception(
@@ -236,8 +276,8 @@ def _verdict(message: InboxMessage) -> _Verdict:
             message.attempts,
             pause,
         )
-        return _Verdict(InboxState.PENDING, reason(error), pause)
-    return _Verdict(InboxState.HANDLED)
+        return _Verdict(MessageState.PENDING, reason(error), pause)
+    return _Verdict(MessageState.DONE)
 
 
 def _pause(message: InboxMessage) -> float:
@@ -246,7 +286,8 @@ def _pause(message: InboxMessage) -> float:
     return longest * random.uniform(0.5, 1)  # noqa: S311  # nobody gains by guessing it
 
 
-def _purged(message: InboxMessage) -> Any:
+def purged(message: InboxMessage) -> Any:
+    """When a message may be purged that is done or discarded now."""
     receiver = receiver_of(message.source)
     ttl = receiver.ttl if receiver else timedelta(days=7)
     return None if ttl is None else DatabaseNow() + ttl

@@ -27,8 +27,8 @@ def purgeable_inbox(older_than: timedelta) -> int:
 def purge_inbox(older_than: timedelta, limit: int) -> int:
     """Delete up to that many messages whose time was over that long ago; how many there were.
 
-    The oldest are deleted first, in one short transaction. What is parked or pending is kept. A
-    group goes on whose parked message was deleted by hand, or holds it up no longer.
+    The oldest are deleted first, in one short transaction. What is pending or dead is kept. A group
+    goes on whose dead letter was deleted by hand, or holds it up no longer.
     """
     using = database()
     skip = connections[using].features.has_select_for_update_skip_locked

@@ -40,7 +40,7 @@ from ..consumers import Consumer, EventExecution, Handler, RecordOf, consumers, 
 from ..databases import database
 from ..dead_letters import sender_of
 from ..events import Event
-from ..models import InboxMessage, InboxState
+from ..models import InboxMessage, MessageState
 from .verifiers import Contents, Verifier
 
 
@@ -87,10 +87,10 @@ METHOD: Final = "WEBHOOK"
 """What stands for the HTTP method in the audit."""
 
 CONSUMER: Final = "consumer:"
-"""What the source of a message begins with that a consumer has parked."""
+"""What the source of a consumer's dead letters begins with."""
 
 
-class NobodyThere(LookupError):
+class NoReceiver(LookupError):
     """There is no receiver, or no consumer, for the source of a message."""
 
 
@@ -104,32 +104,50 @@ def handling_of(message: InboxMessage) -> Callable[[], object] | None:
     """What handles the message; ``None``: there is no handler for its type.
 
     Raises:
-        NobodyThere: there is no receiver or consumer for its source.
+        NoReceiver: there is no receiver or consumer for its source.
     """
     if message.source.startswith(CONSUMER):
-        consumer, event, sender = _parked(message)
+        consumer, event, sender = _dead_letter(message)
         return lambda: consumer.handle(event, sender=sender, redelivered=True)
     receiver = _receiver(message)
     handler = receiver.handler_of(message.type)
     if handler is None:
         return None
-    headers: Any = CaseInsensitiveMapping(dict(json.loads(message.headers)))
-    contents = receiver.verifier.read(headers, bytes(message.body))
-    plan, event = _plan(receiver, message, handler), event_of(message.source, contents)
+    event = event_of(message.source, contents_of(message))
+    plan = _plan(receiver, message, handler)
     handling = EventExecution(plan, event, handler)
     # The claim is committed first, so that an attempt counts that ends with its process.
     return lambda: handling.run(visibly=True)
+
+
+def contents_of(message: InboxMessage) -> Contents:
+    """What the delivery said.
+
+    Raises:
+        NoReceiver: there is no receiver for its source.
+    """
+    headers: Any = CaseInsensitiveMapping(dict(json.loads(message.headers)))
+    return _receiver(message).verifier.read(headers, bytes(message.body))
+
+
+def group_of(message: InboxMessage) -> str:
+    """The group of a message that was stored without one.
+
+    Raises:
+        NoReceiver: there is no receiver for its source.
+    """
+    return _receiver(message)().group_of(contents_of(message))
 
 
 def record_of(message: InboxMessage) -> RecordOf:
     """Where the record of the message is, or would be.
 
     Raises:
-        NobodyThere: there is no receiver or consumer for its source.
-        ValueError: what a consumer has parked is not an event, or lacks its sender.
+        NoReceiver: there is no receiver or consumer for its source.
+        ValueError: a consumer's dead letter is not an event, or lacks its sender.
     """
     if message.source.startswith(CONSUMER):
-        consumer, event, sender = _parked(message)
+        consumer, event, sender = _dead_letter(message)
         return consumer.record_of(event, sender=sender)
     store = stores[policy_of(_receiver(message)).store]
     return RecordOf.named(
@@ -174,15 +192,15 @@ def _plan(receiver: type[WebhookReceiver], message: InboxMessage, handler: Handl
 def _receiver(message: InboxMessage) -> type[WebhookReceiver]:
     receiver = receiver_of(message.source)
     if receiver is None:
-        raise NobodyThere(
+        raise NoReceiver(
             f"No WebhookReceiver has the source {message.source!r}. Is it in the URLconf, and was "
             "its source renamed?"
         )
     return receiver
 
 
-def _parked(message: InboxMessage) -> tuple[Consumer, Event, str]:
-    """The consumer that has parked the message, the event, and its sender."""
+def _dead_letter(message: InboxMessage) -> tuple[Consumer, Event, str]:
+    """The consumer whose dead letter it is, the event, and its sender."""
     event = Event.from_json(bytes(message.body))
     return _consumer(message), event, sender_of(json.loads(message.headers))
 
@@ -192,7 +210,7 @@ def _consumer(message: InboxMessage) -> Consumer:
     try:
         return consumers()[name]
     except KeyError:
-        raise NobodyThere(
+        raise NoReceiver(
             f"No consumer is called {name!r}. List its path in IDEMPOTENCY['CONSUMERS']."
         ) from None
 
@@ -312,11 +330,12 @@ class WebhookReceiver(View):
         verifier: tells the sender's deliveries from others.
         ttl: how long a handled message is remembered, which must be longer than the sender may
             deliver it again; ``None``: forever.
-        max_attempts: how many attempts at a message may fail before it is parked; ``None``: all.
+        max_attempts: how many attempts at a message may fail before it is dead-lettered; ``None``:
+            all.
         policy: the policy of the handlers, for example ``Policy(mode="leased")`` where they have
             steps; by default the project's.
         max_body_bytes: a larger body is refused. ``DATA_UPLOAD_MAX_MEMORY_SIZE`` does not apply.
-        parked_blocks_group: whether a parked message holds up the later ones of its group.
+        dead_letters_block_group: whether a dead letter holds up the later ones of its group.
     """
 
     source: ClassVar[str] = ""
@@ -325,7 +344,7 @@ class WebhookReceiver(View):
     max_attempts: ClassVar[int | None] = 10
     policy: ClassVar[Policy | None] = None
     max_body_bytes: ClassVar[int] = 5 * 1024 * 1024
-    parked_blocks_group: ClassVar[bool] = True
+    dead_letters_block_group: ClassVar[bool] = True
 
     http_method_names = ["post"]
     _handlers: ClassVar[dict[str, Handler]] = {}
@@ -387,7 +406,7 @@ class WebhookReceiver(View):
         """
         return ""
 
-    def nudge(self) -> None:
+    def on_stored(self) -> None:
         """Called when a message was committed, before the sender is answered.
 
         Override it to have messages processed soon, for example by
@@ -410,10 +429,10 @@ class WebhookReceiver(View):
             return response
         if stored:
             try:
-                self.nudge()
+                self.on_stored()
             except Exception:
                 logger.exception(
-                    "The nudge of %s failed; its message is handled later.", self.source
+                    "on_stored() of %s failed; its message is handled later.", self.source
                 )
         return HttpResponse(status=200)
 
@@ -437,32 +456,34 @@ class WebhookReceiver(View):
             # Keyed: who may list the messages may not test guesses at their bodies.
             suffix = salted_hmac(__name__, message.digest, algorithm="sha256").hexdigest()
             message.message_id = keys.fit(f"{message_id}#{suffix}")
-            message.error = "A message with this id has come with another body before."
-            if self._hold(message):
-                logger.warning(
-                    "The message %s of %s has come with another body than before, which is held. "
-                    "Accept it in the admin if both are genuine.",
-                    message_id,
-                    self.source,
-                )
-        elif self._hold(message):  # it may be somebody's replay
+            why = "A message with this id has come with another body before."
+        else:  # it may be somebody's replay
+            why = (
+                "A message with this body has come with another id before, which the signature "
+                "does not cover."
+            )
+        if self._suspect(message, why):
             logger.warning(
-                "The message %s of %s is held: there is one with the same body and another id, "
-                "which the signature does not cover. Accept it in the admin if both are genuine.",
+                "The message %s of %s is a dead letter. %s Accept it in the admin if both are "
+                "genuine.",
                 message_id,
                 self.source,
+                why,
             )
         return False
 
-    def _hold(self, message: InboxMessage) -> bool:
+    def _suspect(self, message: InboxMessage, why: str) -> bool:
         """Store the message for an operator to accept; ``False``: it is there already."""
-        message.unique_digest, message.state = None, InboxState.HELD
+        message.unique_digest, message.state = None, MessageState.DEAD
+        message.is_suspect, message.error = True, why
         message.process_after = None
+        message.group = ""  # until it is accepted: it holds up no message that is genuine
         if not self.verifier.signs_id and self.ttl:  # anybody can send any number of them
             message.purge_at = DatabaseNow() + self.ttl
         return insert(message)
 
-    def _group(self, contents: Contents) -> str:
+    def group_of(self, contents: Contents) -> str:
+        """The group that a message is stored with."""
         try:
             group = self.group(event_of(self.source, contents))
             return "" if group is None else scopes.fit(str(group))
@@ -480,7 +501,7 @@ class WebhookReceiver(View):
             source=self.source,
             message_id=keys.fit(contents.message_id),
             type=contents.type,
-            group=self._group(contents),
+            group=self.group_of(contents),
             headers=json.dumps(kept_headers(request)),
             body=body,
             digest=hashlib.sha256(body if contents.same is None else contents.same).hexdigest(),

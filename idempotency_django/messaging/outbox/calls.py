@@ -26,7 +26,7 @@ from ...records import reference
 from ..brokers.base import Deferred, Outgoing, Publisher, Refused, away, in_order
 from ..consumers import without_exits
 from ..databases import database
-from ..models import OutboxMessage, OutboxState
+from ..models import MessageState, OutboxMessage
 from .publishing import ContentId, as_json, dedup_of, publish, refuse_autocommit, topic
 
 logger = logging.getLogger("idempotency_django")
@@ -337,7 +337,7 @@ def enqueue(
         return publish(CELERY_TOPIC, data, type=task)
     names = ContentId(dedup_id)
     sent = OutboxMessage.objects.using(using).filter(
-        dedup=dedup_of(CELERY_TOPIC, names), state=OutboxState.SENT
+        dedup=dedup_of(CELERY_TOPIC, names), state=MessageState.DONE
     )
     if sent.exists() and unfinished():
         sent.update(dedup=None)

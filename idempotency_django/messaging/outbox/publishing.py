@@ -38,7 +38,7 @@ from ..brokers import BROKERS
 from ..brokers.base import Publisher
 from ..databases import database
 from ..events import validate_nesting
-from ..models import OutboxMessage, OutboxState, OutboxStream
+from ..models import MessageState, OutboxMessage, OutboxStream
 from .waking import wake_relays
 
 
@@ -207,8 +207,8 @@ OWN: Final = {
 }
 """The topics that are there without being named, for what only these publishers can send."""
 
-BLOCK: Final = "block"
-SKIP: Final = "skip"
+DEAD_LETTER: Final = "dead_letter"
+DISCARD: Final = "discard"
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _SETTINGS: Final = {
@@ -233,9 +233,9 @@ class Topic:
         options: what the publisher is made with.
         source: the source of its events.
         max_attempts: how often the broker may refuse a message; ``None``: any number of times.
-        on_poison: what happens to a message that was refused so often. ``"block"``: it is blocked,
-            and its group waits, until an operator retries or skips it. ``"skip"``: it is skipped,
-            and its group goes on.
+        on_poison: what happens to a message that was refused so often. ``"dead_letter"``: it
+            is a dead letter, and its group waits, until an operator retries or discards it.
+            ``"discard"``: it is discarded, and its group goes on.
         retention: how long a message is kept after it was sent.
         notify: whether a commit wakes up the relays that listen (PostgreSQL).
         relay: whether relays send its messages. ``False``: others do, who read them in the log of
@@ -247,7 +247,7 @@ class Topic:
     options: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     max_attempts: int | None = 10
-    on_poison: str = BLOCK
+    on_poison: str = DEAD_LETTER
     retention: timedelta = timedelta(days=7)
     notify: bool = False
     relay: bool = True
@@ -265,7 +265,11 @@ class Topic:
             (not isinstance(self.options, Mapping), "OPTIONS", "a dict"),
             (not isinstance(self.source, str), "SOURCE", "a URI reference, such as '/shop'"),
             (not _is_count(self.max_attempts), "MAX_ATTEMPTS", "1 or more, or None"),
-            (self.on_poison not in (BLOCK, SKIP), "ON_POISON", "'block' or 'skip'"),
+            (
+                self.on_poison not in (DEAD_LETTER, DISCARD),
+                "ON_POISON",
+                "'dead_letter' or 'discard'",
+            ),
             (not _is_span(self.retention), "RETENTION", "a timedelta, 0 or more"),
             (not isinstance(self.notify, bool), "NOTIFY", "True or False"),
         ):
@@ -400,7 +404,7 @@ def schedule(known: Topic, delay: timedelta | None) -> dict[str, Any]:
         raise ValueError(
             f"The topic {known.name!r} has no relay (RELAY), so nobody would wait. Leave out delay="
         )
-    return {"state": OutboxState.LEFT, "purge_at": now + known.retention}
+    return {"state": MessageState.EXTERNAL, "purge_at": now + known.retention}
 
 
 def insert(rows: Sequence[OutboxMessage], using: str) -> int:

@@ -21,14 +21,14 @@ def register_purges() -> None:
 
 
 def purgeable_messages(older_than: timedelta) -> int:
-    """How many messages were sent or skipped, and were kept for that much longer than they must."""
+    """How many messages were kept for that much longer than they must."""
     return over(older_than).count()
 
 
 def purge_messages(older_than: timedelta, limit: int) -> int:
     """Delete up to that many of them, the oldest first; how many there were.
 
-    What is pending or blocked is kept, and what a window of deduplication still needs.
+    What is pending or dead is kept, and what a window of deduplication still needs.
     """
     using = database()
     with transaction.atomic(using=using):
@@ -48,7 +48,7 @@ def purge_streams(_: timedelta, limit: int) -> int:
 
     Nobody knows since when a group has none. The next message of such a group has the number 1
     again. A group's last message keeps its number for as long as it is kept itself. Groups go on
-    whose blocked message was deleted by hand.
+    whose dead letter was deleted by hand.
     """
     using = database()
     streams = OutboxStream.objects.using(using)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from django.db import Error as DatabaseFault
 from django.db import (
@@ -23,7 +23,6 @@ from django.db import (
     OperationalError,
     close_old_connections,
     connections,
-    transaction,
 )
 from django.db.models import Count, F, Q, QuerySet
 
@@ -31,9 +30,19 @@ from ...conf import conf
 from ...models import DatabaseNow
 from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
 from ..databases import database, unindexed, with_zone
-from ..models import OutboxMessage, OutboxState
+from ..models import MessageState, OutboxMessage
 from ..queue import Queue, counted, reason
-from .publishing import ALL_OTHERS, BLOCK, Topic, relayed, topic, topics
+from .publishing import (
+    ALL_OTHERS,
+    DEAD_LETTER,
+    Topic,
+    insert,
+    next_sequence,
+    relayed,
+    topic,
+    topics,
+    uuid7,
+)
 from .waking import NotificationListener
 
 FIRST_BACKOFF: Final = timedelta(seconds=1)
@@ -42,7 +51,46 @@ PER_GROUP: Final = 10
 """How many messages of one group a batch has, unless they are sent quickly: the groups take turns,
 so a slow one keeps another waiting for so many of its messages, whatever its backlog."""
 
-OUTBOX: Final = Queue(OutboxMessage, ("stream",), "sequence", OutboxState.BLOCKED)
+
+class Outbox(Queue):
+    """The queue of the outbox."""
+
+    model = OutboxMessage
+    group = ("stream",)
+    order = "sequence"
+
+    def retry(self, row: OutboxMessage, by: str) -> dict[str, Any]:
+        again = {"state": MessageState.PENDING, "process_after": DatabaseNow()}
+        return {**again, "attempts": 0, "error": ""}
+
+    def discard(self, row: OutboxMessage, by: str) -> dict[str, Any]:
+        return discarded(topic(row.topic))
+
+    def repeat(self, row: OutboxMessage, by: str) -> dict[str, Any]:
+        using = database()
+        kept = ("topic", "stream", "type", "group", "payload", "is_base64", "headers", "caused_by")
+        copy = OutboxMessage(
+            **{name: getattr(row, name) for name in kept},
+            message_id=uuid7(),
+            sequence=next_sequence(row.stream, using) if row.stream else 0,
+            process_after=DatabaseNow(),
+            created_at=DatabaseNow(),
+        )
+        insert([copy], using)
+        return {}
+
+
+OUTBOX: Final = Outbox()
+
+
+def discarded(topic: Topic) -> dict[str, Any]:
+    """The columns of a message that is never sent: it keeps nothing else from being sent."""
+    return {
+        "state": MessageState.DISCARDED,
+        "purge_at": DatabaseNow() + topic.retention,
+        "dedup": None,
+        "dedup_until": None,
+    }
 
 
 def backoff(failures: int) -> timedelta:
@@ -99,20 +147,20 @@ class Batch:
 
     def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> int:
         """Note that the broker has confirmed these; how many were still this relay's to note."""
-        with transaction.atomic(using=self.using):
-            noted = self._owned(messages).update(
-                state=OutboxState.SENT,
-                sent_at=DatabaseNow(),
-                purge_at=DatabaseNow() + retention,
-                process_after=None,
-                token="",
-                error="",
-            )
-            OUTBOX.promote(self.using, {(each.stream,) for each in messages if each.stream})
+        noted = OUTBOX.finish(
+            self._owned(messages),
+            messages,
+            state=MessageState.DONE,
+            sent_at=DatabaseNow(),
+            purge_at=DatabaseNow() + retention,
+            process_after=None,
+            token="",
+            error="",
+        )
         self._settled.update(message.pk for message in messages)
         return noted
 
-    def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> OutboxState:
+    def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> MessageState:
         """Note that a message was refused, or has to wait; what the message is now."""
         is_refused = not isinstance(error, Deferred)
         delay = error.delay if isinstance(error, Deferred | Refused) else 0
@@ -120,28 +168,17 @@ class Batch:
         is_used_up = topic.max_attempts is not None and attempts >= topic.max_attempts
         is_final = isinstance(error, Refused) and error.final
         is_poison = is_refused and (is_used_up or is_final)
+        changes: dict[str, Any] = {"attempts": attempts, "token": "", "error": reason(error)}
         if not is_poison:
-            state = OutboxState.PENDING
+            again = max(backoff(attempts), timedelta(seconds=delay))
+            changes |= {"state": MessageState.PENDING, "process_after": DatabaseNow() + again}
+        elif topic.on_poison == DEAD_LETTER:
+            changes |= {"state": MessageState.DEAD, "process_after": None}
         else:
-            state = OutboxState.BLOCKED if topic.on_poison == BLOCK else OutboxState.SKIPPED
-        skipped = state == OutboxState.SKIPPED
-        # What was never sent keeps nothing else from being sent.
-        forgotten = {"dedup": None, "dedup_until": None} if skipped else {}
-        again = DatabaseNow() + max(backoff(attempts), timedelta(seconds=delay))
-        with transaction.atomic(using=self.using):
-            self._owned([message]).update(
-                state=state,
-                attempts=attempts,
-                process_after=None if is_poison else again,
-                purge_at=DatabaseNow() + topic.retention if skipped else None,
-                token="",
-                error=reason(error),
-                **forgotten,
-            )
-            if skipped and message.stream:
-                OUTBOX.promote(self.using, [(message.stream,)])
+            changes |= {"process_after": None, **discarded(topic)}
+        OUTBOX.finish(self._owned([message]), [message], **changes)
         self._settled.add(message.pk)
-        return state
+        return MessageState(changes["state"])
 
     def note_away(self, message: OutboxMessage, error: Exception) -> None:
         """Note why a message waits, which is not its fault."""
@@ -157,7 +194,7 @@ class Batch:
         rows = OutboxMessage.objects.using(self.using)
         pks = [message.pk for message in messages]
         owned = rows.alias(now=unindexed(F("state"))).filter(token=self.token, pk__in=pks)
-        return owned.filter(now=OutboxState.PENDING)
+        return owned.filter(now=MessageState.PENDING)
 
 
 logger = logging.getLogger("idempotency_django")
@@ -237,10 +274,10 @@ def note_failures(
         if message.stream:
             batch.failed.add(message.stream)
         state = batch.mark_failed(message, known, error)
-        if state == OutboxState.BLOCKED:
+        if state == MessageState.DEAD:
             logger.error(
-                "The message %s of the topic %r is blocked after attempt %d%s. Look at it in the "
-                "admin, fix what is wrong, and retry or skip it there. The last error: %s",
+                "The message %s of the topic %r is a dead letter after attempt %d%s. Look at it in "
+                "the admin, fix what is wrong, and retry or discard it there. The last error: %s",
                 message.message_id,
                 message.topic,
                 message.attempts + 1,
@@ -253,7 +290,7 @@ def note_failures(
                 message.message_id,
                 message.topic,
                 reason(error).rstrip("."),
-                "skipped" if state == OutboxState.SKIPPED else "sent again later",
+                "discarded" if state == MessageState.DISCARDED else "sent again later",
             )
 
 
@@ -468,7 +505,7 @@ class Relay:
 def abandoned(using: str) -> dict[str, int]:
     """How many messages wait for each topic that no relay sends, by its name."""
     wanted = ~Q(topic__in=_left()) if ALL_OTHERS in conf.outbox else Q(topic__in=relayed())
-    waiting = OutboxMessage.objects.using(using).filter(~wanted, state=OutboxState.PENDING)
+    waiting = OutboxMessage.objects.using(using).filter(~wanted, state=MessageState.PENDING)
     counts = waiting.values("topic").order_by("topic").annotate(waiting=Count("pk"))
     return {each["topic"]: each["waiting"] for each in counts[:ABANDONED_LIMIT]}
 

@@ -1,0 +1,138 @@
+"""What an operator does to messages: retry, discard, accept and repeat them.
+
+The functions are the same for the inbox and the outbox. What differs is in the classes of the two
+queues.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+from .databases import database
+from .inbox.processing import INBOX
+from .models import InboxMessage, MessageState, OutboxMessage
+from .outbox.relay import OUTBOX
+from .queue import Queue
+
+logger = logging.getLogger("idempotency_django")
+
+Message = InboxMessage | OutboxMessage
+
+_QUEUES: Final[dict[type, Queue]] = {InboxMessage: INBOX, OutboxMessage: OUTBOX}
+
+
+class NotSettled(Exception):
+    """Why nothing was done."""
+
+
+def can_retry(message: Message) -> bool:
+    """Whether :func:`retry` fits the message as it is."""
+    return message.state in _QUEUES[type(message)].retried and not message.is_suspect
+
+
+def can_discard(message: Message) -> bool:
+    """Whether :func:`discard` fits the message as it is."""
+    return message.state == MessageState.DEAD
+
+
+def can_accept(message: Message) -> bool:
+    """Whether :func:`accept` fits the message as it is."""
+    return message.state == MessageState.DEAD and message.is_suspect
+
+
+def can_repeat(message: Message) -> bool:
+    """Whether :func:`repeat` fits the message as it is."""
+    return message.state in (MessageState.DONE, MessageState.DISCARDED)
+
+
+def retry(message: Message, *, by: str) -> None:
+    """Have a dead letter handled or sent again; in the inbox, also what waits for its next attempt.
+
+    It is the same message. For the handler of an inbox message, it is a further attempt at the same
+    operation: stored steps are not done again, and derived keys are the same.
+
+    Args:
+        message: the message.
+        by: who says so, for the record.
+
+    Raises:
+        NotSettled: it is in another state, or its record cannot be released.
+    """
+    _settle(message, by, "retried", can_retry, _QUEUES[type(message)].retry)
+
+
+def discard(message: Message, *, by: str) -> None:
+    """Give up a dead letter, so that its group goes on without it. It is purged later.
+
+    Args:
+        message: the message.
+        by: who says so.
+
+    Raises:
+        NotSettled: it is in another state.
+    """
+    _settle(message, by, "discarded", can_discard, _QUEUES[type(message)].discard)
+
+
+def accept(message: Message, *, by: str) -> None:
+    """Have a message handled although another one with its id or its body came before.
+
+    Args:
+        message: the message, of the inbox.
+        by: who says so.
+
+    Raises:
+        NotSettled: it is in another state, or no such message came before.
+    """
+    _settle(message, by, "accepted", can_accept, _QUEUES[type(message)].accept)
+
+
+def repeat(message: Message, *, by: str) -> None:
+    """Have a message that is done or discarded handled or sent once more.
+
+    An inbox message is reprocessed: its handler begins anew, as a further attempt at the same
+    operation, so that the keys that it derives for other services are the same. An outbox message
+    is sent again as a copy under a new id, because every consumer and every broker that recognises
+    duplicates would drop the message under its old one. In a group, the copy gets the next number:
+    it follows what was published since.
+
+    Args:
+        message: the message.
+        by: who says so.
+
+    Raises:
+        NotSettled: it is in another state, or its record cannot be expired.
+    """
+    _settle(message, by, "repeated", can_repeat, _QUEUES[type(message)].repeat)
+
+
+def _settle(
+    message: Message,
+    by: str,
+    done: str,
+    fits: Callable[[Any], bool],
+    change: Callable[[Any, str], dict[str, Any]],
+) -> None:
+    queue, using = _QUEUES[type(message)], database()
+    rows = queue.all(using).filter(pk=message.pk)
+    with transaction.atomic(using=using):
+        row = rows.select_for_update().first()
+        if row is None:
+            raise NotSettled("The message has been deleted in the meantime.")
+        if not fits(row):
+            raise NotSettled(
+                f"The message is {row.get_state_display()} now, so there is nothing to do. Look at "
+                "it again."
+            )
+        try:
+            changes = change(row, by)
+        except (LookupError, ValueError, ImproperlyConfigured) as error:
+            raise NotSettled(str(error)) from error
+        if changes:
+            queue.finish(rows, [row], **changes)
+    logger.info("The message %s was %s by %s.", message, done, by)
