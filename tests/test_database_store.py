@@ -23,12 +23,11 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import InProgress, Result, decide, run
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.http.atomic_requests import RequestTransactions
-from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from idempotency_django.policy import Policy, SlidingTTL
 from idempotency_django.records import Claim, Record, Status, Step
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.database import store as database
-from idempotency_django.stores.database import store as replays
 from idempotency_django.stores.database.dialects import DIALECTS
 from idempotency_django.stores.database.dialects.base import lock_number
 from idempotency_django.testing import ANSWER, an_operation, in_threads
@@ -202,10 +201,10 @@ class TestReplayAudit:
     ) -> None:
         """When counting fails, the client gets its answer and the log says so."""
 
-        def fail(*_: Any) -> None:
+        def fail(*_: Any, **__: Any) -> None:
             raise DatabaseError("disk full")
 
-        monkeypatch.setattr(replays, "_count", fail)
+        monkeypatch.setattr(IdempotencyKeyQuerySet, "select_for_update", fail)
         key = new_key()
         first = post(client, "/extended/", key)
         assert_replays(first, post(client, "/extended/", key))
@@ -372,7 +371,7 @@ class TestFaults:
 
     def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A database that the store does not know is refused by name."""
-        monkeypatch.setattr("idempotency_django.stores.database.transactional.DIALECTS", {})
+        monkeypatch.setattr("idempotency_django.stores.database.store.DIALECTS", {})
         with pytest.raises(ImproperlyConfigured, match=repr(connection.vendor)):
             DatabaseStore("default").acquire(an_operation(lease=timedelta(seconds=30)))
 

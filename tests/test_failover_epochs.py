@@ -16,8 +16,11 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.records import Claim, Operation, Record
-from idempotency_django.stores.cached_database import EPOCH_QUERIES, CachedStore
+from idempotency_django.stores.cached_database import CachedStore
+from idempotency_django.stores.database.dialects.statements import templates
 from idempotency_django.testing import ANSWER, an_operation
+
+EPOCH_QUERIES = {vendor: templates(vendor)["failover_epoch"] for vendor in ("postgresql", "mysql")}
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 

@@ -42,6 +42,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django import engine, signals
+from idempotency_django.codec import encode
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import (
@@ -256,7 +257,8 @@ def settle_by_hand(store: Store, operation: Operation) -> None:
     interrupt(store, operation)
     if isinstance(store, MemoryStore):
         entry = store._entries[operation.key, operation.scope]
-        entry.token, entry.status, entry.payload = "operator", Status.COMPLETED, OTHER
+        entry.token, entry.status = "operator", Status.COMPLETED
+        entry.payload = encode(OTHER)
     else:
         IdempotencyKey.objects.filter(key=operation.key).update(
             owner_token="operator",

@@ -35,7 +35,7 @@ from ..models import DatabaseNow
 from ..policy import scopes
 from ..stores import stores
 from ..stores.database.dialects import DIALECTS, Pipeline
-from ..stores.database.transactional import forbid_atomic_block, without_autocommit
+from ..stores.database.transactions import forbid_atomic_block, without_autocommit
 from .databases import database
 from .models import StreamPosition
 
@@ -74,12 +74,10 @@ def advance(
 
 
 def _beginning(using: str) -> AbstractContextManager[None]:
-    """What sends BEGIN with the first statement of a transaction, where stores do so, too."""
-    if not DIALECTS[connections[using].vendor].combines:
-        return nullcontext()
+    """Send BEGIN with the first statement of a transaction, where stores do so, too."""
     if not all(getattr(s, "combine_statements", True) for s in stores.all() if s.using == using):
         return nullcontext()
-    return Pipeline(connections[using], lambda _: False).beginning()
+    return Pipeline(connections[using]).beginning()
 
 
 @cache

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -312,18 +312,16 @@ class Store(ABC):
         except OperationInProgress:
             return None
 
-    @contextmanager
-    def dedicated_connection(self) -> Iterator[None]:
+    def dedicated_connection(self) -> AbstractContextManager[object]:
         """In the block, this thread uses the store over connections of its own.
 
         A heartbeat renews leases in the block, so the connections must not come from a pool: if the
         owners of the leases used all connections of the pool, no lease would be renewed. The
         connections are closed at the end.
         """
-        try:
-            yield
-        finally:
-            connections.close_all()
+        block = ExitStack()
+        block.callback(connections.close_all)
+        return block
 
     # A cache in front of the store.
 

@@ -23,23 +23,10 @@ from ..codec import decode, encode
 from ..errors import OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow
 from ..records import Claim, Operation, Payload, Record, Status
-from .database.dialects import Batching
+from .database.dialects.statements import templates
 from .database.store import DatabaseStore
 
 logger = logging.getLogger("idempotency_django")
-
-EPOCH_QUERIES: Final = {
-    # The timeline of what is being written now: a promotion begins a new one at once, where
-    # pg_control_checkpoint() tells of the old one until the next checkpoint.
-    "postgresql": (
-        "SELECT concat_ws('/', system_identifier, current_database(), CASE WHEN "
-        "pg_is_in_recovery() THEN 'recovery' ELSE "
-        "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END) FROM pg_control_system()"
-    ),
-    # MariaDB and MySQL number no timelines; a fail-over is at least to another server.
-    "mysql": "SELECT CONCAT_WS('/', @@hostname, @@port, @@server_id, DATABASE())",
-}
-"""By vendor: one text that changes when another server takes over. SQLite has no other server."""
 
 
 class FailoverEpoch:
@@ -58,37 +45,29 @@ class FailoverEpoch:
         self._using = using
         self._recheck = recheck
         self._known: tuple[str, float] | None = None
+        self.forget()
+
+    @property
+    def last_known(self) -> str | None:
+        """What it was when this process last asked; ``None``: unknown."""
+        return None if self._known is None else self._known[0]
 
     def current(self) -> str | None:
         """What it is now, asked no longer ago than ``recheck``; ``None``: unknown."""
         known = self._known
-        if self._recheck is None:
-            return ""
-        if known is None or time.monotonic() - known[1] >= self._recheck:
-            return self._ask()
-        return known[0]
-
-    def latest(self, *, ask: bool) -> str | None:
-        """What it was when this process last asked.
-
-        ``None``: it does not know, and may not ``ask`` now or gets no answer.
-        """
-        known = self._known
-        if known is not None:
-            return known[0]
-        return self.current() if ask or self._recheck is None else None
+        if known is None or time.monotonic() - known[1] >= (self._recheck or 0):
+            known = self._known = self._ask()
+        return None if known is None else known[0]
 
     def forget(self) -> None:
         """Ask at the next use: the database was away, so it may be another one now."""
-        self._known = None
+        self._known = None if self._recheck is not None else ("", float("inf"))
 
-    def _ask(self) -> str | None:
+    def _ask(self) -> tuple[str, float] | None:
         connection, asked_at = connections[self._using], time.monotonic()
-        question = EPOCH_QUERIES.get(connection.vendor)
-        if question is None:
-            self._known = "", float("inf")
-            return ""
-        self._known = None
+        question = templates(connection.vendor).get("failover_epoch")
+        if question is None:  # SQLite has no other server
+            return "", float("inf")
         within = connection.in_atomic_block  # which a failure here must not spoil
         try:
             with (
@@ -96,7 +75,7 @@ class FailoverEpoch:
                 connection.cursor() as cursor,
             ):
                 cursor.execute(question)
-                epoch = str(cursor.fetchone()[0])
+                return str(cursor.fetchone()[0]), asked_at
         except DatabaseFault:
             logger.warning(
                 "The database %r does not say which timeline it is on, so cached answers are not "
@@ -108,8 +87,6 @@ class FailoverEpoch:
             if not within:
                 connection.close_if_unusable_or_obsolete()
             return None
-        self._known = epoch, asked_at
-        return epoch
 
 
 def encode_record(record: Record, epoch: str) -> bytes:
@@ -234,7 +211,7 @@ class CachedStore(DatabaseStore):
             )
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        asked_at, epoch = time.monotonic(), self._epoch.latest(ask=False)
+        asked_at, epoch = time.monotonic(), self._epoch.last_known
         claim_or_record = super().acquire(operation)
         if (
             isinstance(claim_or_record, Record)
@@ -242,7 +219,7 @@ class CachedStore(DatabaseStore):
             and not claim_or_record.expired
         ):
             try:
-                with self._outside_transaction():
+                with self._translated():
                     left = self._lifetime_left(claim_or_record)
             except (StoreUnavailable, OperationInProgress):
                 if connections[self.using].in_atomic_block:  # nothing more can be done in it
@@ -259,20 +236,23 @@ class CachedStore(DatabaseStore):
         return claim_or_record
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        epoch = self._epoch.latest(ask=True)  # no newer than the commit that is to come
+        epoch = self._epoch_before()
         completed = super().complete(claim, payload)
         if completed:
             self._remember_completed(claim, payload, epoch)
         return completed
 
-    def _complete_many(
-        self, dialect: Batching, answers: Sequence[tuple[Claim, Payload]]
-    ) -> Sequence[bool]:
-        epoch = self._epoch.latest(ask=True)  # likewise
-        completed = super()._complete_many(dialect, answers)
+    def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
+        epoch = self._epoch_before() if answers else None
+        completed = super().complete_many(answers)
         for answer in compress(answers, completed):
             self._remember_completed(*answer, epoch)
         return completed
+
+    def _epoch_before(self) -> str | None:
+        """An epoch that is no newer than the commit that is to come."""
+        known = self._epoch.last_known
+        return self._epoch.current() if known is None else known
 
     def _remember_completed(self, claim: Claim, payload: Payload, epoch: str | None) -> None:
         record = Record(

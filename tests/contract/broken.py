@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
+from idempotency_django.codec import encode
 from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step
 from idempotency_django.stores.memory import MemoryStore, _Entry
 
@@ -177,7 +178,7 @@ class ChangesAnswers(_Broken):
     def complete(self, claim: Claim, payload: Payload) -> bool:
         entry = self.entry(claim)
         if entry and entry.status is Status.COMPLETED:
-            entry.payload = payload
+            entry.payload = encode(payload)
         return super().complete(claim, payload)
 
 

@@ -12,6 +12,7 @@ from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from ...models import IdempotencyKey, IdempotencyStep
+from .dialects.statements import templates
 
 NOT_MIGRATED: Final = (
     "The tables of idempotency_django are missing from the database {using!r}, or older than "
@@ -118,14 +119,10 @@ def _atomic_requests(alias: str, using: str) -> Iterator[CheckMessage]:
 
 def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
     """Ask the database itself whether it can be written to."""
-    connection = connections[using]
-    question = {
-        "postgresql": "SELECT pg_is_in_recovery()",
-        "mysql": "SELECT @@global.read_only",
-    }.get(connection.vendor)
+    question = templates(connections[using].vendor).get("is_read_only")
     if question is None:
         return []
-    with connection.cursor() as cursor:
+    with connections[using].cursor() as cursor:
         cursor.execute(question)
         row = cursor.fetchone()
     if not row or row[0] in (False, 0, "OFF"):

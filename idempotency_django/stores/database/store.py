@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar, Final
+from functools import cached_property, partial
+from typing import Any, ClassVar, Final, NoReturn
 
 from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Coalesce
 
 from ...codec import decode, encode, encode_step
-from ...errors import OperationInProgress, StoreUnavailable
+from ...errors import ClaimLost, OperationInProgress, StoreUnavailable
 from ...models import (
     NO_OWNER,
     DatabaseNow,
@@ -26,64 +29,18 @@ from ...models import (
     lease_is_over,
 )
 from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
+from ..atomic_blocks import unpooled_connection
+from ..base import Store
 from .checks import check_database, check_migrated, check_writable, lacks_functions
-from .dialects import Batching, Dialect, plain
-from .transactional import TransactionalStore, forbid_atomic_block, restore_autocommit
+from .dialects import DIALECTS, Batching, Dialect, plain
+from .transactions import (
+    StoreTransaction,
+    TransactionGuard,
+    forbid_atomic_block,
+    raise_translated,
+)
 
 logger = logging.getLogger("idempotency_django")
-
-
-def record_replays(
-    rows: IdempotencyKeyQuerySet, replays: Sequence[tuple[Record, Operation]]
-) -> None:
-    """Note replays, now or after the running transaction, as their operations ask.
-
-    It neither raises nor waits: a replay that cannot be counted at once is not counted.
-
-    Args:
-        rows: all rows.
-        replays: what is replayed, and for which operation.
-    """
-    alike: dict[object, list[tuple[Record, Operation]]] = {}
-    for record, operation in replays:
-        if operation.count_replays or operation.extend_on_replay:
-            alike.setdefault(_written(operation), []).append((record, operation))
-    for group in alike.values():
-        _record(rows, [record for record, _ in group], group[0][1])
-
-
-def _written(operation: Operation) -> object:
-    """What the row of a replay depends on: the same for all operations of one policy."""
-    lifetime = (operation.ttl, operation.retention) if operation.extend_on_replay else None
-    return operation.count_replays, lifetime
-
-
-def _record(rows: IdempotencyKeyQuerySet, records: list[Record], operation: Operation) -> None:
-    def count() -> None:
-        try:
-            _count(rows, [record.record_id for record in records], operation)
-        except DatabaseFault:
-            keys = ", ".join(record.key for record in records)
-            logger.warning("A replay of %s was not counted.", keys, exc_info=True)
-
-    if connections[rows.db].vendor == "sqlite":
-        count()  # this transaction holds SQLite's one write lock; a later one would wait for it
-    else:
-        # On its own, so that its row locks are gone at once and its failure fails nothing else.
-        transaction.on_commit(count, using=rows.db, robust=True)
-
-
-def _count(rows: IdempotencyKeyQuerySet, ids: list[int], operation: Operation) -> None:
-    changes: dict[str, Any] = {}
-    if operation.count_replays:
-        changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
-    if operation.extend_on_replay:
-        changes |= lifetime(operation)
-    skip = connections[rows.db].features.has_select_for_update_skip_locked
-    with transaction.atomic(using=rows.db):
-        free = rows.filter(pk__in=ids).order_by("pk").select_for_update(skip_locked=skip)
-        if locked := [*free.values_list("pk", flat=True)]:
-            rows.filter(pk__in=locked).update(**changes)
 
 
 def in_progress(operation: Operation) -> Record:
@@ -253,15 +210,6 @@ def acquire_many(
     return results
 
 
-def get_many(dialect: Dialect, names: Sequence[Name]) -> list[Record | None]:
-    """The records of these keys and scopes, in their order: one statement, where there is one."""
-    if isinstance(dialect, Batching):
-        rows = dialect.read_many(names)
-    else:
-        rows = {name: dialect.read(*name) for name in names}
-    return [record_of(*name, row) if (row := rows.get(name)) else None for name in names]
-
-
 def _name(operation: Operation) -> Name:
     return operation.key, operation.scope
 
@@ -274,7 +222,7 @@ _FREE: Final = {"status": Status.FAILED, "completed_at": DatabaseNow(), "lease_e
 _HELD: Final = {"hold": True, "lease_expires_at": DatabaseNow(), "owner_token": NO_OWNER}
 
 
-class DatabaseStore(TransactionalStore):
+class DatabaseStore(Store):
     """Records as rows of :class:`~idempotency_django.models.IdempotencyKey`.
 
     Args:
@@ -291,7 +239,9 @@ class DatabaseStore(TransactionalStore):
             statements.
     """
 
+    supports_transactions: ClassVar[bool] = True
     supports_steps: ClassVar[bool] = True
+    using: str
 
     def __init__(
         self,
@@ -310,7 +260,7 @@ class DatabaseStore(TransactionalStore):
         if operation.lease is None:
             if not connections[self.using].in_atomic_block:
                 self._forbid_misplaced(operation)
-            try:
+            try:  # by hand, as the hot path: a block of its own is two frames more in a traceback
                 claim_or_record = self._acquire(operation)
             except DatabaseFault as error:
                 self._raise(error)
@@ -320,7 +270,7 @@ class DatabaseStore(TransactionalStore):
         self._forbid_misplaced(operation)
         self._dialect.begin()
         try:
-            with self._outside_transaction():
+            with self._translated():
                 return self._acquire(operation)
         finally:
             self._dialect.release()  # what locked the key; others see the row from here on
@@ -328,7 +278,7 @@ class DatabaseStore(TransactionalStore):
     def _forbid_misplaced(self, operation: Operation) -> None:
         """Refuse a lease in a transaction, and none outside of one."""
         if operation.lease is not None:
-            with self._outside_transaction():
+            with self._translated():
                 forbid_atomic_block(self.using, f"The claim of {operation.name}")
         elif not connections[self.using].in_atomic_block:
             raise transaction.TransactionManagementError(
@@ -361,35 +311,12 @@ class DatabaseStore(TransactionalStore):
             return super().acquire_many(operations)
         for operation in {operation.lease is None: operation for operation in operations}.values():
             self._forbid_misplaced(operation)
-        with self._outside_transaction():
+        with self._translated():
             claims_and_records = acquire_many(dialect, operations, time.monotonic(), self._resolved)
         for claim in claims_and_records:
             if isinstance(claim, Claim) and claim.operation.lease is None:
                 dialect.claimed(claim)
         return claims_and_records
-
-    def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
-        dialect = self._dialect
-        if not (answers and isinstance(dialect, Batching)):
-            return super().complete_many(answers)
-        return self._complete_many(dialect, answers)
-
-    def _complete_many(
-        self, dialect: Batching, answers: Sequence[tuple[Claim, Payload]]
-    ) -> Sequence[bool]:
-        with self._outside_transaction():
-            for claim, _ in answers:
-                if needs_ttl_refresh(claim):
-                    self._prolong(claim)
-            stored = dialect.complete_many([(c, encode(payload)) for c, payload in answers])
-            if not connections[self.using].in_atomic_block:
-                self._restore_autocommit(answers[0][0], commit=bool(stored))
-        return [claim.token in stored for claim, _ in answers]
-
-    def _prolong(self, claim: Claim) -> None:
-        """Let the time to live of a claim's record count from now."""
-        mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
-        mine.filter(status=Status.IN_PROGRESS).update(**lifetime(claim.operation))
 
     def is_running(self, operation: Operation) -> bool:
         if self._dialect.is_claimed(operation.key, operation.scope):
@@ -403,29 +330,37 @@ class DatabaseStore(TransactionalStore):
         return record is not None and record.status is Status.IN_PROGRESS
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        try:
-            if needs_ttl_refresh(claim):
-                self._prolong(claim)
-            answer = encode(payload)
-            given = {
-                "code": answer.status,
-                "headers": answer.headers,
-                "body": answer.body,
-                "id": claim.record_id,
-                "token": claim.token,
-            }
-            completed = self._dialect.complete(claim, given)
-            if not connections[self.using].in_atomic_block:
-                self._restore_autocommit(claim, commit=completed)
+        try:  # likewise
+            self._refresh_ttl(claim)
+            completed = self._dialect.complete(claim, encode(payload))
+            self._restore_autocommit(claim, commit=completed)
         except DatabaseFault as error:
-            self._raise_outside_transaction(error)
+            self._raise(error)
         return completed
 
+    def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
+        if not answers:
+            return []
+        with self._translated():
+            for claim, _ in answers:
+                self._refresh_ttl(claim)
+            stored = self._dialect.complete_many([(c, encode(payload)) for c, payload in answers])
+            self._restore_autocommit(answers[0][0], commit=bool(stored))
+        return [claim.token in stored for claim, _ in answers]
+
+    def _refresh_ttl(self, claim: Claim) -> None:
+        """Let the time to live count from now, if so much of it is over that the answer needs that.
+
+        Not after every attempt: these columns have indexes, which a quick one leaves as they are.
+        """
+        ttl = claim.operation.ttl
+        if ttl is not None and (time.monotonic() - claim.asked_at) * PROMPT > ttl.total_seconds():
+            self._mine(claim).update(**lifetime(claim.operation))
+
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
-        with self._outside_transaction():
+        with self._translated():
             self._restore_autocommit(claim, commit=False)
-            mine = self._rows.filter(pk=claim.record_id, owner_token=claim.token)
-            failed = mine.filter(status=Status.IN_PROGRESS).update(
+            failed = self._mine(claim).update(
                 error=plain(error, 4096),
                 **(_HELD if held else _FREE),
                 **({"pinned": True} if pinned else {}),
@@ -442,7 +377,7 @@ class DatabaseStore(TransactionalStore):
         return self._extend(*claims, seconds=seconds)
 
     def _extend(self, *claims: Claim, seconds: float) -> Sequence[bool | None]:
-        with self._outside_transaction():
+        with self._translated():
             renewed = self._dialect.extend(claims, seconds)
             left = [claim for claim in claims if claim.record_id not in renewed]
             locked = self._dialect.owned(left) if left else set()
@@ -454,27 +389,58 @@ class DatabaseStore(TransactionalStore):
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
         columns = ("position", "name", "attempt", "result", "failure")
-        with self._outside_transaction():
+        with self._translated():
             return [Step(**row) for row in rows.order_by("position").values(*columns)]
 
     def save_step(self, claim: Claim, step: Step) -> bool:
-        with self._reachable():
+        with self._translated():
             return self._dialect.save_step(claim, encode_step(step))
 
     def get(self, key: str, scope: str) -> Record | None:
-        with self._outside_transaction():
+        with self._translated():
             row = self._dialect.read(key, scope)
         return record_of(key, scope, row) if row else None
 
     def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
-        with self._outside_transaction():
-            return get_many(self._dialect, names)
+        with self._translated():
+            rows = self._dialect.read_many(names)
+        return [record_of(*name, rows[name]) if name in rows else None for name in names]
 
     def record_replay(self, record: Record, operation: Operation) -> None:
-        record_replays(self._rows, [(record, operation)])
+        self.record_replays([(record, operation)])
 
     def record_replays(self, replays: Sequence[tuple[Record, Operation]]) -> None:
-        record_replays(self._rows, replays)
+        alike: dict[object, list[tuple[Record, Operation]]] = {}
+        for record, operation in replays:
+            if operation.count_replays or operation.extend_on_replay:
+                lifetime = operation.extend_on_replay and (operation.ttl, operation.retention)
+                alike.setdefault((operation.count_replays, lifetime), []).append(
+                    (record, operation)
+                )
+        for group in alike.values():
+            count = partial(self._count_replays, [record for record, _ in group], group[0][1])
+            if self._dialect.locks_database:  # as this transaction does; another one would wait
+                count()
+            else:
+                # On its own, so that its row locks are gone at once and its failure fails nothing.
+                self.on_commit(count)
+
+    def _count_replays(self, records: Sequence[Record], operation: Operation) -> None:
+        changes: dict[str, Any] = {}
+        if operation.count_replays:
+            changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
+        if operation.extend_on_replay:
+            changes |= lifetime(operation)
+        rows = self._rows.filter(pk__in=[record.record_id for record in records])
+        skip = connections[self.using].features.has_select_for_update_skip_locked
+        try:
+            with transaction.atomic(using=self.using):
+                free = rows.order_by("pk").select_for_update(skip_locked=skip)
+                if locked := [*free.values_list("pk", flat=True)]:
+                    self._rows.filter(pk__in=locked).update(**changes)
+        except DatabaseFault:
+            keys = ", ".join(record.key for record in records)
+            logger.warning("A replay of %s was not counted.", keys, exc_info=True)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         with transaction.atomic(using=self.using):
@@ -498,20 +464,99 @@ class DatabaseStore(TransactionalStore):
             return []  # or about to be made
         return [lacks_functions(self.alias, self.using)]
 
+    # Transactions.
+
+    def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
+        return StoreTransaction(self._dialect, whole=True, after=after)
+
+    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
+        return TransactionGuard(self._dialect, what)
+
+    @contextmanager
+    def durable(self, what: str) -> Iterator[None]:
+        with self._translated():
+            forbid_atomic_block(self.using, what)
+        with StoreTransaction(self._dialect):
+            yield
+
+    @contextmanager
+    def fenced(self, claim: Claim) -> Iterator[None]:
+        with StoreTransaction(self._dialect):
+            yield
+            # Last, so that nobody waits for an owner that is paused before it commits.
+            with self._translated():
+                if not self._dialect.fence(claim):
+                    raise ClaimLost
+
+    def is_busy(self, error: BaseException) -> bool:
+        return self._dialect.is_busy(error)
+
+    def has_ended(self, error: BaseException) -> bool:
+        return self._dialect.has_ended(error)
+
+    def on_commit(self, function: Callable[[], object]) -> None:
+        transaction.on_commit(function, using=self.using, robust=True)
+
+    def dedicated_connection(self) -> AbstractContextManager[None]:
+        return unpooled_connection(self.using)
+
+    def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
+        """End the transaction that a leased view left open by leaving autocommit off.
+
+        Its answer is stored with it, so that neither is there without the other.
+
+        Args:
+            claim: the view's.
+            commit: whether to commit what the view has not; else it is rolled back.
+        """
+        connection = connections[self.using]
+        if connection.in_atomic_block or connection.get_autocommit():
+            return
+        logger.warning(
+            "%s left autocommit off on the database %r. What it had not committed was %s. Use "
+            "transaction.atomic() in it, or call set_autocommit(True) at its end.",
+            claim.operation.name,
+            self.using,
+            "committed with its answer" if commit else "rolled back",
+        )
+        (connection.commit if commit else connection.rollback)()
+        connection.set_autocommit(True)
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        vendor = connections[self.using].vendor
+        if vendor not in DIALECTS:
+            raise ImproperlyConfigured(
+                f"DatabaseStore supports {', '.join(DIALECTS)}; the database {self.using!r} is "
+                f"{vendor!r}."
+            )
+        return DIALECTS[vendor](
+            self.using, combine=self.combine_statements, functions=self.functions
+        )
+
     @property
     def _rows(self) -> IdempotencyKeyQuerySet:
         return IdempotencyKeyQuerySet(IdempotencyKey, using=self.using)
 
-    def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
+    def _mine(self, claim: Claim) -> IdempotencyKeyQuerySet:
+        """The row of a claim, as long as it is its owner's."""
+        return self._rows.filter(
+            pk=claim.record_id, owner_token=claim.token, status=Status.IN_PROGRESS
+        )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Translate the database's errors of contention or connection into the store's."""
+        try:
+            yield
+        except DatabaseFault as error:
+            self._raise(error)
+
+    def _raise(self, error: DatabaseFault) -> NoReturn:
         connection = connections[self.using]
-        if not (connection.in_atomic_block or connection.get_autocommit()):
-            restore_autocommit(self.using, claim.operation.name, commit=commit)
-
-
-def needs_ttl_refresh(claim: Claim) -> bool:
-    """Whether so much of its time to live is over that the answer must get a new one.
-
-    Not after every attempt: these columns have indexes, which a quick one leaves as they are.
-    """
-    ttl = claim.operation.ttl
-    return ttl is not None and (time.monotonic() - claim.asked_at) * PROMPT > ttl.total_seconds()
+        try:
+            raise_translated(self._dialect, error)
+        except (StoreUnavailable, OperationInProgress):
+            if not connection.in_atomic_block:  # do not leave it broken to the next request
+                connection.close_if_unusable_or_obsolete()
+            raise

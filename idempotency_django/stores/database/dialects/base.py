@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -38,15 +39,6 @@ def plain(text: str, limit: int) -> str:
     return (
         text[:limit].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
     )
-
-
-def ids_of(claims: Sequence[Claim]) -> list[int]:
-    return [claim.record_id for claim in claims]
-
-
-def tokens_of(claims: Sequence[Claim]) -> list[str]:
-    """The owners' tokens: each is of one claim only, so that a set of them need not be paired."""
-    return [claim.token for claim in claims]
 
 
 def lock_digest(operation: Operation, size: int) -> bytes:
@@ -118,12 +110,8 @@ class Dialect(ABC):
     What is not closed is one up to the end, so that nothing of it is looked at twice.
     """
 
-    combines: ClassVar[bool] = False
-    """Whether it can send several statements in one message: :meth:`messages`."""
     locks_database: ClassVar[bool] = False
     """Whether whoever writes locks the database for everybody else."""
-    locks_sessions: ClassVar[bool] = False
-    """Whether it has locks that no transaction ends: :meth:`begin`, :meth:`release`."""
     in_transaction: Callable[[Any], object]
     """Called with the driver's connection; false: no transaction is known to be open on it."""
 
@@ -134,6 +122,7 @@ class Dialect(ABC):
         self.functions = functions
         """Whether functions on the server may be called, where there are any."""
         self.sql = statements(self.vendor, connections[using].ops.quote_name)
+        self._held = threading.local()
         self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
         self._aside = re.compile(self.aside)
 
@@ -144,9 +133,25 @@ class Dialect(ABC):
         It takes as many statements for a thousand claims as for one, and waits for none of them.
         """
 
-    @abstractmethod
     def owned(self, claims: Sequence[Claim]) -> set[int]:
         """The records of those claims that are their owners', locked or not."""
+        return self._records("owned", claims)
+
+    def _records(self, statement: str, claims: Sequence[Claim], **given: Any) -> set[int]:
+        """The records that a statement on claims selects."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(self.sql[statement], {**self._described(claims), **given})
+            return {row[0] for row in cursor.fetchall()}
+
+    def _described(self, claims: Sequence[Claim]) -> dict[str, Any]:
+        """The parameters that describe claims: their records, and their owners' tokens.
+
+        Each token is of one claim only, so that a set of them need not be paired.
+        """
+        return {
+            "ids": json.dumps([claim.record_id for claim in claims]),
+            "tokens": json.dumps([claim.token for claim in claims]),
+        }
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         """Delete one batch of purgeable records, with their steps; how many?
@@ -185,9 +190,20 @@ class Dialect(ABC):
         columns = self.read(operation.key, operation.scope)
         return None if columns is None else Row(columns)
 
-    def complete(self, claim: Claim, given: Parameters) -> bool:
+    def complete(self, claim: Claim, answer: StoredPayload) -> bool:
         """Store the answer of a claim, if it is its owner's."""
-        return self.write(claim, "complete", given)
+        given = {
+            "code": answer.status,
+            "headers": answer.headers,
+            "body": answer.body,
+            "id": claim.record_id,
+            "token": claim.token,
+        }
+        return self.write_answer(claim, given)
+
+    def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
+        """Store the answers of those claims that are their owners'; their tokens."""
+        return {claim.token for claim, answer in answers if self.complete(claim, answer)}
 
     @abstractmethod
     def claim(self, operation: Operation, token: str) -> int | None:
@@ -199,8 +215,8 @@ class Dialect(ABC):
         """The rows, narrowed to nothing when the operation's key is locked by somebody else."""
         return rows
 
-    def messages(self) -> Pipeline | None:
-        """How the statements of a transaction that begins now are sent; ``None``: one by one."""
+    def new_pipeline(self) -> Pipeline | None:
+        """The messages of a transaction that begins now; ``None``: one for each statement."""
         return None
 
     def claimed(self, claim: Claim) -> None:
@@ -212,9 +228,21 @@ class Dialect(ABC):
 
     def begin(self) -> None:
         """A transaction begins, maybe within another one; :meth:`release` follows each."""
+        self._held.depth = getattr(self._held, "depth", 0) + 1
+
+    def hold(self, lock: Any) -> None:
+        """The running transaction holds something that its end does not free."""
+        self._held.locks = [*getattr(self._held, "locks", []), lock]
 
     def release(self) -> None:
-        """Free what the end of the transaction does not free, when the outermost has ended."""
+        """Free what the transaction holds, when the outermost has ended."""
+        self._held.depth -= 1
+        if not self._held.depth and (locks := getattr(self._held, "locks", [])):
+            self._held.locks = []
+            self.free(locks)
+
+    def free(self, locks: Sequence[Any]) -> None:
+        """Free what a transaction of this thread has held."""
 
     def text_of(self, sql: Any) -> str:
         """What a cursor is given as text: it may be bytes, or one of psycopg's ``Composable``."""
@@ -232,9 +260,9 @@ class Dialect(ABC):
             return False
         return any(map(self._ends.match, self._aside.sub(" ", text).split(";")))
 
-    def write(self, claim: Claim, statement: str, given: Parameters) -> bool:
-        """Execute what writes a row for the claim, if it is its owner's."""
-        return self._found_row(statement, given)
+    def write_answer(self, claim: Claim, given: Parameters) -> bool:
+        """Execute what stores an answer."""
+        return self._found_row("complete", given)
 
     def fence(self, claim: Claim) -> bool:
         """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
@@ -268,6 +296,10 @@ class Dialect(ABC):
             cursor.execute(self.sql["read"], given)
             row: tuple[Any, ...] | None = cursor.fetchone()
             return row
+
+    def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        """The rows of these keys and scopes, as :meth:`read` has them, by key and scope."""
+        return {name: row for name in names if (row := self.read(*name)) is not None}
 
     def is_busy(self, error: BaseException) -> bool:
         """Whether a database error is a conflict with another transaction, not a fault."""
@@ -324,7 +356,6 @@ class Batching(Dialect):
             return dict(cursor.fetchall())
 
     def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
-        """The rows of these keys and scopes, as :meth:`read` has them, by key and scope."""
         keys, scopes = [key for key, _ in names], sorted({scope for _, scope in names})
         parameters: dict[str, Any] = {
             "keys": keys,
@@ -336,7 +367,6 @@ class Batching(Dialect):
             return {(key, scope): tuple(row) for key, scope, *row in cursor.fetchall()}
 
     def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
-        """Store the answers of those claims that are their owners'; their tokens."""
         rows = json.dumps([_answer(claim, answer) for claim, answer in answers])
         ids = [claim.record_id for claim, _ in answers]
         with connections[self.using].cursor() as cursor:

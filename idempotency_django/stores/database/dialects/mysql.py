@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,7 +22,6 @@ class MySQL(Dialect):
     """The lock is a named one of the session, taken before the INSERT and released after COMMIT."""
 
     vendor = "mysql"
-    locks_sessions = True
     # record has changed since last read, lock wait timeout, deadlock, the same of the lock on the
     # next number of a table (as InnoDB has it), NOWAIT failed
     busy = frozenset({1020, 1205, 1213, 1467, 3572})
@@ -41,10 +39,6 @@ class MySQL(Dialect):
         r"'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\(?s:.))*+(?:\"|\\?\Z)|`[^`]*+(?:`|\Z)|"
         r"--(?!\S)[^\n]*|#[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )
-
-    def __init__(self, using: str, *, combine: bool = True, functions: bool = True) -> None:
-        super().__init__(using, combine=combine, functions=functions)
-        self._held = threading.local()
 
     def claim(self, operation: Operation, token: str) -> int | None:
         given = values_of(operation, token)
@@ -65,39 +59,24 @@ class MySQL(Dialect):
 
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
         with transaction.atomic(using=self.using):
-            renewed = self._ids("lock_owned", claims)
+            renewed = self._records("lock_owned", claims)
             if renewed:
-                left = [claim for claim in claims if claim.record_id in renewed]
-                with connections[self.using].cursor() as cursor:
-                    cursor.execute(self.sql["extend"], {"claims": _pairs(left), "seconds": seconds})
+                free = [claim for claim in claims if claim.record_id in renewed]
+                self._found_row("extend", {**self._described(free), "seconds": seconds})
         return renewed
 
-    def owned(self, claims: Sequence[Claim]) -> set[int]:
-        return self._ids("owned", claims)
-
-    def _ids(self, statement: str, claims: Sequence[Claim]) -> set[int]:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql[statement], {"claims": _pairs(claims)})
-            return {row[0] for row in cursor.fetchall()}
+    def _described(self, claims: Sequence[Claim]) -> dict[str, Any]:
+        return {"claims": json.dumps([(claim.record_id, claim.token) for claim in claims])}
 
     def lockable(
         self, rows: QuerySet[IdempotencyKey], operation: Operation
     ) -> QuerySet[IdempotencyKey]:
         return rows if self._lock(operation) else rows.none()
 
-    def begin(self) -> None:
-        self._held.depth = getattr(self._held, "depth", 0) + 1
-
-    def release(self) -> None:
-        self._held.depth -= 1
-        if self._held.depth:
-            return
-        names, self._held.names = getattr(self._held, "names", []), []
-        if not names:
-            return
+    def free(self, locks: Sequence[str]) -> None:
         # Without a connection the session is gone, and its locks with it.
         with suppress(DatabaseFault), connections[self.using].cursor() as cursor:
-            for name in names:
+            for name in locks:
                 cursor.execute(self.sql["unlock_key"], {"lock": name})
 
     @staticmethod
@@ -116,14 +95,9 @@ class MySQL(Dialect):
             row = cursor.fetchone()
         if not (row and row[0]):
             return False
-        # A session may hold a lock several times and must release it as often.
-        self._held.names = [*getattr(self._held, "names", []), name]
+        self.hold(name)  # a session may hold a lock several times, and must release it as often
         return True
 
     @staticmethod
     def _lock_name(operation: Operation) -> str:
         return f"idempotency:{lock_digest(operation, 16).hex()}"
-
-
-def _pairs(claims: Sequence[Claim]) -> str:
-    return json.dumps([(claim.record_id, claim.token) for claim in claims])

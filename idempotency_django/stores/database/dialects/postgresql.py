@@ -21,16 +21,14 @@ from .base import (
     Row,
     claim_values,
     counts_in_place,
-    ids_of,
     lock_number,
-    tokens_of,
 )
-from .pipelining import LOST, Deferred, Messages, Pipeline, or_lost
+from .pipelining import Deferred, Pipeline, or_lost
 from .statements import Parameters
 
-_ONE_BY_ONE: Final = Messages()
+_ONE_BY_ONE: Final = Pipeline(None)
 _FUNCTIONS: Final = ("idempotency_acquire_1", "idempotency_complete_1")
-_KEPT: Final = ("complete", "fence", "save_step")  # what may wait for the COMMIT
+_DEFERRABLE: Final = ("complete", "fence", "save_step")  # what may wait for the COMMIT
 _GONE: Final = frozenset({"42883", "42501"})  # undefined_function, insufficient_privilege
 
 _has_functions: Final[dict[tuple[object, ...], bool]] = {}
@@ -45,7 +43,6 @@ class PostgreSQL(Batching):
     """
 
     vendor = "postgresql"
-    combines = True
     # libpq's PGTransactionStatusType: 0 is connected, and in no transaction.
     in_transaction = attrgetter("info.transaction_status")
     # lock_not_available, serialization_failure, deadlock_detected
@@ -63,7 +60,7 @@ class PostgreSQL(Batching):
     def __init__(self, using: str, *, combine: bool = True, functions: bool = True) -> None:
         super().__init__(using, combine=combine, functions=functions)
         self._local = threading.local()
-        self._or_lost = {name: or_lost(self.sql[name]) for name in _KEPT}
+        self._or_lost = {name: or_lost(self.sql[name]) for name in _DEFERRABLE}
         self._or_lost["complete_by_function"] = self.sql["complete_by_function_or_lost"]
 
     def purged(self, cursor: Any, given: Parameters) -> int:
@@ -72,22 +69,24 @@ class PostgreSQL(Batching):
         cursor.execute(self.sql["purge_steps"], {"ids": ids})
         return len(ids)
 
-    def messages(self) -> Pipeline | None:
+    def new_pipeline(self) -> Pipeline | None:
         connection = connections[self.using]
         if not self.combine or connection.in_atomic_block:
             return None
-        messages = self._local.messages = Pipeline(connection, self._is_lost)
-        return messages
+        pipeline = self._local.pipeline = Pipeline(connection)
+        return pipeline
 
-    def _messages(self) -> Messages:
-        messages: Pipeline | None = getattr(self._local, "messages", None)
-        return _ONE_BY_ONE if messages is None or messages.over else messages
+    @property
+    def _pipeline(self) -> Pipeline:
+        """That of the running transaction."""
+        pipeline: Pipeline = getattr(self._local, "pipeline", _ONE_BY_ONE)
+        return pipeline
 
     def beginning(self) -> AbstractContextManager[None]:
-        return self._messages().beginning()
+        return self._pipeline.beginning()
 
     def claimed(self, claim: Claim) -> None:
-        self._messages().claimed(claim)
+        self._pipeline.claimed(claim)
 
     def acquire(self, operation: Operation, token: str) -> int | Row | None:
         if not self._has_functions():
@@ -109,9 +108,10 @@ class PostgreSQL(Batching):
             return None
         return int(result[0]) if len(result) == 1 else _row(*result)
 
-    def complete(self, claim: Claim, given: Parameters) -> bool:
+    def write_answer(self, claim: Claim, given: Parameters) -> bool:
         statement = "complete_by_function" if self._has_functions() else "complete"
-        return self.write(claim, statement, given)
+        deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
+        return self._pipeline.defer(claim, deferred) or self._found_row(statement, given)
 
     def _has_functions(self) -> bool:
         """Whether the server has the functions, and they may be called; a process asks once."""
@@ -154,16 +154,9 @@ class PostgreSQL(Batching):
             row = cursor.fetchone()
             return row[0] if row else None
 
-    def write(self, claim: Claim, statement: str, given: Parameters) -> bool:
-        deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
-        return self._messages().defer(claim, deferred) or super().write(claim, statement, given)
-
     def write_fence(self, statement: str, given: Parameters) -> bool:
         deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
-        return self._messages().defer_fenced(deferred) or super().write_fence(statement, given)
-
-    def _is_lost(self, error: DatabaseFault) -> bool:
-        return LOST in str(error)
+        return self._pipeline.defer_fenced(deferred) or super().write_fence(statement, given)
 
     def lockable(
         self, rows: QuerySet[IdempotencyKey], operation: Operation
@@ -178,16 +171,13 @@ class PostgreSQL(Batching):
         return rows.filter(lock)
 
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
-        return self._ids("extend", claims, seconds=seconds)
+        return self._records("extend", claims, seconds=seconds)
 
-    def owned(self, claims: Sequence[Claim]) -> set[int]:
-        return self._ids("owned", claims)
-
-    def _ids(self, statement: str, claims: Sequence[Claim], **given: Any) -> set[int]:
-        given |= {"ids": ids_of(claims), "tokens": tokens_of(claims)}
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql[statement], given)
-            return {row[0] for row in cursor.fetchall()}
+    def _described(self, claims: Sequence[Claim]) -> dict[str, Any]:
+        return {
+            "ids": [claim.record_id for claim in claims],
+            "tokens": [claim.token for claim in claims],
+        }
 
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Sequence
 from operator import attrgetter
 
 from django.db import connections
 
 from ....records import Claim, Operation
-from .base import Dialect, ids_of, tokens_of, values_of
+from .base import Dialect, values_of
 
 
 class SQLite(Dialect):
@@ -18,7 +16,6 @@ class SQLite(Dialect):
 
     vendor = "sqlite"
     locks_database = True
-    locks_sessions = True  # in this process: its open transactions' claims, which nobody can read
     in_transaction = attrgetter("in_transaction")  # executescript() begins with a COMMIT
     busy = frozenset(
         {
@@ -33,24 +30,18 @@ class SQLite(Dialect):
 
     def __init__(self, using: str, **options: bool) -> None:
         super().__init__(using, **options)
-        self._claims: set[tuple[str, str]] = set()  # of all threads
-        self._held = threading.local()
+        # Those of open transactions in this process, of all threads: no other can read them.
+        self._claims: set[tuple[str, str]] = set()
 
     def claimed(self, claim: Claim) -> None:
         self._claims.add((claim.key, claim.scope))
-        self._held.claims = [*getattr(self._held, "claims", []), (claim.key, claim.scope)]
+        self.hold((claim.key, claim.scope))
 
     def is_claimed(self, key: str, scope: str) -> bool:
         return (key, scope) in self._claims
 
-    def begin(self) -> None:
-        self._held.depth = getattr(self._held, "depth", 0) + 1
-
-    def release(self) -> None:
-        self._held.depth -= 1
-        if not self._held.depth:
-            self._claims.difference_update(getattr(self._held, "claims", ()))
-            self._held.claims = []
+    def free(self, locks: Sequence[tuple[str, str]]) -> None:
+        self._claims.difference_update(locks)
 
     def claim(self, operation: Operation, token: str) -> int | None:
         with connections[self.using].cursor() as cursor:
@@ -59,16 +50,11 @@ class SQLite(Dialect):
 
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
         with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["extend"], {**_arrays(claims), "seconds": seconds})
+            cursor.execute(self.sql["extend"], {**self._described(claims), "seconds": seconds})
             if cursor.rowcount == len(claims):
-                return set(ids_of(claims))
+                return {claim.record_id for claim in claims}
         # Whatever is still its owner's now was so then: there are no locks on rows.
         return self.owned(claims)
-
-    def owned(self, claims: Sequence[Claim]) -> set[int]:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["owned"], _arrays(claims))
-            return {row[0] for row in cursor.fetchall()}
 
     def is_missing(self, error: BaseException) -> bool:
         wrong = ("no such table", "no such column", "has no column")
@@ -76,7 +62,3 @@ class SQLite(Dialect):
 
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlite_errorname", None)
-
-
-def _arrays(claims: Sequence[Claim]) -> dict[str, str]:
-    return {"ids": json.dumps(ids_of(claims)), "tokens": json.dumps(tokens_of(claims))}

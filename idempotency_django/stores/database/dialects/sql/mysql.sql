@@ -4,6 +4,14 @@
 -- columns of the first, {step_name} and the like are those of the second, all of them quoted.
 -- %(key)s and the like are parameters. Durations are in seconds.
 
+-- is_read_only --
+-- Whether the server takes no writes.
+SELECT @@global.read_only
+
+-- failover_epoch --
+-- One text that changes when another server takes over: these servers number no timelines.
+SELECT CONCAT_WS('/', @@hostname, @@port, @@server_id, DATABASE())
+
 -- lock_key --
 -- Takes the lock of a key, which is the session's, unless somebody else has it.
 SELECT GET_LOCK(%(lock)s, 0)

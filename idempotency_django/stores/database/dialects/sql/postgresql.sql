@@ -5,6 +5,22 @@
 -- %(key)s and the like are parameters. Durations are in seconds, but for those of a claim: texts
 -- that are intervals once they are parsed. The planner would work out each product by executing it.
 
+-- is_read_only --
+-- Whether the server takes no writes, because it is a standby.
+SELECT pg_is_in_recovery()
+
+-- failover_epoch --
+-- One text that changes when another server takes over: the timeline of what is being written now. A
+-- promotion begins a new one at once, where pg_control_checkpoint() tells of the old one until the
+-- next checkpoint.
+SELECT concat_ws(
+    '/', system_identifier, current_database(),
+    CASE
+        WHEN pg_is_in_recovery() THEN 'recovery'
+        ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)
+    END
+) FROM pg_control_system()
+
 -- has_functions --
 -- Whether the functions of postgresql_functions_1.sql are there, and may be executed.
 SELECT bool_and(COALESCE(has_function_privilege(to_regproc(name), 'EXECUTE'), FALSE))

@@ -1,0 +1,238 @@
+"""The transactions of the database store, and the meaning of the errors in them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
+from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
+
+from ...errors import (
+    UNCONFIRMED_MESSAGE,
+    ClaimLost,
+    IdempotencyError,
+    OperationInProgress,
+    StoreUnavailable,
+)
+from ..atomic_blocks import is_open
+from .checks import NOT_MIGRATED
+from .dialects import Dialect, Pipeline
+
+
+def translate_error(
+    dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False
+) -> Exception:
+    """The store's error for one of the database's, if it has one; else that error.
+
+    Args:
+        dialect: knows what the error says.
+        error: the database's.
+        rolled_back: whether it is known that nothing was committed.
+    """
+    if dialect.is_missing(error):
+        return ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using))
+    rolled_back = rolled_back or dialect.has_ended(error)
+    lost = isinstance(error, OperationalError | InterfaceError) or dialect.has_ended(error)
+    if lost and dialect.is_busy(error):
+        in_progress = OperationInProgress()
+        in_progress.busy = dialect.locks_database
+        return in_progress
+    refused = isinstance(error, InternalError) and dialect.is_read_only(error)
+    if lost or refused or dialect.is_function_gone(error):
+        unavailable = StoreUnavailable()
+        unavailable.rolled_back = rolled_back
+        return unavailable
+    return error
+
+
+def raise_translated(dialect: Dialect, error: DatabaseFault) -> NoReturn:
+    """Raise the store's error for one of the database's, if it has one; else that error."""
+    better = translate_error(dialect, error)
+    if better is error:
+        raise error
+    raise better from error
+
+
+logger = logging.getLogger("idempotency_django")
+
+
+REFUSED_MESSAGE: Final = (
+    "The database could not commit because of a conflict with another transaction, and has "
+    "rolled back. Retry later with the same key."
+)
+
+
+def without_autocommit(
+    using: str, what: str = "What an operation with an idempotency key does"
+) -> ImproperlyConfigured:
+    """The error of a database that commits nothing by itself."""
+    return ImproperlyConfigured(
+        f"{what} must be committed, but the database {using!r} is not in autocommit mode, so "
+        "nothing is committed unless somebody calls commit(). Remove AUTOCOMMIT=False from "
+        "DATABASES. After transaction.set_autocommit(False), call transaction.set_autocommit(True)."
+    )
+
+
+def forbid_atomic_block(using: str, what: str) -> None:
+    """Refuse a transaction around what must commit when it ends.
+
+    Args:
+        using: the database.
+        what: what commits, for the error.
+
+    Raises:
+        ImproperlyConfigured: there is one, or the database is not in autocommit mode.
+    """
+    connection = connections[using]
+    if not connection.in_atomic_block:
+        if not connection.get_autocommit():
+            raise without_autocommit(using, what)
+    elif is_open(using):
+        raise ImproperlyConfigured(
+            f"{what} must commit by itself, but a transaction is open around it on the "
+            f"database {using!r}. Is it a transaction.atomic()? Then move it inside. Is "
+            "it ATOMIC_REQUESTS? Then mark the view with transaction.non_atomic_requests."
+        )
+
+
+@dataclass(slots=True)
+class StoreTransaction:
+    """A transaction whose begin and commit raise the store's own errors.
+
+    Args:
+        dialect: of its database.
+        whole: whether it holds all that is done. What a part of an operation has done elsewhere is
+            not undone with it, so that one has never failed for certain.
+        after: given by a caller who has opened the transaction already, and ends it.
+    """
+
+    dialect: Dialect
+    whole: bool = False
+    after: ExitStack | None = None
+    _atomic: transaction.Atomic = field(init=False)
+    _pipeline: Pipeline | None = field(default=None, init=False)
+    _committed: list[bool] = field(default_factory=list, init=False)
+
+    def __enter__(self) -> None:
+        dialect = self.dialect
+        if self.whole:
+            if self.after is not None:  # one that is to roll back accepts no statement before
+                self.after.callback(dialect.release)
+            dialect.begin()
+        self._atomic = transaction.atomic(using=dialect.using, savepoint=self.after is None)
+        try:
+            self._pipeline = dialect.new_pipeline()
+            self._atomic.__enter__()
+        except BaseException as error:
+            self._finish()
+            if isinstance(error, DatabaseFault):
+                raise_translated(dialect, error)
+            raise
+        connection = connections[dialect.using]
+        # A project that has turned autocommit off by hand commits by hand.
+        if not (connection.commit_on_exit or connection.settings_dict["AUTOCOMMIT"]):
+            refusal = without_autocommit(dialect.using)
+            self._end(refusal)
+            raise refusal
+        if len(connection.atomic_blocks) == 1:  # within others, no hook runs here
+            note = partial(self._committed.append, True)  # the first of all hooks
+            transaction.on_commit(note, using=dialect.using, robust=True)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._end(error)
+            return
+        ended = False
+        try:
+            if self._pipeline is not None and not self._pipeline.commit():
+                raise ClaimLost
+            ended = True
+            self._end(None)
+        except BaseException as fault:
+            meaning = self._meaning(fault)
+            if not ended:
+                self._end(meaning)
+            if meaning is fault:
+                raise
+            raise meaning from fault
+
+    def _end(self, error: BaseException | None) -> None:
+        try:
+            self._atomic.__exit__(None if error is None else type(error), error, None)
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        """End what lasts as long as the transaction."""
+        try:
+            if self._pipeline is not None:
+                self._pipeline.end()
+        finally:
+            if self.whole and self.after is None:
+                self.dialect.release()
+
+    def _meaning(self, fault: BaseException) -> BaseException:
+        """The error that a commit which raised this stands for."""
+        if isinstance(fault, IdempotencyError) and self._committed:  # a hook's, after the commit
+            fault.foreign = True
+        if self._committed or not isinstance(fault, DatabaseFault):
+            return fault
+        if self.whole and self.dialect.is_busy(fault):
+            return OperationInProgress(REFUSED_MESSAGE)
+        stopped = self._pipeline is not None and self._pipeline.stopped_before_commit
+        if stopped or self.dialect.has_ended(fault):
+            return translate_error(self.dialect, fault, rolled_back=True)
+        unsure = isinstance(fault, OperationalError | InterfaceError)
+        return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
+
+
+@dataclass(slots=True)
+class TransactionGuard:
+    """Refuses the statements that would end the running transaction, and logs where it has ended.
+
+    What Django's cursors execute is looked at, and costs no statement. Scripts, stored procedures
+    and the driver's own cursors are not seen.
+
+    Args:
+        dialect: of the transaction's database.
+        what: what is executed in it.
+    """
+
+    dialect: Dialect
+    what: str
+    _connection: Any = field(init=False)
+
+    def __enter__(self) -> None:
+        self._connection = connections[self.dialect.using]
+        self._connection.execute_wrappers.append(self._refuse)
+
+    def __exit__(self, *raised: object) -> None:
+        # By itself, not by its place: the handler may have added others, or removed ours.
+        with suppress(ValueError):
+            self._connection.execute_wrappers.remove(self._refuse)
+        driver = self._connection.connection
+        if driver is not None and not self.dialect.in_transaction(driver):
+            logger.error(
+                "The transaction of %s ended while its view was running (executescript() "
+                "commits, for example). Its effects so far are committed without its answer, "
+                "and a crash or an error at this point leaves it interrupted. Move what "
+                "commits out of the view, or give the view's idempotency policy "
+                "mode='leased'.",
+                self.what,
+            )
+
+    def _refuse(self, execute: Callable[..., Any], sql: Any, *arguments: Any) -> Any:
+        text = sql if isinstance(sql, str) else self.dialect.text_of(sql)
+        if self.dialect.ends_transaction(text):
+            raise ImproperlyConfigured(
+                f"{text[:40].strip()!r} would end the transaction that {self.what} runs in, so its "
+                "effects and its answer would not commit together. Move the statement out of the "
+                "view, or give the view's idempotency policy mode='leased'."
+            )
+        return execute(sql, *arguments)
