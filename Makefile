@@ -64,7 +64,6 @@ test: $(VENV)/.installed-test  ## Run all tests on all databases, and on psycopg
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
 FAULTS := tests/faults
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
-LONG = $(filter-out $(FAULTS)/%,$(call files_with,mark\.soak|tests\.soak|import some_trials))
 
 # What these test is above the database: the first run is enough, whatever the driver.
 ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, \
@@ -102,10 +101,10 @@ soak: $(VENV)/.installed-test  ## Run the long versions of storms, races and ran
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target $(SOAKS)
 
 soak-inside:
-	$(PY) -m pytest -m "soak and not e2e" $(LONG)
+	$(PY) -m pytest -m "soak and not e2e"
 
 soak-outside:
-	$(PY) -m pytest -m "soak and e2e" $(LONG)
+	$(PY) -m pytest -m "soak and e2e" $(OUTSIDE)
 
 soak-faults:
 	$(PY) -m pytest -m soak $(FAULTS)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+from django.conf import settings
 
 
 def soak(*values: Any) -> Any:
@@ -16,3 +17,15 @@ def soak(*values: Any) -> Any:
 def sizes(few: int, many: int, variable: str = "") -> list[Any]:
     """How many ``make test`` takes, and how many ``make soak``, unless a variable says so."""
     return [few, soak(int(os.environ.get(variable, many)))]
+
+
+def first_database(fixture: str) -> Any:
+    """Runs a test on the first database; ``make soak`` runs it on the others.
+
+    For what is above the database: it does the same on each, and few tests of it on all are enough.
+
+    Args:
+        fixture: the one that has the names of the databases as its parameters.
+    """
+    first, *others = settings.ALIASES
+    return pytest.mark.parametrize(fixture, [first, *map(soak, others)], indirect=True)

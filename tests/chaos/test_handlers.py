@@ -9,6 +9,7 @@ import pytest
 from idempotency_django.testing.chaos import Report, chaos
 from tests.chaos import handlers
 from tests.chaos.handlers import calls, effects, message
+from tests.soak import first_database
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -35,6 +36,7 @@ def test_right(database: str, handler: Callable[[str], None], count: Callable[[s
     assert report.kills == len(report.boundaries)
 
 
+@first_database("database")
 @pytest.mark.parametrize(
     ("handler", "count", "disturbance", "found"),
     [

@@ -6,6 +6,7 @@ import pytest
 
 import tests.concurrency.models  # noqa: F401
 from tests.settings import ALIASES
+from tests.soak import sizes
 
 DATABASES = sorted({"postgres", "mariadb", "sqlite"} & set(ALIASES))
 
@@ -14,3 +15,9 @@ DATABASES = sorted({"postgres", "mariadb", "sqlite"} & set(ALIASES))
 def using(request: pytest.FixtureRequest) -> str:
     """The alias of each database that the tests run on."""
     return ALIASES[request.param]
+
+
+@pytest.fixture(params=sizes(8, 30))
+def threads(request: pytest.FixtureRequest) -> int:
+    """How many race for a row."""
+    return int(request.param)

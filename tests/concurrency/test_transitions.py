@@ -36,7 +36,6 @@ from tests.concurrency.models import (
 )
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
-THREADS = 30
 
 
 def row(obj: models.Model) -> Any:
@@ -184,17 +183,17 @@ class TestTransition:
         with pytest.raises(ValueError, match="cannot start from there"):
             transition(ticket, ["pending", "paid"], "paid")
 
-    def test_race(self, ticket: Ticket) -> None:
-        """Of thirty at once, one moves; each other one waits, and is told."""
+    def test_race(self, ticket: Ticket, threads: int) -> None:
+        """Of many at once, one moves; each other one waits, and is told."""
         using, pk = ticket._state.db, ticket.pk
 
         def contend() -> type:
             mine = Ticket.objects.using(using).get(pk=pk)
             return type(transition(mine, "pending", "paid", effect=ship))
 
-        outcomes = in_threads([contend] * THREADS)
+        outcomes = in_threads([contend] * threads)
         assert outcomes.count(Moved) == 1
-        assert outcomes.count(AlreadyThere) == THREADS - 1
+        assert outcomes.count(AlreadyThere) == threads - 1
         assert effects(using) == 1
 
 
@@ -217,20 +216,22 @@ class TestInheritance:
             (Extended, "note"),
         ],
     )
-    def test_race(self, using: str, model: type[Any], field: str, loaded: str) -> None:
-        """Whichever table has the state and the version: of thirty at once, one moves."""
+    def test_race(
+        self, using: str, model: type[Any], field: str, loaded: str, threads: int
+    ) -> None:
+        """Whichever table has the state and the version: of many at once, one moves."""
         obj = inheriting(model, using)
         source, rows = getattr(obj, field), model.objects.using(using)
         rows = rows.only("pk") if loaded == "deferred" else rows
-        start = threading.Barrier(THREADS, timeout=PATIENCE)
+        start = threading.Barrier(threads, timeout=PATIENCE)
 
         def contend() -> type:
             mine = rows.get(pk=obj.pk)
             start.wait()
             return type(transition(mine, source, "new", field=field, effect=ship))
 
-        outcomes = in_threads([contend] * THREADS)
-        assert (outcomes.count(Moved), outcomes.count(AlreadyThere)) == (1, THREADS - 1)
+        outcomes = in_threads([contend] * threads)
+        assert (outcomes.count(Moved), outcomes.count(AlreadyThere)) == (1, threads - 1)
         assert effects(using) == 1
         assert getattr(row(obj), field) == "new"
         version = version_field(model).attname
@@ -410,19 +411,19 @@ class TestMachines:
             run(machine, "pay")
 
     @pytest.mark.parametrize("model", [Machine, HeavyMachine])
-    def test_race(self, using: str, run: Any, model: type[Machine]) -> None:
-        """Of thirty at once, one moves; each other one waits, and is told."""
+    def test_race(self, using: str, run: Any, model: type[Machine], threads: int) -> None:
+        """Of many at once, one moves; each other one waits, and is told."""
         pk = model._base_manager.using(using).create().pk
-        start = threading.Barrier(THREADS, timeout=PATIENCE)
+        start = threading.Barrier(threads, timeout=PATIENCE)
 
         def contend() -> type:
             mine = model._base_manager.using(using).get(pk=pk)
             start.wait()
             return type(run(mine, "pay"))
 
-        outcomes = in_threads([contend] * THREADS)
+        outcomes = in_threads([contend] * threads)
         assert outcomes.count(Moved) == 1
-        assert outcomes.count(AlreadyThere) == THREADS - 1
+        assert outcomes.count(AlreadyThere) == threads - 1
         assert effects(using) == 1
 
 

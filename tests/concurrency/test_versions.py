@@ -36,7 +36,6 @@ from tests.concurrency.models import (
 )
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
-THREADS = 30
 
 
 def statements(using: str, function: Callable[[], object]) -> list[str]:
@@ -226,8 +225,8 @@ class TestSave:
         [ticket] = Ticket.objects.using(using).all()
         assert (ticket.title, ticket.version) == ("b", 2)
 
-    def test_race(self, using: str) -> None:
-        """Of thirty who save the same version, one wins."""
+    def test_race(self, using: str, threads: int) -> None:
+        """Of many who save the same version, one wins."""
         ticket = new(using)
 
         def save() -> bool:
@@ -240,8 +239,8 @@ class TestSave:
                 return False
             return True
 
-        loaded = threading.Barrier(THREADS, timeout=PATIENCE)
-        assert sum(in_threads([save] * THREADS)) == 1
+        loaded = threading.Barrier(threads, timeout=PATIENCE)
+        assert sum(in_threads([save] * threads)) == 1
         assert row(ticket).version == 2
 
 
@@ -457,11 +456,13 @@ class TestInheritance:
             (SeatTicket, {"row": "late", "title": "new"}),
         ],
     )
-    def test_race(self, using: str, model: type[Any], changes: dict[str, Any], write: str) -> None:
-        """Whichever table has the version: of thirty who read the same one, one writes."""
+    def test_race(
+        self, using: str, model: type[Any], changes: dict[str, Any], write: str, threads: int
+    ) -> None:
+        """Whichever table has the version: of many who read the same one, one writes."""
         Base.objects.using(using).create()  # so that the keys of the tables differ
         first = model.objects.using(using).create(**({"code": "1"} if model is SeatTicket else {}))
-        loaded = threading.Barrier(THREADS, timeout=PATIENCE)
+        loaded = threading.Barrier(threads, timeout=PATIENCE)
 
         def change() -> bool:
             mine = row(first)
@@ -479,7 +480,7 @@ class TestInheritance:
                 return False
             return True
 
-        assert sum(in_threads([change] * THREADS)) == 1
+        assert sum(in_threads([change] * threads)) == 1
         if write == "delete":
             assert not model.objects.using(using).exists()
             return
@@ -558,8 +559,8 @@ class TestCompareAndSwap:
         with pytest.raises(ImproperlyConfigured, match=r"tests.Owner has 0 version fields"):
             compare_and_swap(Owner(pk=1), name="a")
 
-    def test_race(self, using: str) -> None:
-        """Of thirty who swap the same version, one wins."""
+    def test_race(self, using: str, threads: int) -> None:
+        """Of many who swap the same version, one wins."""
         ticket = new(using)
 
         def swap() -> bool:
@@ -571,8 +572,8 @@ class TestCompareAndSwap:
                 return False
             return True
 
-        loaded = threading.Barrier(THREADS, timeout=PATIENCE)
-        assert sum(in_threads([swap] * THREADS)) == 1
+        loaded = threading.Barrier(threads, timeout=PATIENCE)
+        assert sum(in_threads([swap] * threads)) == 1
         assert (row(ticket).version, row(ticket).amount) == (2, 1)
 
 
