@@ -66,13 +66,25 @@ FAULTS := tests/faults
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 
 # What these test is above the database: the first run is enough, whatever the driver.
-ANY_DRIVER := docs $(addprefix test_, $(addsuffix .py, \
-    answer_forms imports benchmarks browsable_api browsers callers calls celery_checks celery_redis \
-    check_hints checks conf conformance derived_keys drf_responses errors events fingerprints \
-    frameworks hosts http idempotent_jobs inventory keys metadata opening plain_data policy probe \
-    public_names redis_store replay_authorization retry_loops scopes seals seams shared_redis status \
-    status_address step_threads steps_changed store_defaults stored_answers stores \
-    template_responses unprotected uploads))
+ANY_DRIVER := $(addprefix tests/, docs seen transports \
+    $(patsubst %,test_%.py, \
+        admin_settling answer_forms benchmarks browsable_api browsers callers calls celery_checks \
+        celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \
+        combinations conf conformance decorators derived_keys documented drf drf_responses errors \
+        events fingerprints frameworks hosts house http idempotent_jobs imports inventory keys \
+        max_attempts message_plans messaging_app metadata middleware observing optional_keys \
+        placements plain_data policy probe public_names redis_store replay_authorization retry_loops \
+        running scopes seals seams shared_redis status status_address step_threads steps_changed \
+        stopping store_defaults stored_answers stores tasks template_responses unprotected unwrapping \
+        uploads waiting) \
+    $(patsubst %,chaos/test_%.py,handlers) \
+    $(patsubst %,concurrency/test_%.py,conditions django_conditions forms preconditions) \
+    $(patsubst %,contract/test_%.py,machine redis) \
+    $(patsubst %,outbox/test_%.py,admin topics views) \
+    $(patsubst %,publishing/test_%.py,brokers celery debezium http unreachable) \
+    $(patsubst %,streams/test_%.py,admin) \
+    $(patsubst %,timeline/test_%.py,command pages) \
+    $(patsubst %,webhooks/test_%.py,admin verifiers))
 
 test-inside:
 	$(PY) -m coverage run -m pytest -m "not e2e and not soak"
@@ -80,7 +92,7 @@ test-inside:
 # The coverage is the same without it.
 test-psycopg2:
 	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m pytest -m "not e2e and not soak" \
-	    $(ANY_DRIVER:%=--ignore tests/%)
+	    $(ANY_DRIVER:%=--ignore %)
 
 # Projects with USE_TZ=False: what writes times into messages, and compares them.
 NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py \

@@ -6,7 +6,9 @@ Which room may import from which is for ``make imports``.
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -87,3 +89,19 @@ def test_no_import_within_a_function() -> None:
         if not name.endswith("Config.ready")
     }
     assert hidden == set()
+
+
+def test_makefile_names_tests_that_exist() -> None:
+    """No test leaves its part of ``make`` when its file is renamed."""
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")  # or an outer make would be told of
+    said = subprocess.run(
+        ["make", "--dry-run", "quick", "test", "soak"],
+        cwd=PACKAGE.parent,
+        env={name: value for name, value in os.environ.items() if name not in outer},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    named = set(re.findall(r"tests/[\w/.]+", said))
+    assert {"tests/faults", "tests/docs", "tests/test_checks.py"} <= named
+    assert not {path for path in named if not (PACKAGE.parent / path).exists()}
