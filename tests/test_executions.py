@@ -46,6 +46,7 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, SECOND, an_operation, eventually
 from tests.models import Effect
 from tests.settings import ALIASES
+from tests.soak import sizes
 from tests.support import assert_problem, is_replay, new_key, post, record
 
 pytestmark = [
@@ -876,15 +877,16 @@ class TestLateOwner:
         assert isinstance(attempt(store, operation, late), Replayed)
         assert calls == ["late"]
 
+    @pytest.mark.parametrize("owners", sizes(20, 200))
     @pytest.mark.parametrize("when", ["before", "within"])
     def test_its_transaction_rolls_back(
-        self, database: DatabaseStore, when: str, elsewhere: ThreadPoolExecutor
+        self, database: DatabaseStore, when: str, owners: int, elsewhere: ThreadPoolExecutor
     ) -> None:
-        """Of 200 late owners none commits a transaction of ``atomic()``."""
+        """Of many late owners none commits a transaction of ``atomic()``."""
         using, accepted = database.using, 0
         if when == "within" and connections[using].vendor == "sqlite":
             pytest.skip("SQLite's transaction keeps everybody else from writing")
-        for _ in range(200):
+        for _ in range(owners):
             operation = leased()
             claim = database.acquire(operation)
             assert isinstance(claim, Claim)

@@ -67,6 +67,7 @@ from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, an_operation, eventually, in_threads
 from tests.models import Effect
+from tests.soak import sizes
 from tests.support import (
     assert_problem,
     assert_replays,
@@ -779,10 +780,11 @@ class TestLateOwner:
         assert found(store, operation).status is Status.FAILED
         assert isinstance(attempt(store, operation), Executed)
 
-    def test_200_late_completions(self, store: Watched) -> None:
-        """Of 200 late owners none completes, fails or extends what is its successor's."""
+    @pytest.mark.parametrize("owners", sizes(20, 200))
+    def test_late_completions(self, store: Watched, owners: int) -> None:
+        """Of many late owners none completes, fails or extends what is its successor's."""
         accepted = 0
-        for number in range(200):
+        for number in range(owners):
             operation = leased()
             late = store.acquire(operation)
             assert isinstance(late, Claim)
