@@ -7,30 +7,27 @@ real databases, and counts the effects of each message. It makes processes with 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
 import re
-import select
 import shutil
 import signal
 import sqlite3
-import sys
 import tempfile
 import threading
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import StrEnum
 from functools import partial
 from itertools import count
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from unittest.mock import patch
 from uuid import uuid4
 from weakref import finalize
@@ -49,8 +46,15 @@ from ..stores import stores
 
 __all__ = ["Report", "Service", "Trial", "chaos", "crash_point"]
 
+M = TypeVar("M")
+Effects = int | Mapping[str, int]
+
+KILL, PAUSE, LOSE, STORM = DISTURBANCES = ("kill", "pause", "lose", "storm")
+
+# The boundaries of a process: between what comes back from a server and what is sent next.
+
 ACKNOWLEDGEMENT: Final = "the acknowledgement"
-"""The last boundary: the handler has returned, and nobody knows it yet."""
+"""The last boundary: the handler has returned, and its caller does not know it yet."""
 
 CALL: Final = "the call of "
 COMMIT: Final = "COMMIT"
@@ -63,39 +67,27 @@ HEARTBEAT: Final = "idempotency-heartbeat"
 _UNQUOTED: Final = str.maketrans("", "", '"`')
 _SELECTED: Final = re.compile(r"\bSELECT .*? FROM\b")
 _INSERTED: Final = re.compile(r"(\bINSERT\b.*?INTO \S+) ?\(.*")
-_TRANSACTIONS: Final = {"_commit": COMMIT, "_rollback": "ROLLBACK"}
-
-
-class Blow(StrEnum):
-    """What happens to a process at a boundary."""
-
-    KILL = "kill"
-    PAUSE = "pause"
-    LOSE = "lose"  # it is done, and the answer does not arrive
 
 
 @dataclass(frozen=True)
 class Strike:
-    """A blow at the boundary of that number."""
+    """A disturbance of a process at the boundary of that number."""
 
-    blow: Blow
+    how: str
     number: int
 
 
 class Boundaries:
-    """What this process has passed.
+    """Counts what this process passes, and strikes it at one of them.
 
-    Nothing can happen between what comes back from a server and what is sent next, so that there is
-    one boundary between the two. A lease is renewed whenever it is due, so that counts as nothing.
+    A lease is renewed whenever it is due, so that counts as nothing.
 
     Args:
         strike: what is to happen, and at which boundary.
         tell: called with what a process comes to before it is killed or paused there.
     """
 
-    def __init__(
-        self, strike: Strike | None = None, tell: Callable[[str], object] | None = None
-    ) -> None:
+    def __init__(self, strike: Strike | None = None, tell: Callable[[str], object] = len) -> None:
         self.passed: list[str] = []
         self._strike = strike
         self._tell = tell
@@ -108,46 +100,40 @@ class Boundaries:
         if quiet or threading.current_thread().name.startswith(HEARTBEAT):
             return False
         with self._lock:
-            number = len(self.passed)
+            strike, number = self._strike, len(self.passed)
             self.passed.append(what)
-            if self._strike is None or self._strike.number != number:
+            if strike is None or strike.number != number:
                 return False
-            if self._tell is not None:
-                self._tell(what)
-            match self._strike.blow:
-                case Blow.KILL:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                case Blow.PAUSE:
-                    os.kill(os.getpid(), signal.SIGSTOP)
-            return self._strike.blow is Blow.LOSE
-
-    @contextmanager
-    def connecting(self) -> Iterator[None]:
-        """The block connects to a database. What it executes to that end is no boundary."""
-        self.before("CONNECT")
-        self._connecting.now = True
-        try:
-            yield
-        finally:
-            self._connecting.now = False
+            self._tell(what)
+            if strike.how != LOSE:
+                os.kill(os.getpid(), signal.SIGKILL if strike.how == KILL else signal.SIGSTOP)
+            return strike.how == LOSE
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """In the block, whatever goes to a database passes a boundary first."""
-        with ExitStack() as patches:
+        """In the block, whatever goes to a database or a service passes a boundary first."""
+        global _observed  # noqa: PLW0603  # a process has one delivery at a time
+        _observed = self
+        try:
+            with ExitStack() as patches:
+                self._observe_databases(patches)
+                yield
+        finally:
+            _observed = None
 
-            def replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
-                patches.enter_context(patch.object(owner, name, make(getattr(owner, name))))
+    def _observe_databases(self, patches: ExitStack) -> None:
+        def replace(owner: type, name: str, make: Callable[..., Any], *args: str) -> None:
+            made = make(getattr(owner, name), *args)
+            patches.enter_context(patch.object(owner, name, made))
 
-            for name in ("_execute", "_executemany"):  # below all wrappers: what is really sent
-                replace(CursorWrapper, name, self._executing)
-            backends = {type(connection) for connection in connections.all()}
-            # A class before the one that it inherits from, or it would inherit what is put there.
-            for backend in sorted(backends, key=lambda backend: -len(backend.__mro__)):
-                replace(backend, "connect", self._opening)
-                for name, what in _TRANSACTIONS.items():
-                    replace(backend, name, partial(self._ending, what))
-            yield
+        for name in ("_execute", "_executemany"):  # below all wrappers: what is really sent
+            replace(CursorWrapper, name, self._executing)
+        backends = {type(connection) for connection in connections.all()}
+        # A class before the one that it inherits from, or it would inherit what is put there.
+        for backend in sorted(backends, key=lambda backend: -len(backend.__mro__)):
+            replace(backend, "connect", self._connecting_first)
+            replace(backend, "_commit", self._ending, COMMIT)
+            replace(backend, "_rollback", self._ending, "ROLLBACK")
 
     def _executing(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         def executed(cursor: CursorWrapper, sql: Any, *arguments: Any) -> Any:
@@ -156,41 +142,36 @@ class Boundaries:
 
         return executed
 
-    def _opening(self, connect: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _connecting_first(self, connect: Callable[[Any], None]) -> Callable[[Any], None]:
         def connected(connection: Any) -> None:
-            with self.connecting():
+            self.before("CONNECT")
+            self._connecting.now = True  # what is executed to that end is no boundary
+            try:
                 connect(connection)
+            finally:
+                self._connecting.now = False
 
         return connected
 
-    def _ending(self, what: str, end: Callable[[Any], None]) -> Callable[[Any], None]:
+    def _ending(self, end: Callable[[Any], None], what: str) -> Callable[[Any], None]:
         def ended(connection: Any) -> None:
             lost = self.before(what)
             end(connection)
             if lost:
                 connection.connection.close()
-                raise OperationalError(f"The connection was lost, so nobody knows of the {what}.")
+                raise OperationalError(
+                    f"The connection was lost, and with it the answer to the {what}."
+                )
 
         return ended
 
 
-_active: Boundaries | None = None
+_observed: Boundaries | None = None
 
 
-@contextmanager
-def active(boundaries: Boundaries) -> Iterator[None]:
-    """In the block, :func:`crash_point` and services pass boundaries of these."""
-    global _active  # noqa: PLW0603  # a process has one delivery at a time
-    _active = boundaries
-    try:
-        yield
-    finally:
-        _active = None
-
-
-def before(what: str) -> bool:
-    """Pass a boundary, if there are any; whether the answer is to be lost."""
-    return _active is not None and _active.before(what)
+def _before(what: str) -> bool:
+    """Pass a boundary, where they are observed; whether the answer is to be lost."""
+    return _observed is not None and _observed.before(what)
 
 
 def crash_point(name: str) -> None:
@@ -202,7 +183,7 @@ def crash_point(name: str) -> None:
     Args:
         name: what comes next, for the report, such as ``"the upload"``.
     """
-    before(name)
+    _before(name)
 
 
 def shortened(sql: object) -> str:
@@ -212,64 +193,8 @@ def shortened(sql: object) -> str:
     return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
 
 
-_PAST: Final = timedelta(seconds=1)
-_UNTIL: Final = "process_after"
-"""The column of the tables of messaging that says until when something waits."""
-_DONE: Final = ("done", "discarded")
-
-
-def end_waits() -> int:
-    """End all leases, and make all messages due; how many rows that changed.
-
-    Time is not passed by waiting: what ends in the future by the database's clock has ended.
-    """
-    past = DatabaseNow() - _PAST
-    changed = [
-        records.filter(status=Status.IN_PROGRESS)
-        .exclude(lease_expires_at__lte=DatabaseNow())
-        .update(lease_expires_at=past)
-        for records in _records()
-    ]
-    for rows in _messaging():
-        if _UNTIL in _columns(rows):
-            waiting = rows.filter(process_after__gt=DatabaseNow())
-            changed.append(waiting.update(process_after=past))
-    return sum(changed)
-
-
-def stuck() -> Counter[str]:
-    """What the package's tables say is neither done nor given up, by its state."""
-    found: Counter[str] = Counter()
-    for records in _records():
-        in_progress = records.filter(status=Status.IN_PROGRESS)
-        found["record held"] += in_progress.filter(hold=True).count()
-        found["record in progress"] += in_progress.filter(hold=False).count()
-    for rows in _messaging():
-        if "state" in _columns(rows):
-            left = rows.exclude(state__in=_DONE).values_list("state").annotate(Count("pk"))
-            name = rows.model._meta.verbose_name
-            found.update({f"{name} {state}": count for state, count in left.order_by("state")})
-    return +found
-
-
-def _records() -> Iterator[IdempotencyKeyQuerySet]:
-    for using in {store.using for store in stores.all()} - {None}:
-        yield IdempotencyKeyQuerySet(IdempotencyKey, using=using)
-
-
-def _messaging() -> Iterator[QuerySet[Any]]:
-    """The tables of messaging, where its app is installed."""
-    if apps.is_installed("idempotency_django.messaging"):
-        for model in apps.get_app_config("idempotency_messaging").get_models():
-            yield QuerySet(model, using=database())
-
-
-def _columns(rows: QuerySet[Any]) -> set[str]:
-    return {field.name for field in rows.model._meta.fields}
-
-
-_TABLE = "CREATE TABLE done (number INTEGER PRIMARY KEY, reference TEXT, key TEXT UNIQUE)"
-_PATIENCE = 60.0  # seconds
+_TABLE = "CREATE TABLE done (number INTEGER PRIMARY KEY, reference TE_DONE: Final = ("done", "discarded")T, key TEXT UNIQUE)"
+_LOCKED = 60.0  # seconds that a call waits for those of other processes
 
 
 class Service:
@@ -295,8 +220,7 @@ class Service:
         folder = tempfile.mkdtemp(prefix="idempotency-service-")
         finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._path = Path(folder, "done.sqlite3")
-        with self._opened() as database:
-            database.execute(_TABLE)
+        self._execute(_TABLE)
 
     def call(self, reference: object, *, key: str = "") -> str:
         """Do something, unless it was done under this key.
@@ -311,36 +235,86 @@ class Service:
         Raises:
             TimeoutError: it is done, but the answer is lost.
         """
-        lost = before(CALL + self.name)
+        lost = _before(CALL + self.name)
         key = key or uuid4().hex
-        with self._opened() as database:
-            database.execute(
-                "INSERT OR IGNORE INTO done (reference, key) VALUES (?, ?)", [str(reference), key]
-            )
-            [number] = database.execute("SELECT number FROM done WHERE key = ?", [key]).fetchone()
+        self._execute(
+            "INSERT OR IGNORE INTO done (reference, key) VALUES (?, ?)", str(reference), key
+        )
+        number = self._execute("SELECT number FROM done WHERE key = ?", key)
         if lost:
             raise TimeoutError(f"{self.name} did not answer.")
         return f"{self.name}-{number}"
 
     def effects(self, reference: object) -> int:
         """How often it was done for this reference."""
-        query = "SELECT count(*) FROM done WHERE reference = ?"
-        with self._opened() as database:
-            [count] = database.execute(query, [str(reference)]).fetchone()
-        return int(count)
+        return int(self._execute("SELECT count(*) FROM done WHERE reference = ?", str(reference)))
 
     def forget(self) -> None:
         """Forget all that was done, as a database of tests does between two of them."""
-        with self._opened() as database:
-            database.execute("DELETE FROM done")
+        self._execute("DELETE FROM done")
 
-    @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self._path, timeout=_PATIENCE)) as database:
-            database.execute("PRAGMA synchronous = OFF")
-            with database:
-                yield database
+    def _execute(self, sql: str, *values: str) -> Any:
+        """Execute a statement in a transaction of its own; the first column of its first row."""
+        with closing(sqlite3.connect(self._path, timeout=_LOCKED)) as connection, connection:
+            connection.execute("PRAGMA synchronous = OFF")
+            row = connection.execute(sql, values).fetchone()
+        return row and row[0]
 
+
+# The tables of the package.
+
+_PAST: Final = timedelta(seconds=1)
+_UNTIL: Final = "process_after"
+"""The column of the tables of messaging that says until when something waits."""
+_LEASE: Final = "lease_expires_at"
+X
+
+
+def end_waits() -> int:
+    """End all leases, and make all messages due; how many rows that changed.
+
+    Time is not passed by waiting: what ends in the future by the database's clock has ended.
+    """
+    now = DatabaseNow()
+    waiting: list[tuple[QuerySet[Any], str]] = [
+        (records.filter(status=Status.IN_PROGRESS).exclude(lease_expires_at__lte=now), _LEASE)
+        for records in _records()
+    ]
+    for rows, columns in _messaging():
+        if _UNTIL in columns:
+            waiting.append((rows.filter(process_after__gt=now), _UNTIL))
+    return sum(rows.update(**{column: now - _PAST}) for rows, column in waiting)
+
+
+def stuck() -> Counter[str]:
+    """What the package's tables say is neither done nor given up, by its state."""
+    found: Counter[str] = Counter()
+    for records in _records():
+        in_progress = records.filter(status=Status.IN_PROGRESS)
+        found["record held"] += in_progress.filter(hold=True).count()
+        found["record in progress"] += in_progress.filter(hold=False).count()
+    for rows, columns in _messaging():
+        if "state" in columns:
+            left = rows.exclude(state__in=_DONE).values_list("state").annotate(Count("pk"))
+            name = rows.model._meta.verbose_name
+            found.update({f"{name} {state}": count for state, count in left.order_by("state")})
+    return +found
+
+
+def _records() -> Iterator[IdempotencyKeyQuerySet]:
+    for using in {store.using for store in stores.all()} - {None}:
+        yield IdempotencyKeyQuerySet(IdempotencyKey, using=using)
+
+
+def _messaging() -> Iterator[tuple[QuerySet[Any], set[str]]]:
+    """The tables of messaging and their columns, where its app is installed."""
+    if apps.is_installed("idempotency_django.messaging"):
+        for model in apps.get_app_config("idempotency_messaging").get_models():
+            columns = {field.name for field in model._meta.fields}
+            yield QuerySet(model, using=database()), columns
+
+
+# The processes.
 
 LONGEST: Final = 60
 """Seconds after which a delivery is ended: it waits for something that does not come."""
@@ -362,11 +336,6 @@ class Ended:
     passed: list[str] = field(default_factory=list)
     struck: str = ""
 
-    @property
-    def acknowledged(self) -> bool:
-        """Whether the message need not be delivered again."""
-        return not self.error
-
 
 class Child:
     """A process that executes a function, whose connections to databases are its own.
@@ -374,92 +343,80 @@ class Child:
     Args:
         call: the function.
         strike: what is to happen to the process.
+
+    Attributes:
+        ended: how it ended, as far as it has said.
     """
 
     def __init__(self, call: Callable[[], Any], strike: Strike | None = None) -> None:
         close_connections()
-        self._reader, writer = os.pipe()
+        fork = get_context("fork")
+        self._reader, writer = fork.Pipe(duplex=False)
+        self._process = fork.Process(target=_execute, args=(call, strike, writer))
         with warnings.catch_warnings():
             # Python warns of threads. The heartbeats know about forks; others should not be there.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._pid = os.fork()
-        if self._pid == 0:
-            _execute(call, strike, writer)
-        os.close(writer)
-        self._ended = Ended()
+            self._process.start()
+        writer.close()
+        self.ended = Ended()
         self._over = False
-        self._said = b""
 
-    def wait(self) -> Ended:
-        """How it ended, once it has."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it has ended, within so many seconds if there is a limit."""
+        deadline = None if seconds is None else time.monotonic() + seconds
         while not self._over:
-            self._read(None)
-        return self._ended
-
-    def wait_for(self, seconds: float) -> Ended | None:
-        """How it ended; ``None``: it goes on for longer than that."""
-        deadline = time.monotonic() + seconds
-        while not self._over:
-            if not self._read(max(0.0, deadline - time.monotonic())):
-                return None
-        return self._ended
+            if not self._reader.poll(deadline and max(0.0, deadline - time.monotonic())):
+                return False
+            self._read()
+        return True
 
     def wait_for_pause(self) -> bool:
         """Return when it is paused (``True``), or has ended before that."""
-        while not (self._over or self._ended.struck):
-            self._read(None)
+        while not (self._over or self.ended.struck):
+            self._read()
         if not self._over:
-            os.waitpid(self._pid, os.WUNTRACED)
+            os.waitpid(self._process.pid or 0, os.WUNTRACED)
         return not self._over
 
     def resume(self) -> None:
         """Let it go on."""
-        os.kill(self._pid, signal.SIGCONT)
+        os.kill(self._process.pid or 0, signal.SIGCONT)
 
     def close(self) -> None:
         """Kill it, if it has not ended."""
         if not self._over:
-            os.kill(self._pid, signal.SIGKILL)
+            self._process.kill()
             self.wait()
 
-    def _read(self, seconds: float | None) -> bool:
-        """Take in what it says next; ``False``: it said nothing for so long."""
-        readable, _, _ = select.select([self._reader], [], [], seconds)
-        if not readable:
-            return False
-        said = os.read(self._reader, 1 << 16)
-        *lines, self._said = (self._said + said).split(b"\n")
-        for line in lines:
-            vars(self._ended).update(json.loads(line))
-        if not said:
+    def _read(self) -> None:
+        """Take in what it says next, or that it has ended."""
+        try:
+            vars(self.ended).update(self._reader.recv())
+        except EOFError:
             self._over = True
-            os.close(self._reader)
-            _, status = os.waitpid(self._pid, 0)
-            if os.WIFSIGNALED(status):
-                self._ended.error = _killed(os.WTERMSIG(status))
-        return True
+            self._reader.close()
+            self._process.join()
+            number = -(self._process.exitcode or 0)
+            if number == signal.SIGALRM:
+                self.ended.error = f"it took longer than {LONGEST} seconds"
+            elif number > 0:
+                self.ended.error = f"its process ended with {signal.Signals(number).name}"
 
 
 def _execute(  # pragma: no cover  # only in processes that are not measured, and that are killed
-    call: Callable[[], Any], strike: Strike | None, writer: int
-) -> NoReturn:
+    call: Callable[[], Any], strike: Strike | None, writer: Connection
+) -> None:
     """What the new process does."""
-    try:
-        gc.freeze()  # what the parent has left for its collector is none of ours
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(LONGEST)
-        execute(call, strike, lambda **said: os.write(writer, json.dumps(said).encode() + b"\n"))
-    except BaseException:  # noqa: BLE001  # it must not go on as a copy of its parent
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(0)
+    gc.freeze()  # what the parent has left for its collector is none of ours
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LONGEST)
+    execute(call, strike, lambda **said: writer.send(said))
 
 
 def execute(call: Callable[[], Any], strike: Strike | None, tell: Callable[..., object]) -> None:
     """Call the function, and say how that ended, in the words of :class:`Ended`."""
     boundaries = Boundaries(strike, lambda what: tell(struck=what))
-    with active(boundaries), boundaries.observed():
+    with boundaries.observed():
         error = outcome(call)
         if not error:
             boundaries.before(ACKNOWLEDGEMENT)
@@ -485,7 +442,7 @@ def close_connections() -> None:
             connection.close_pool()
 
 
-def refuse_unfit() -> None:
+def validate_databases() -> None:
     """Refuse to work where processes cannot be made, or would not see what this one has written.
 
     Raises:
@@ -512,215 +469,35 @@ def refuse_unfit() -> None:
             )
 
 
-def _killed(number: int) -> str:
-    if number == signal.SIGALRM:
-        return f"it took longer than {LONGEST} seconds"
-    return f"its process ended with {signal.Signals(number).name}"
+# The report.
 
 
-M = TypeVar("M")
-
-_PAUSES: Final = (0.01, 1.0)
-"""Seconds before the next delivery: the first time, and at most."""
-
-_SHORTEST: Final = 0.25
-_SLOWEST: Final = 3
-"""A duplicate that takes so many times as long as an undisturbed delivery, and so many seconds at
-least, waits for a process that is paused. Nothing but the length of a trial depends on it."""
-
-_WORDS: Final = {Blow.KILL: "killed before", Blow.PAUSE: "paused before", Blow.LOSE: "no answer to"}
+def _counts(effects: Effects) -> Collection[Any]:
+    return effects.values() if isinstance(effects, Mapping) else [effects]
 
 
-class _NothingWaits(Exception):
-    """There is no lease that could be over."""
+def counted(effects: Effects, what: str = "effects() returned") -> Effects:
+    """The counts as they are.
 
-
-@dataclass
-class Deliveries(Generic[M]):
-    """Those of one message so far."""
-
-    message: M
-    count: int = 0
-    kills: int = 0
-    last: Ended = field(default_factory=Ended)
-
-    def note(self, ended: Ended, strike: Strike | None = None) -> None:
-        """One more has ended."""
-        self.count += 1
-        self.kills += bool(ended.struck) and strike is not None and strike.blow is Blow.KILL
-        self.last = ended
-
-
-@dataclass
-class Trials(Generic[M]):
-    """The trials of one handler.
-
-    The arguments are those of :func:`~idempotency_django.testing.chaos.chaos`.
+    Raises:
+        TypeError: they are none, such as a tuple, which would be compared as a whole.
     """
-
-    deliver: Callable[[M], object]
-    message: Callable[[int], M]
-    effects: Callable[[M], Effects]
-    expected: Effects
-    recover: Callable[[], object]
-    kills: int
-    attempts: int
-    chance: random.Random
-    boundaries: list[str] = field(default_factory=list)
-    _patience: float = _SHORTEST
-    _numbers: Iterator[int] = field(default_factory=count)
-
-    def undisturbed(self) -> Trial:
-        """Deliver a message that nothing happens to, and once more; learn the boundaries.
-
-        The first one may find caches empty that are filled for all others.
-        """
-        before = stuck()
-        for _ in range(2):
-            delivered = self._new()
-            started = time.monotonic()
-            self._redeliver(delivered)
-            self._patience = max(_SHORTEST, _SLOWEST * (time.monotonic() - started))
-            self.boundaries = delivered.last.passed
-            if delivered.last.acknowledged:
-                self._redeliver(delivered)
-        return self._trial(0, "undisturbed, twice", delivered, before)
-
-    def struck(self, strike: Strike, number: int) -> list[Trial]:
-        """Kill the first delivery, or lose an answer that it gets; deliver until acknowledged."""
-        delivered, before = self._new(), stuck()
-        with closing(self._child(delivered, strike)) as child:
-            ended = child.wait()
-        delivered.note(ended, strike)
-        self._recover(delivered, kills=self.kills - 1)
-        return [self._trial(number, _named(strike, ended), delivered, before)]
-
-    def overtaken(self, strike: Strike, number: int) -> list[Trial]:
-        """Pause the first delivery, and deliver a duplicate meanwhile; then let it go on.
-
-        If the duplicate is refused because of a lease, the lease ends, and the duplicate comes
-        again: the first delivery is late then.
-        """
-        delivered, before, late = self._new(), stuck(), False
-        with (
-            closing(self._child(delivered, strike)) as first,
-            closing(first if not first.wait_for_pause() else self._child(delivered)) as second,
-        ):
-            if second is not first:
-                ended = second.wait_for(self._patience)
-                if ended is not None and not ended.acknowledged:
-                    late = self._overtake(delivered)
-                first.resume()
-                delivered.note(second.wait())
-            ended = first.wait()
-            delivered.note(ended)
-        self._recover(delivered)
-        what = _named(strike, ended) + (", lease over" if late else "")
-        return [self._trial(number, what, delivered, before)]
-
-    def storm(self, messages: int, processes: int, number: int) -> list[Trial]:
-        """Deliver several messages from several processes at once, each in an order of its own."""
-        storm, before = [self._new() for _ in range(messages)], stuck()
-        children = []
-        try:
-            for _ in range(processes):
-                order = [delivered.message for delivered in storm]
-                self.chance.shuffle(order)
-                children.append(Child(partial(self._deliver_all, order), Strike(Blow.PAUSE, 0)))
-            together = [child for child in children if child.wait_for_pause()]
-            for child in together:
-                child.resume()
-            for child in children:
-                child.wait()
-        finally:
-            for child in children:
-                child.close()
-        for delivered in storm:
-            delivered.count += processes
-            self._recover(delivered)
-        what = f"{processes} times at once, in any order"
-        trials = [self._trial(number, what, delivered, stuck()) for delivered in storm]
-        return [*trials[:-1], replace(trials[-1], stuck=stuck() - before)]
-
-    def _new(self) -> Deliveries[M]:
-        message = self.message(next(self._numbers))
-        effects = counted(self.effects(message))
-        if any(effects.values()) if isinstance(effects, Mapping) else effects:
-            raise ValueError(
-                f"The message {message!r} has effects before its first delivery: {told(effects)}. "
-                "Each trial needs a message of its own. Make another one for each number, such as "
-                'Event(id=f"e-{number}", …), and count the effects of that message only.'
-            )
-        return Deliveries(message)
-
-    def _child(self, delivered: Deliveries[M], strike: Strike | None = None) -> Child:
-        return Child(partial(self.deliver, delivered.message), strike)
-
-    def _recover(self, delivered: Deliveries[M], kills: int = 0) -> None:
-        """Deliver until the message is acknowledged, once at least; kill the first of these."""
-        pause, longest = _PAUSES
-        for attempt in range(self.attempts):
-            strike = None
-            if attempt < kills:
-                strike = Strike(Blow.KILL, self.chance.randrange(len(self.boundaries)))
-            self._redeliver(delivered, strike)
-            if delivered.last.acknowledged:
-                return
-            time.sleep(pause)  # a server may not have noticed yet that a process is dead
-            pause = min(pause * 2, longest)
-
-    def _redeliver(self, delivered: Deliveries[M], strike: Strike | None = None) -> None:
-        end_waits()
-        self.recover()
-        with closing(self._child(delivered, strike)) as child:
-            delivered.note(child.wait(), strike)
-
-    def _overtake(self, delivered: Deliveries[M]) -> bool:
-        """Deliver it with the lease over; whether it was acknowledged, and the owner is late."""
-        with closing(Child(partial(self._deliver_late, delivered.message))) as child:
-            ended = child.wait_for(self._patience)  # else it waits for a lock of the owner
-        late = ended is not None and ended.acknowledged
-        if late:
-            delivered.note(child.wait())
-        return late
-
-    # These two run only in processes that are not measured.
-
-    def _deliver_late(self, message: M) -> object:  # pragma: no cover
-        if not end_waits():
-            raise _NothingWaits
-        return self.deliver(message)
-
-    def _deliver_all(self, messages: list[M]) -> None:  # pragma: no cover
-        for message in messages:
-            outcome(partial(self.deliver, message))  # what was refused is delivered again later
-
-    def _trial(
-        self, number: int, what: str, delivered: Deliveries[M], before: Counter[str]
-    ) -> Trial:
-        return Trial(
-            number=number,
-            what=what,
-            message=delivered.message,
-            deliveries=delivered.count,
-            kills=delivered.kills,
-            effects=counted(self.effects(delivered.message)),
-            expected=self.expected,
-            error=delivered.last.error,
-            stuck=stuck() - before,
+    if not all(isinstance(count, int) for count in _counts(effects)):
+        raise TypeError(
+            f"{what} {effects!r}, which is no count. It must be a whole number, or a dict of them: "
+            'one for each thing that is counted, such as {"entries": 1, "charges": 1}.'
         )
+    return effects
 
 
-def _named(strike: Strike, ended: Ended) -> str:
-    return f"{_WORDS[strike.blow]} {ended.struck or 'a boundary that it did not come to'}"
+def _in_words(effects: Effects) -> str:
+    """Counts in words: ``1``, or ``entries 1, charges 2``."""
+    if isinstance(effects, Mapping):
+        return ", ".join(f"{name} {count}" for name, count in effects.items())
+    return str(effects)
 
 
-Effects = int | Mapping[str, int]
-
-_HEAD = ("trial", "what happened", "deliveries", "effects", "")
-
-
-@dataclass(frozen=True)
+@dataclass
 class Trial:
     """What became of one message.
 
@@ -728,28 +505,28 @@ class Trial:
         number: of the trial, for ``chaos(…, only=number)``.
         what: what happened to its deliveries, such as ``"killed before COMMIT"``.
         message: the message.
+        expected: what should have been counted.
+        effects: what was counted in the end.
         deliveries: how often it was delivered.
         kills: how many of the deliveries were killed.
-        effects: what was counted in the end.
-        expected: what should have been.
         error: why the last delivery was not acknowledged; empty: it was.
         stuck: what the message left in the package's tables that is neither done nor given up.
     """
 
     number: int
     what: str
-    message: object
-    deliveries: int
-    kills: int
-    effects: Effects
+    message: Any
     expected: Effects
+    effects: Effects = 0
+    deliveries: int = 0
+    kills: int = 0
     error: str = ""
     stuck: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def failure(self) -> str:
         """What is wrong; empty: nothing."""
-        wrong = [] if self._as_expected else [f"expected {told(self.expected)}"]
+        wrong = [] if self._as_expected else [f"expected {_in_words(self.expected)}"]
         if self.error:
             wrong.append(f"never acknowledged: {self.error}")
         wrong += [f"{count} {state}" for state, count in self.stuck.items()]
@@ -757,9 +534,12 @@ class Trial:
 
     @property
     def _as_expected(self) -> bool:
-        if isinstance(self.effects, Mapping) and isinstance(self.expected, int):
-            return all(count == self.expected for count in self.effects.values())
+        if isinstance(self.expected, int):
+            return all(count == self.expected for count in _counts(self.effects))
         return self.effects == self.expected
+
+
+_HEAD = ("trial", "what happened", "deliveries", "effects", "")
 
 
 @dataclass(frozen=True)
@@ -794,13 +574,7 @@ class Report:
     @property
     def effects(self) -> set[int]:
         """The numbers of effects that messages had: ``{1}`` if each had one of each kind."""
-        return {
-            count
-            for trial in self.trials
-            for count in (
-                trial.effects.values() if isinstance(trial.effects, Mapping) else [trial.effects]
-            )
-        }
+        return {count for trial in self.trials for count in _counts(trial.effects)}
 
     @property
     def kills(self) -> int:
@@ -813,58 +587,199 @@ class Report:
         return sum(trial.deliveries for trial in self.trials)
 
     def __str__(self) -> str:
-        rows = [_HEAD] + [
-            (str(t.number), t.what, str(t.deliveries), told(t.effects), _marked(t.failure))
-            for t in self.trials
-        ]
-        widths = [max(len(row[place]) for row in rows) for place in range(4)]
+        rows = [_HEAD]
+        for trial in self.trials:
+            mark = f"✗ {trial.failure}" if trial.failure else ""
+            effects = _in_words(trial.effects)
+            rows.append((str(trial.number), trial.what, str(trial.deliveries), effects, mark))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
             f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
             for row in rows
         ]
-        return "\n".join([*lines, "", self._summary()])
-
-    def _summary(self) -> str:
-        said = (
+        summary = (
             f"{len(self.boundaries)} boundaries, {len(self.trials)} messages, "
             f"{self.deliveries} deliveries, {self.kills} kills, seed {self.seed}: "
         )
-        if not self.failures:
-            return said + "all as expected"
-        first = self.failures[0]
-        again = f"only={first.number}, seed={self.seed}"
-        return f"{said}{len(self.failures)} not as expected. See one again with chaos(…, {again})."
+        summary += f"{len(self.failures)} not as expected. " if self.failures else "all as expected"
+        if self.failures:
+            again = f"only={self.failures[0].number}, seed={self.seed}"
+            summary += f"See one again with chaos(…, {again})."
+        return "\n".join([*lines, "", summary])
 
 
-def _marked(failure: str) -> str:
-    return f"✗ {failure}" if failure else ""
+# The trials.
+
+_PAUSES: Final = (0.01, 1.0)
+"""Seconds before the next delivery: the first time, and at most."""
+
+_SHORTEST: Final = 0.25
+_SLOWEST: Final = 3
+"""A duplicate that takes so many times as long as an undisturbed delivery, and so many seconds at
+least, waits for a process that is paused. Nothing but the length of a trial depends on it."""
+
+_WORDS: Final = {KILL: "killed before", PAUSE: "paused before", LOSE: "no answer to"}
 
 
-def told(effects: Effects) -> str:
-    """Counts in words: ``1``, or ``entries 1, charges 2``."""
-    if isinstance(effects, Mapping):
-        return ", ".join(f"{name} {count}" for name, count in effects.items())
-    return str(effects)
+class _NothingWaits(Exception):
+    """There is no lease that could be over."""
 
 
-def counted(effects: Effects, what: str = "effects() returned") -> Effects:
-    """The counts as they are.
+@dataclass
+class Trials(Generic[M]):
+    """The trials of one handler.
 
-    Raises:
-        TypeError: they are none, such as a tuple, which would be compared as a whole.
+    The arguments are those of :func:`~idempotency_django.testing.chaos.chaos`.
     """
-    counts = effects.values() if isinstance(effects, Mapping) else [effects]
-    if not all(isinstance(count, int) for count in counts):
-        raise TypeError(
-            f"{what} {effects!r}, which is no count. It must be a whole number, or a dict of them: "
-            'one for each thing that is counted, such as {"entries": 1, "charges": 1}.'
-        )
-    return effects
 
+    deliver: Callable[[M], object]
+    message: Callable[[int], M]
+    effects: Callable[[M], Effects]
+    expected: Effects
+    recover: Callable[[], object]
+    kills: int
+    attempts: int
+    chance: random.Random
+    boundaries: list[str] = field(default_factory=list)
+    _patience: float = _SHORTEST
+    _numbers: Iterator[int] = field(default_factory=count)
 
-STORM: Final = "storm"
-DISTURBANCES: Final = (*map(str, Blow), STORM)
+    def undisturbed(self) -> Trial:
+        """Deliver a message that nothing happens to, and once more; learn the boundaries.
+
+        The first one may find caches empty that are filled for all others.
+        """
+        before = stuck()
+        for _ in range(2):
+            trial = self._new(0, "undisturbed, twice")
+            started = time.monotonic()
+            self.boundaries = self._redeliver(trial).passed
+            self._patience = max(_SHORTEST, _SLOWEST * (time.monotonic() - started))
+            if not trial.error:
+                self._redeliver(trial)
+        return self._ended([trial], before)[0]
+
+    def struck(self, strike: Strike, number: int) -> list[Trial]:
+        """Kill the first delivery, or lose an answer that it gets; deliver until acknowledged."""
+        trial, before = self._new(number), stuck()
+        self._deliver(trial, strike)
+        self._recover(trial, kills=self.kills - 1)
+        return self._ended([trial], before)
+
+    def overtaken(self, strike: Strike, number: int) -> list[Trial]:
+        """Pause the first delivery, and deliver a duplicate meanwhile; then let it go on.
+
+        If the duplicate is refused because of a lease, the lease ends, and the duplicate comes
+        again: the first delivery is late then.
+        """
+        trial, before, late = self._new(number), stuck(), ""
+        deliver = partial(self.deliver, trial.message)
+        with closing(Child(deliver, strike)) as first:
+            if first.wait_for_pause():
+                with closing(Child(deliver)) as second:
+                    over = second.wait(self._patience)  # else it waits for a lock of the first
+                    if over and second.ended.error and self._overtake(trial):
+                        late = ", lease over"
+                    first.resume()
+                    self._note(trial, second)
+            self._note(trial, first, strike)
+        trial.what += late
+        self._recover(trial)
+        return self._ended([trial], before)
+
+    def storm(self, messages: int, processes: int, number: int) -> list[Trial]:
+        """Deliver several messages from several processes at once, each in an order of its own."""
+        what = f"{processes} times at once, in any order"
+        storm, before = [self._new(number, what) for _ in range(messages)], stuck()
+        together = get_context("fork").Barrier(processes)
+        with ExitStack() as children:
+            for _ in range(processes):
+                order = [trial.message for trial in storm]
+                self.chance.shuffle(order)
+                child = Child(partial(self._deliver_all, order, together.wait))
+                children.callback(child.close)
+                children.callback(child.wait)
+        for trial in storm:
+            trial.deliveries += processes
+            self._recover(trial)
+        return self._ended(storm, before)
+
+    def _new(self, number: int, what: str = "") -> Trial:
+        message = self.message(next(self._numbers))
+        effects = counted(self.effects(message))
+        if any(_counts(effects)):
+            raise ValueError(
+                f"The message {message!r} has effects before its first delivery: "
+                f"{_in_words(effects)}. Each trial needs a message of its own. Make another one "
+                'for each number, such as Event(id=f"e-{number}", …), and count the effects of '
+                "that message only."
+            )
+        return Trial(number, what, message, self.expected)
+
+    def _deliver(self, trial: Trial, strike: Strike | None = None) -> Ended:
+        with closing(Child(partial(self.deliver, trial.message), strike)) as child:
+            return self._note(trial, child, strike)
+
+    def _note(self, trial: Trial, child: Child, strike: Strike | None = None) -> Ended:
+        """Wait for the end of a delivery, and count it."""
+        child.wait()
+        ended = child.ended
+        trial.deliveries += 1
+        trial.error = ended.error
+        if strike is not None:
+            trial.kills += bool(ended.struck) and strike.how == KILL
+            where = ended.struck or "a boundary that it did not come to"
+            trial.what = trial.what or f"{_WORDS[strike.how]} {where}"
+        return ended
+
+    def _recover(self, trial: Trial, kills: int = 0) -> None:
+        """Deliver until the message is acknowledged, once at least; kill the first of these."""
+        pause, longest = _PAUSES
+        for attempt in range(self.attempts):
+            strike = None
+            if attempt < kills:
+                strike = Strike(KILL, self.chance.randrange(len(self.boundaries)))
+            self._redeliver(trial, strike)
+            if not trial.error:
+                return
+            time.sleep(pause)  # a server may not have noticed yet that a process is dead
+            pause = min(pause * 2, longest)
+
+    def _redeliver(self, trial: Trial, strike: Strike | None = None) -> Ended:
+        end_waits()
+        self.recover()
+        return self._deliver(trial, strike)
+
+    def _overtake(self, trial: Trial) -> bool:
+        """Deliver it with the lease over; whether it was acknowledged, and the owner is late."""
+        with closing(Child(partial(self._deliver_late, trial.message))) as child:
+            late = child.wait(self._patience) and not child.ended.error
+            if late:
+                self._note(trial, child)
+        return late
+
+    # These two run only in processes that are not measured.
+
+    def _deliver_late(self, message: M) -> object:  # pragma: no cover
+        if not end_waits():
+            raise _NothingWaits
+        return self.deliver(message)
+
+    def _deliver_all(  # pragma: no cover
+        self, messages: list[M], begin: Callable[[], object]
+    ) -> None:
+        begin()
+        for message in messages:
+            outcome(partial(self.deliver, message))  # what was refused is delivered again later
+
+    def _ended(self, trials: list[Trial], before: Counter[str]) -> list[Trial]:
+        """Count the effects of messages; what is stuck since then is the last one's."""
+        for trial in trials:
+            trial.effects = counted(self.effects(trial.message))
+        trials[-1].stuck = stuck() - before
+        return trials
+
 
 _Case = Callable[[int], Sequence[Trial]]
 
@@ -946,7 +861,7 @@ def chaos(
             f"There is no disturbance {unknown!r}. Choose from {', '.join(DISTURBANCES)}."
         )
     counted(expected, "expected= is")
-    refuse_unfit()
+    validate_databases()
     trials = Trials(
         deliver=async_to_sync(deliver) if iscoroutinefunction(deliver) else deliver,
         message=message,
@@ -955,7 +870,7 @@ def chaos(
         recover=recover,
         kills=kills,
         attempts=attempts,
-        chance=random.Random(seed),  # noqa: S311  # nobody guesses it
+        chance=random.Random(seed),  # noqa: S311  # it need not be unguessable
     )
     ended = [trials.undisturbed()]
     if not ended[0].error:  # else there is nothing that could be disturbed
@@ -970,12 +885,12 @@ def _cases(
 ) -> Iterator[_Case]:
     """Every trial there can be, in an order that depends on the boundaries only."""
     for number, what in enumerate(trials.boundaries):
-        if Blow.KILL in disturbances:
-            yield partial(trials.struck, Strike(Blow.KILL, number))
-        if Blow.LOSE in disturbances and what.startswith((CALL, COMMIT)):
-            yield partial(trials.struck, Strike(Blow.LOSE, number))
-        if Blow.PAUSE in disturbances:
-            yield partial(trials.overtaken, Strike(Blow.PAUSE, number))
+        if KILL in disturbances:
+            yield partial(trials.struck, Strike(KILL, number))
+        if LOSE in disturbances and what.startswith((CALL, COMMIT)):
+            yield partial(trials.struck, Strike(LOSE, number))
+        if PAUSE in disturbances:
+            yield partial(trials.overtaken, Strike(PAUSE, number))
     if STORM in disturbances:
         yield partial(trials.storm, messages, duplicates)
 
