@@ -83,6 +83,14 @@ class TestSummary:
         records(found, purgeable=True)
         assert purge().startswith(f"Purged {said}")
 
+    def test_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One message is one message."""
+        batches = iter([1, 0])
+        messages = purging.Purgeable("outbox messages", lambda *_: next(batches), lambda _: 1)
+        monkeypatch.setattr(purging, "_registered", {"outbox messages": messages})
+        assert purge("--dry-run").startswith("Would purge 0 idempotency keys, 1 outbox message.")
+        assert purge().startswith("Purged 0 idempotency keys, 1 outbox message in ")
+
     def test_dry_run(self) -> None:
         """A dry run counts what would go, and deletes nothing."""
         records(3, purgeable=True)
@@ -119,9 +127,9 @@ class TestSummary:
             monkeypatch.setattr(module, "time", stopped)
         records(4, purgeable=True)
         said = purge("--batch-size", "1", "--max-seconds", "60")
-        assert "Purged 3 idempotency keys" in said
+        assert "Purged 2 idempotency keys" in said
         assert "The time is up, and some keys may be left. Run the command again." in said
-        assert count() == 1
+        assert count() == 2
 
 
 class TestOptions:
@@ -147,12 +155,12 @@ class TestOptions:
             ("--older-than", "-7d", "expected one argument"),
             ("--older-than", "1w", "is not a duration"),
             ("--older-than", "36501d", "is not a duration of up to a century"),
-            ("--batch-size", "0", "'0' must be a whole number, 1 or more"),
-            ("--batch-size", "many", "'many' must be a whole number, 1 or more"),
-            ("--batch-size", "²", "must be a whole number"),
-            ("--max-seconds", "0", "'0' must be a number of seconds, more than 0"),
-            ("--max-seconds", "soon", "'soon' must be a number of seconds, more than 0"),
-            ("--max-seconds", "nan", "must be a number of seconds"),
+            ("--batch-size", "0", "'0' must be a number above 0"),
+            ("--batch-size", "many", "'many' must be a number above 0"),
+            ("--batch-size", "²", "must be a number above 0"),
+            ("--max-seconds", "0", "'0' must be a number above 0"),
+            ("--max-seconds", "soon", "'soon' must be a number above 0"),
+            ("--max-seconds", "nan", "must be a number above 0"),
             ("--store", "defualt", "Did you mean 'default'?"),
         ],
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idempotency_django.messaging.stopping import stop_on_signals
+from idempotency_django.stopping import stop_on_signals
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
@@ -64,6 +64,15 @@ def test_as_it_begins(
     with stop_on_signals() as stop:
         assert stop.is_set()
     assert before == []
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_ignored(before: list[int], number: signal.Signals) -> None:
+    """A signal that is ignored, as Ctrl-C is in the background, stays so."""
+    signal.signal(number, signal.SIG_IGN)
+    with stop_on_signals() as stop:
+        signal.raise_signal(number)
+        assert not stop.is_set()
 
 
 def test_other_threads(before: list[int]) -> None:

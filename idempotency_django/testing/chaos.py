@@ -193,7 +193,7 @@ def shortened(sql: object) -> str:
     return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
 
 
-_TABLE = "CREATE TABLE done (number INTEGER PRIMARY KEY, reference TE_DONE: Final = ("done", "discarded")T, key TEXT UNIQUE)"
+_TABLE = "CREATE TABLE done (number INTEGER PRIMARY KEY, reference TEXT, key TEXT UNIQUE)"
 _LOCKED = 60.0  # seconds that a call waits for those of other processes
 
 
@@ -263,11 +263,11 @@ class Service:
 
 # The tables of the package.
 
+_LEASE: Final = "lease_expires_at"
 _PAST: Final = timedelta(seconds=1)
 _UNTIL: Final = "process_after"
 """The column of the tables of messaging that says until when something waits."""
-_LEASE: Final = "lease_expires_at"
-X
+_DONE: Final = ("done", "discarded")
 
 
 def end_waits() -> int:

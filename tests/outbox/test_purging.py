@@ -142,7 +142,7 @@ def test_relay_command(using: str) -> None:
     for option in ("--batch", "--lease", "--poll"):
         assert command("relay_outbox", "--once", option, "5") == "Nothing was due.\n"
         for unfit in ("0", "some"):
-            with pytest.raises(CommandError, match="must be a number above 0"):
+            with pytest.raises(CommandError, match="must be a number above 0 and below 1,000,000"):
                 command("relay_outbox", option, unfit)
 
 

@@ -25,11 +25,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
 from ...errors import OperationInProgress, StoreUnavailable, UnknownEventType
+from ...stopping import stop_on_signals
 from .. import dead_letters
 from .. import events as envelopes
 from ..consumers import Consumer, Duplicate, Failed, Handled, Outcome
 from ..events import Event
-from ..stopping import stop_on_signals
 
 NO_DEAD_LETTERS: Final = (
     "There is no place for messages that cannot be handled, so they would be lost. Name a {} for "

@@ -17,7 +17,7 @@ from .relay import OUTBOX
 def register_purges() -> None:
     """Have the command and the task purge the outbox."""
     purging.register("outbox messages", purge_messages, purgeable_messages)
-    purging.register("groups of the outbox", purge_streams, purgeable_streams)
+    purging.register("outbox groups", purge_streams, purgeable_streams)
 
 
 def purgeable_messages(older_than: timedelta) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from ....arguments import number
+from ....stopping import stop_on_signals
 from ...inbox.processing import BATCH, POLL, process_due, run_inbox, warn_of_unhandled
-from ...stopping import stop_on_signals
 from ...tables import refuse_unmigrated
-from .. import number
 
 
 class Command(BaseCommand):

@@ -10,11 +10,11 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
+from ....arguments import number
+from ....stopping import stop_on_signals
 from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned
 from ...queue import counted
-from ...stopping import stop_on_signals
 from ...tables import refuse_unmigrated
-from .. import number
 
 
 class Command(BaseCommand):

@@ -15,7 +15,8 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 def stop_on_signals(stop: threading.Event | None = None) -> Iterator[threading.Event]:
     """An event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual.
 
-    Signals are the main thread's: in another one, somebody else sets the event.
+    A signal that is ignored stays so, as Ctrl-C is in the background. Signals are the main
+    thread's: in another one, the event has to be set by other means.
 
     Args:
         stop: the event to set; by default a new one.
@@ -25,16 +26,17 @@ def stop_on_signals(stop: threading.Event | None = None) -> Iterator[threading.E
         yield stop
         return
     # All of them are known before the first is replaced: a signal may come at once.
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    known: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: how for number, how in known.items() if how is not signal.SIG_IGN}
 
     def note(number: int, _: object) -> None:
         signal.signal(number, before[number])
         stop.set()
 
-    for number in SIGNALS:
+    for number in before:
         signal.signal(number, note)
     try:
         yield stop
     finally:
-        for number in SIGNALS:
-            signal.signal(number, before[number])
+        for number, how in before.items():
+            signal.signal(number, how)
