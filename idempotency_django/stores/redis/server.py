@@ -1,4 +1,4 @@
-"""How the Redis store reaches its server: scripts by their digest, and WAIT after them."""
+"""The server of the Redis store: it runs scripts by their digest, and WAIT after them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from hashlib import sha1
 from importlib import resources
 from typing import Any, Final
@@ -137,14 +137,39 @@ class RedisServer:
             )
         return client
 
-    def run(self, name: str, key: str, *arguments: str | bytes) -> Any:
+    def run(
+        self, name: str, key: str, *arguments: str | bytes, wait: tuple[int, int] | None = None
+    ) -> tuple[Any, int]:
         """Run the script on the key: one round trip.
+
+        Args:
+            name: the script's.
+            key: the Redis key.
+            arguments: the script's.
+            wait: for how many replicas to wait, and for how many milliseconds.
+
+        Returns:
+            The script's reply, and how many of these replicas know what it wrote.
 
         Raises:
             StoreUnavailable: it is not known whether it ran.
         """
+
+        def execute(*command: Any) -> tuple[Any, int]:
+            client: Any = self.client()
+            if wait is None:
+                # Bytes, also from clients that are set to decode what they receive.
+                return client.execute_command(*command, **{NEVER_DECODE: True}), 0
+            if isinstance(client, RedisCluster):
+                return _on_primary(client, key, command, ("WAIT", *wait))
+            return _pipelined(client, command, ("WAIT", *wait))
+
+        wanted = script(name)
         with reachable():
-            return _loaded(script(name), key, arguments, partial(_run, self.client()))
+            try:
+                return execute("EVALSHA", wanted.sha, 1, key, *arguments)
+            except NoScriptError:  # the server has not seen it yet
+                return execute("EVAL", wanted.text, 1, key, *arguments)
 
     def run_all(self, name: str, calls: Sequence[tuple[str, ...]]) -> list[Any]:
         """Run the script for each call, which begins with its key: one round trip for all.
@@ -158,7 +183,7 @@ class RedisServer:
         with reachable():
             client = self.client()
             if isinstance(client, RedisCluster):
-                return [self.run(name, key, *arguments) for key, *arguments in calls]
+                return [self.run(name, key, *arguments)[0] for key, *arguments in calls]
             wanted = script(name)
             pipeline: Any = client.pipeline(transaction=False)
             # The first one brings the text, so that the server knows the digest of the others.
@@ -167,37 +192,6 @@ class RedisServer:
                 pipeline.execute_command(*how, 1, key, *arguments, **{NEVER_DECODE: True})
                 how = ("EVALSHA", wanted.sha)
             return list(pipeline.execute())
-
-    def run_and_wait(
-        self, name: str, replicas: int, milliseconds: int, key: str, *arguments: str | bytes
-    ) -> tuple[Any, int]:
-        """The same, and how many replicas know what it wrote, waiting so long for so many."""
-        wait = ("WAIT", replicas, milliseconds)
-        with reachable():
-            client = self.client()
-
-            def execute(*command: Any) -> tuple[Any, int]:
-                if isinstance(client, RedisCluster):
-                    return _on_primary(client, key, command, wait)
-                return _pipelined(client, command, wait)
-
-            result: tuple[Any, int] = _loaded(script(name), key, arguments, execute)
-        return result
-
-
-def _loaded(
-    script: Script, key: str, arguments: tuple[str | bytes, ...], execute: Callable[..., Any]
-) -> Any:
-    """Execute the script by its digest; by its text where the server has not seen it yet."""
-    try:
-        return execute("EVALSHA", script.sha, 1, key, *arguments)
-    except NoScriptError:
-        return execute("EVAL", script.text, 1, key, *arguments)
-
-
-def _run(client: Any, *command: Any) -> Any:
-    # Bytes, also from clients that are set to decode what they receive.
-    return client.execute_command(*command, **{NEVER_DECODE: True})
 
 
 def _pipelined(

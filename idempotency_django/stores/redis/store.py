@@ -111,12 +111,12 @@ class RedisStore(Store):
         self._server = RedisServer(cache, connection_factory)
         self._prefix = prefix
         self._wait_replicas = wait_replicas
-        self._wait_timeout = wait_timeout
+        self._wait = (wait_replicas, int(milliseconds(wait_timeout))) if wait_replicas else None
         self._max_payload_bytes = max_payload_bytes
 
     def acquire(self, operation: Operation) -> Claim | Record:
         forbid_atomic_block(f"The claim of {operation.name}")
-        reply, acknowledged = self._written(
+        reply, acknowledged = self._run_and_wait(
             "acquire",
             operation.key,
             operation.scope,
@@ -129,6 +129,7 @@ class RedisStore(Store):
             flag(operation.extend_on_replay),
             *map(text, (operation.name, operation.principal, operation.method, operation.path)),
             operation.caused_by,
+            wait=self._wait,
         )
         if reply[0] != b"claimed":
             return self._record(operation.key, operation.scope, reply)
@@ -140,7 +141,7 @@ class RedisStore(Store):
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         answer = encode(Payload(payload.status, payload.headers, self._kept(claim, payload.body)))
-        reply, acknowledged = self._written(
+        reply, acknowledged = self._run_and_wait(
             "complete",
             claim.key,
             claim.scope,
@@ -151,6 +152,7 @@ class RedisStore(Store):
             "" if answer.body is None else str(len(answer.body)),
             answer.body or b"",
             milliseconds(claim.operation.ttl),
+            wait=self._wait,
         )
         if reply and acknowledged < self._wait_replicas:
             logger.warning(
@@ -221,24 +223,19 @@ class RedisStore(Store):
         return self._server.name(f"{self._prefix}:{{{sha256(parts.encode()).hexdigest()}}}")
 
     def _run(self, script: str, key: str, scope: str, *arguments: str | bytes) -> Any:
-        reply = self._server.run(script, self.redis_key(key, scope), key, scope, *arguments)
-        return self._whole(key, scope, reply)
+        return self._run_and_wait(script, key, scope, *arguments, wait=None)[0]
 
-    def _written(
-        self, script: str, key: str, scope: str, *arguments: str | bytes
+    def _run_and_wait(
+        self,
+        script: str,
+        key: str,
+        scope: str,
+        *arguments: str | bytes,
+        wait: tuple[int, int] | None,
     ) -> tuple[Any, int]:
-        """The same, and how many replicas it reached, if ``wait_replicas`` asks for it."""
-        if not self._wait_replicas:
-            return self._run(script, key, scope, *arguments), 0
-        reply, acknowledged = self._server.run_and_wait(
-            script,
-            self._wait_replicas,
-            int(milliseconds(self._wait_timeout)),
-            self.redis_key(key, scope),
-            key,
-            scope,
-            *arguments,
-        )
+        """The reply of a script, and how many replicas know what it wrote."""
+        name = self.redis_key(key, scope)
+        reply, acknowledged = self._server.run(script, name, key, scope, *arguments, wait=wait)
         return self._whole(key, scope, reply), acknowledged
 
     def _whole(self, key: str, scope: str, reply: Any) -> Any:
