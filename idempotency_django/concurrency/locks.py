@@ -97,8 +97,10 @@ def assign_changes(obj: models.Model, using: str, changes: Mapping[str, Any]) ->
             obj.__dict__.pop(field.attname, None)  # deferred: it is loaded when it is read
             if field.is_relation:
                 obj._state.fields_cache.pop(field.cache_name, None)
-        else:
+        elif field.is_relation:
             setattr(obj, name, value)
+        else:  # not by setattr(): a field may protect itself from being set
+            obj.__dict__[field.attname] = value
 
 
 def _restorer(obj: models.Model, field: Any) -> Callable[[], None]:

@@ -17,12 +17,11 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import models, transaction
-from django.db.models import F, Q
 
 from ..errors import IllegalTransition
-from .locks import lock_root_table, lock_row, refresh_in_place, table_row, write_alias
+from .locks import assign_changes, lock_row, refresh_in_place, table_row, write_alias
 from .rollbacks import refuse_marked
-from .versions import Versioned, version_field
+from .versions import Versioned, compare_and_swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +63,13 @@ def transition(
 ) -> Moved | AlreadyThere:
     """Move an object from one state to another, and run an effect, once.
 
-    One UPDATE on condition of the state comes first and locks the row. The effect runs after it, in
-    the same transaction: both commit, or neither. A duplicate waits for the first one to end, and
-    then does nothing. The state that counts is the row's, not the object's in memory.
+    The row is locked and read again, and moved by an UPDATE if it is in one of the sources. The
+    effect runs after it, in the same transaction: both commit, or neither. A duplicate waits for
+    the first one to end, and then does nothing. The state that counts is the row's, not the
+    object's in memory: what was changed on the object and not saved is dropped.
 
-    The object follows its row, before the effect runs: what was changed on the object and not saved
-    is dropped.
-
-    With ``method``, a state machine makes the move: the row is locked and read again, the method
-    runs, and the object is saved.
+    With ``method``, a state machine makes the move: instead of the UPDATE, the method runs, and the
+    object is saved.
 
     Args:
         obj: a saved object. If it is versioned, its version is counted.
@@ -102,43 +99,26 @@ def transition(
         )
     using = write_alias(obj)
     with transaction.atomic(using=using):
-        moved = method is None and _update(obj, using, field, sources, target)
-        fresh = lock_row(obj, using)  # locked, because an unlocked look may be a snapshot's
+        fresh = lock_row(obj, using)
         if fresh is None:
             raise missing(obj)
         state = getattr(fresh, field)
-        if state != target and (method is None or state not in sources):
+        if state != target and state not in sources:
             raise illegal(obj, state, target)
         refresh_in_place(obj, fresh, using)
-        if state == target and not moved:
+        if state == target:
             return AlreadyThere(obj, state)
-        if method is None:
-            result = effect(obj) if effect else None
-            refuse_marked(using, "The effect")
+        if method is not None:
+            return Moved(obj, target, _run(method, obj, using, field, target))
+        if isinstance(obj, Versioned):
+            compare_and_swap(obj, **{field: target})
         else:
-            result = _run(method, obj, using, field, target)
+            model = obj._meta.get_field(field).model
+            table_row(model, obj, using).update(**{field: target})
+            assign_changes(obj, using, {field: target})
+        result = effect(obj) if effect else None
+        refuse_marked(using, "The effect")
         return Moved(obj, getattr(obj, field), result)
-
-
-def _update(obj: models.Model, using: str, field: str, sources: list[Any], target: Any) -> bool:
-    """Move the row if it is in one of the sources; ``False``: it is not."""
-    model = obj._meta.get_field(field).model
-    tables: dict[type[models.Model], dict[str, Any]] = {model: {field: target}}
-    if isinstance(obj, Versioned):
-        version = version_field(type(obj))
-        tables.setdefault(version.model, {})[version.attname] = F(version.attname) + 1
-    lock_root_table(obj, using)
-    rows = table_row(model, obj, using).filter(_among(field, sources))
-    moved = rows.update(**tables.pop(model))
-    for other, changes in tables.items() if moved else ():
-        table_row(other, obj, using).update(**changes)
-    return bool(moved)
-
-
-def _among(field: str, values: list[Any]) -> Q:
-    """The condition that a field has one of the values; SQL's ``IN`` finds no NULL."""
-    found = Q(**{f"{field}__in": [value for value in values if value is not None]})
-    return found | Q(**{f"{field}__isnull": True}) if None in values else found
 
 
 def _run(method: Callable[[], Any], obj: models.Model, using: str, field: str, target: Any) -> Any:
