@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +29,7 @@ from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models, router, transaction
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponseNotModified
 from django.http.response import HttpResponseBase
 from django.utils.http import parse_http_date_safe
 from django.utils.translation import get_language
@@ -238,56 +237,44 @@ _ERRORS: Final = 400  # and above: the status of an answer that tells of no succ
 
 Run = Callable[[], HttpResponseBase]
 
+NOT_COMPARED: Final = object()
 
-class Resource(ABC):
-    """What a request is about, as an adapter knows it.
+
+@dataclass
+class Resource:
+    """The object that a conditional request is about, and how its adapter finds and tags it.
 
     Attributes:
-        method: the request's method.
-        headers: the request's headers.
-        conditions: the request's conditional headers.
+        request: the request.
+        find: looks for the object at the URL, for this caller; ``None``, or Django's ``Http404``:
+            there is none.
+        etag: the ETag of an object's state.
+        modified: when an object was last changed; ``None``: nobody knows.
+        form: which representation the request is answered with; empty: the usual one.
         required: whether the request must be conditional.
         creates: whether a PUT creates what is not there.
         model: the model of what is created; ``None``: nobody knows.
+        compared: the object that the conditions were compared with, locked; or ``None``.
     """
 
-    def __init__(self, request: Any, *, required: bool, creates: bool = False) -> None:
-        self.method = request.method or ""
-        self.headers = request.headers
-        self.conditions = Conditions.of(request.headers)
-        self.required = required
-        self.creates = creates and self.method == "PUT"
-        self.model: type[models.Model] | None = None
+    request: Any
+    find: Callable[[], Any]
+    etag: Callable[[Any], str | None]
+    modified: Callable[[Any], datetime | None]
+    form: str
+    required: bool
+    creates: bool
+    model: type[models.Model] | None = None
+    compared: Any = NOT_COMPARED
 
-    @abstractmethod
-    def find(self) -> Any:
-        """The object at the URL, for this caller; ``None``, or Django's ``Http404``: none."""
-
-    @abstractmethod
-    def etag(self, obj: Any) -> str | None:
-        """The ETag of the object's state."""
-
-    @abstractmethod
-    def form(self) -> str:
-        """Which representation the request is answered with; empty: the usual one."""
-
-    @abstractmethod
-    def modified(self, obj: Any) -> datetime | None:
-        """When the object was last changed, if anybody knows."""
-
-    def keep(self, obj: Any) -> None:
-        """What the view is to find: the object, or ``None``."""
-
-    def forget(self) -> None:
-        """Let ``find()`` look again."""
-
-    @abstractmethod
-    def not_modified(self, etag: str | None) -> HttpResponseBase:
-        """The 304."""
+    def __post_init__(self) -> None:
+        self.method: str = self.request.method or ""
+        self.conditions = Conditions.of(self.request.headers)
+        self.creates = self.creates and self.method == "PUT"
 
     def shown_etag(self, obj: Any) -> str | None:
         """The ETag of the object's representation that the request is answered with."""
-        return representation_etag(self.etag(obj), self.form())
+        return representation_etag(self.etag(obj), self.form)
 
     def holds(self, obj: Any) -> bool:
         """Whether the conditions hold for the object; ``False``: the client has it already.
@@ -303,6 +290,17 @@ class Resource(ABC):
         seconds = modified.timestamp() if modified else None
         return evaluate(self.conditions, etag, seconds, exists=exists, safe=safe)
 
+    def not_modified(self, obj: Any) -> HttpResponseBase:
+        """The 304 that says that the client has the object already."""
+        return with_etag(HttpResponseNotModified(), self.shown_etag(obj))
+
+
+def with_etag(response: HttpResponseBase, etag: str | None) -> HttpResponseBase:
+    """The response, with the ETag if there is one."""
+    if etag is not None:
+        response["ETag"] = etag
+    return response
+
 
 def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
     """Run the view if the request's conditions hold.
@@ -313,11 +311,17 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
         TransactionManagementError: the view reports a success, and has marked its transaction for
             rollback.
     """
+    conditions = resource.conditions
     if resource.method in SAFE:
-        return _read(resource, run)
-    if resource.required and not resource.conditions.protects(creates=resource.creates):
+        if conditions != Conditions():
+            obj = _found(resource)
+            if not resource.holds(obj):
+                return resource.not_modified(obj)
+            resource.compared = obj
+        return run()
+    if resource.required and not conditions.protects(creates=resource.creates):
         raise PreconditionRequired
-    if not resource.conditions.for_change():
+    if not conditions.for_change():
         return run()
     obj = _found(resource)
     if obj is None:
@@ -333,7 +337,7 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
             raise Http404
         refresh_in_place(obj, fresh, using)
         resource.holds(obj)
-        resource.keep(obj)
+        resource.compared = obj
         return _committed(run, using)
 
 
@@ -343,15 +347,6 @@ def _committed(run: Run, using: str | None) -> HttpResponseBase:
     if response.status_code < _ERRORS:
         refuse_marked(using, "The view")
     return response
-
-
-def _read(resource: Resource, run: Run) -> HttpResponseBase:
-    if resource.conditions != Conditions():
-        obj = _found(resource)
-        if not resource.holds(obj):
-            return resource.not_modified(resource.shown_etag(obj))
-        resource.keep(obj)
-    return run()
 
 
 def _found(resource: Resource) -> Any:
@@ -367,13 +362,13 @@ def _found(resource: Resource) -> Any:
 def _create(resource: Resource, run: Run) -> HttpResponseBase:
     """Run a view that creates what is not there; of several at once, one does."""
     resource.holds(None)
-    resource.keep(None)
+    resource.compared = None
     using = router.db_for_write(resource.model) if resource.model else None
     try:
         with transaction.atomic(using=using):
             return _committed(run, using)
     except Exception:
-        resource.forget()
+        resource.compared = NOT_COMPARED
         if _found(resource) is None:
             raise
         raise PreconditionFailed from None  # it failed because somebody else has created it
@@ -411,15 +406,17 @@ def preconditions(
 
         @functools.wraps(view)
         def conditional(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            resource = _ViewResource(
+            accept = request.headers.get("Accept", "")  # by which the view may choose
+            resource = Resource(
                 request,
                 functools.partial(find, request, *args, **kwargs),
-                etag or functools.partial(_version_etag, {*map(str, (*args, *kwargs.values()))}),
-                modified,
+                functools.partial(_etag, etag, {*map(str, (*args, *kwargs.values()))}),
+                modified or (lambda _: None),
+                form="" if accept == "*/*" else accept,
                 required=request.method in require,
                 creates=creates,
             )
-            run = functools.partial(_with_etag, resource, lambda: view(request, *args, **kwargs))
+            run = functools.partial(_tagged, resource, lambda: view(request, *args, **kwargs))
             try:
                 return run_conditionally(resource, run)
             except IdempotencyError as error:
@@ -450,48 +447,13 @@ def _validate_view(view: Callable[..., Any]) -> None:
         )
 
 
-def _version_etag(in_url: set[str], obj: Any) -> str | None:
-    return version_etag(obj, named_by_key=str(getattr(obj, "pk", "")) in in_url)
+def _etag(make: Callable[[Any], str | None] | None, in_url: set[str], obj: Any) -> str | None:
+    if make is None:
+        return version_etag(obj, named_by_key=str(getattr(obj, "pk", "")) in in_url)
+    return checked_etag(make(obj), "The etag= of @preconditions")
 
 
-class _ViewResource(Resource):
-    """What a request to a plain Django view is about."""
-
-    def __init__(
-        self,
-        request: HttpRequest,
-        find: Callable[[], Any],
-        etag: Callable[[Any], str | None],
-        modified: Callable[[Any], datetime | None] | None,
-        *,
-        required: bool,
-        creates: bool,
-    ) -> None:
-        super().__init__(request, required=required, creates=creates)
-        self._find = find
-        self._etag = etag
-        self._modified = modified
-
-    def find(self) -> Any:
-        return self._find()
-
-    def etag(self, obj: Any) -> str | None:
-        return checked_etag(self._etag(obj), "The etag= of @preconditions")
-
-    def form(self) -> str:
-        accept: str = self.headers.get("Accept", "")  # by which the view may choose
-        return "" if accept == "*/*" else accept
-
-    def modified(self, obj: Any) -> datetime | None:
-        return self._modified(obj) if self._modified else None
-
-    def not_modified(self, etag: str | None) -> HttpResponseBase:
-        response = HttpResponse(status=304)
-        del response["Content-Type"]
-        return _tagged(response, etag)
-
-
-def _with_etag(resource: _ViewResource, view: Run) -> HttpResponseBase:
+def _tagged(resource: Resource, view: Run) -> HttpResponseBase:
     """The view's answer with the ETag of the object as it is afterwards."""
     response = view()
     if not 200 <= response.status_code < 300 or response.has_header("ETag"):
@@ -500,10 +462,4 @@ def _with_etag(resource: _ViewResource, view: Run) -> HttpResponseBase:
         obj = resource.find()
     except Http404:
         return response
-    return response if obj is None else _tagged(response, resource.shown_etag(obj))
-
-
-def _tagged(response: HttpResponseBase, etag: str | None) -> HttpResponseBase:
-    if etag is not None:
-        response["ETag"] = etag
-    return response
+    return response if obj is None else with_etag(response, resource.shown_etag(obj))

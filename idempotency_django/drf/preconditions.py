@@ -15,23 +15,26 @@ import functools
 from collections.abc import Callable, Collection
 from datetime import datetime
 from types import MethodType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
-from django.http import Http404, HttpResponseNotModified
+from django.http import Http404
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from ..concurrency.preconditions import (
     CHANGES,
+    NOT_COMPARED,
     SAFE,
+    Conditions,
     Resource,
     Run,
     checked_etag,
     representation_etag,
     run_conditionally,
     version_etag,
+    with_etag,
 )
 from ..errors import IdempotencyError
 from ..http.replays import has_object, is_named_by_key, lookup_of
@@ -48,8 +51,6 @@ from .adapter import (
     record_lookup,
 )
 
-_UNKNOWN: Final = object()
-
 
 class PreconditionMixin:  # see below
     # Described above and below: for a view without a docstring, OpenAPI generators would publish
@@ -63,7 +64,7 @@ class PreconditionMixin:  # see below
     put_creates: ClassVar[bool]
     """Whether PUT creates what is not there. ``If-None-Match: *`` then creates it once."""
 
-    _conditional_object: Any = _UNKNOWN  # what the handler is to find
+    _resource: Resource | None = None  # what the handler's conditions are about
     _found_object: Any = None  # what get_object() has returned
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -73,11 +74,12 @@ class PreconditionMixin:  # see below
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
 
     def get_object(self, *args: Any, **kwargs: Any) -> Any:
-        if self._conditional_object is _UNKNOWN:
+        compared = NOT_COMPARED if self._resource is None else self._resource.compared
+        if compared is NOT_COMPARED:
             return super().get_object(*args, **kwargs)  # type: ignore[misc]
-        if self._conditional_object is None:
+        if compared is None:
             raise Http404
-        return self._conditional_object  # locked, compared, and checked for this caller
+        return compared  # locked, compared, and checked for this caller
 
     def finalize_response(
         self, request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any
@@ -87,10 +89,7 @@ class PreconditionMixin:  # see below
         if untagged and 200 <= response.status_code < 300:
             obj = object_in_response(response)
             if obj is not None and is_compared(self, obj, response.status_code):
-                etag = checked_etag(self.get_etag(obj), f"get_etag() of {name_of(type(self))}")
-                etag = representation_etag(etag, _form(request))
-                if etag is not None:
-                    response["ETag"] = etag
+                with_etag(response, representation_etag(_etag(self, obj), _form(request)))
         return response
 
     # For subclasses to override.
@@ -110,49 +109,35 @@ class PreconditionMixin:  # see below
         return None
 
 
-class _DRFResource(Resource):
-    """What a request to a DRF view is about."""
+def _resource_of(view: Any, request: Request) -> Resource:
+    """The resource of a request to a view that has an object."""
+    look_up = lookup_of(view)
+    creates = getattr(view, "put_creates", False)
+    required = request.method in getattr(view, "require_preconditions", ())
 
-    def __init__(self, view: Any, request: Request) -> None:
-        self._view = view
-        self.has_object = has_object(view)
-        required = request.method in _required(view) and self.has_object
-        super().__init__(request, required=required, creates=getattr(view, "put_creates", False))
-        if self.creates:
-            self.model = view.get_queryset().model
-
-    def find(self) -> Any:
-        look_up = lookup_of(self._view)
-        return look_up() if look_up else None
-
-    def etag(self, obj: Any) -> str | None:
-        name = name_of(type(self._view))
-        etag = checked_etag(self._view.get_etag(obj), f"get_etag() of {name}")
-        if etag is None and self.required:
+    def etag(obj: Any) -> str | None:
+        found = _etag(view, obj)
+        if found is None and required:
             raise ImproperlyConfigured(
-                f"{name} requires If-Match and has no ETag to compare it with. Give the model a "
-                "VersionField, or override get_etag(self, obj)."
+                f"{name_of(type(view))} requires If-Match and has no ETag to compare it with. Give "
+                "the model a VersionField, or override get_etag(self, obj)."
             )
-        return etag
+        return found
 
-    def form(self) -> str:
-        return _form(self._view.request)
+    return Resource(
+        request,
+        look_up or (lambda: None),
+        etag,
+        view.get_last_modified,
+        form=_form(request),
+        required=required,
+        creates=creates,
+        model=view.get_queryset().model if creates and request.method == "PUT" else None,
+    )
 
-    def modified(self, obj: Any) -> datetime | None:
-        modified: datetime | None = self._view.get_last_modified(obj)
-        return modified
 
-    def keep(self, obj: Any) -> None:
-        self._view._conditional_object = obj
-
-    def forget(self) -> None:
-        self._view._conditional_object = _UNKNOWN
-
-    def not_modified(self, etag: str | None) -> HttpResponseBase:
-        response = HttpResponseNotModified()  # which no renderer has to make of no data
-        if etag is not None:
-            response["ETag"] = etag
-        return response
+def _etag(view: Any, obj: Any) -> str | None:
+    return checked_etag(view.get_etag(obj), f"get_etag() of {name_of(type(view))}")
 
 
 def _form(request: Request) -> str:
@@ -199,14 +184,14 @@ def _conditional(function: Callable[..., Any]) -> Callable[..., Any]:
     return mark_part_of_view(conditional)
 
 
-def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+def _respond(view: Any, request: Request, run: Run) -> HttpResponseBase:
     try:
-        resource = _DRFResource(view, request)
-        if not resource.has_object:
-            _validate_lookup(view, resource)
+        if not has_object(view):
+            _validate_lookup(view, request)
             return run()
-        if resource.method in SAFE and is_page(request):
+        if request.method in SAFE and is_page(request):
             return run()  # it shows its caller and a token: no state's page is like another
+        resource = view._resource = _resource_of(view, request)
         if resource.method in SAFE and is_action(view):
             return _read_action(view, resource, run)
         return run_conditionally(resource, functools.partial(_changed, view, resource, run))
@@ -215,7 +200,17 @@ def _respond(view: Any, request: Request, run: Callable[[], HttpResponseBase]) -
             raise  # the claim's adapter rolls back and answers
         return problem(view, error)
     finally:
-        view._conditional_object = _UNKNOWN
+        view._resource = None
+
+
+def _validate_lookup(view: Any, request: Request) -> None:
+    """Refuse a change whose conditions nobody would look at."""
+    required = request.method in getattr(view, "require_preconditions", ())
+    if request.method in CHANGES and (required or Conditions.of(request.headers).for_change()):
+        raise ImproperlyConfigured(
+            f"{name_of(type(view))} has preconditions for {request.method} and no get_object() "
+            "that finds the object by the URL alone. Define it."
+        )
 
 
 def _read_action(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
@@ -224,13 +219,13 @@ def _read_action(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
     shown = object_in_response(response)
     if shown is None or not is_compared(view, shown, response.status_code):
         return response
-    return response if resource.holds(shown) else resource.not_modified(resource.shown_etag(shown))
+    return response if resource.holds(shown) else resource.not_modified(shown)
 
 
 def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
     """Refuse a change of another object than the one that its conditions were compared with."""
     response = run()
-    found, shown = view._conditional_object, object_in_response(response)
+    found, shown = resource.compared, object_in_response(response)
     if (
         resource.method in CHANGES
         and isinstance(found, models.Model)
@@ -244,19 +239,3 @@ def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
             "return what this URL changes, or give that a view of its own."
         )
     return response
-
-
-def _required(view: Any) -> Collection[str]:
-    methods: Collection[str] = getattr(view, "require_preconditions", ())
-    return methods
-
-
-def _validate_lookup(view: Any, resource: Resource) -> None:
-    """Refuse a change whose conditions nobody would look at."""
-    if resource.method in CHANGES and (
-        resource.conditions.for_change() or resource.method in _required(view)
-    ):
-        raise ImproperlyConfigured(
-            f"{name_of(type(view))} has preconditions for {resource.method} and no get_object() "
-            "that finds the object by the URL alone. Define it."
-        )
