@@ -15,8 +15,8 @@ from django.urls import URLPattern, get_resolver
 from rest_framework.views import APIView
 
 from ..conf import MIDDLEWARE, did_you_mean
-from ..drf import IdempotentViewMixin, has_hook
-from ..drf.adapter import checks_objects
+from ..drf import IdempotentViewMixin
+from ..drf.adapter import checks_objects, overrides_replay_check
 from ..http.replays import lookup_of
 from ..http.unwrapping import PROTECTED, is_exempt
 from ..http.wrapping import BY_DECORATOR
@@ -93,7 +93,7 @@ def _takes_part(view: Any) -> bool:
 
 
 def _is_unchecked(view_class: Any) -> bool:
-    if has_hook(view_class):
+    if overrides_replay_check(view_class):
         return False
     if not any(hasattr(view_class, method.lower()) for method in UNSAFE_METHODS):
         return False

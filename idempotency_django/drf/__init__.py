@@ -19,7 +19,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
-from django.db import connections
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from rest_framework.renderers import BrowsableAPIRenderer
@@ -31,20 +30,18 @@ from ..conf import conf
 from ..engine.context import ExecutionContext
 from ..errors import ResponseNotStored
 from ..http.atomic_requests import (
-    NONE,
     ExcludedDatabases,
     RequestTransactions,
     request_transactions,
 )
-from ..http.messages import Adapter, caller_of, credentials_of, meta_name, refuse_result
+from ..http.messages import caller_of, credentials_of, meta_name
 from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked
 from ..http.wrapping import log_unreached, register_framework, replace_handler
 from ..policy import UNSAFE_METHODS, Policy
 from ..records import Record
-from ..stores.atomic_blocks import is_atomic
-from .adapter import DRFAdapter, IdempotencyAPIException, serve_view
+from .adapter import IdempotencyAPIException, serve_view
 from .forms import key_in_form, with_keys
 
 __all__ = [
@@ -103,9 +100,7 @@ class IdempotentViewMixin:  # see below
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         left_out = self.idempotency_left_out  # None: not through as_view(), it is Django's affair
-        transactions = None if left_out is None else NONE
-        if left_out is not None and any(map(is_atomic, connections.settings.values())):
-            transactions = request_transactions(left_out)
+        transactions = None if left_out is None else request_transactions(left_out)
         self._idempotency_transactions = transactions
         response: HttpResponseBase
         with transactions if transactions and transactions.aliases else nullcontext():
@@ -125,7 +120,7 @@ class IdempotentViewMixin:  # see below
             return
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
-        replace_handler(self, request, partial(serve_view, _MixinAdapter, self, policy))
+        replace_handler(self, request, partial(serve_view, self, policy))
 
     def perform_content_negotiation(self, *args: Any, **kwargs: Any) -> Any:
         renderer, media_type = super().perform_content_negotiation(*args, **kwargs)  # type: ignore[misc]
@@ -194,45 +189,12 @@ class IdempotencyStatusView(APIView):
         return Response(describe_operation(record), headers={"Cache-Control": "no-store"})
 
 
-class _MixinAdapter(DRFAdapter):
-    """One request within a view that has the mixin, and therefore its hooks."""
-
-    def header(self) -> str | None:
-        key: str | None = self.view.get_idempotency_key()
-        return key
-
-    def checks_replays(self) -> bool:
-        return has_hook(type(self.view)) or super().checks_replays()
-
-    def authorize(self, record: Record, policy: Policy) -> None:
-        Adapter.authorize(self, record, policy)
-        result = self.view.check_idempotent_replay(self.request, record)
-        refuse_result(result, f"check_idempotent_replay() of {type(self.view).__qualname__}")
-
-    def scope(self) -> str | None:
-        scope: str | None = self.view.get_idempotency_scope()
-        return scope
-
-    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
-        if policy.rebuild is not None:
-            return super().rebuild(record, policy)
-        response: HttpResponseBase = self.view.rebuild_idempotent_response(record)
-        return response
-
-
 def serve_running_view(
     request: Request, policy: Policy, handler: Callable[[], Any]
 ) -> HttpResponseBase:
     """Serve a request whose DRF view already runs: for ``@idempotent`` on its handlers."""
     view: APIView = request.parser_context["view"]
-    adapter_class = _MixinAdapter if isinstance(view, IdempotentViewMixin) else DRFAdapter
-    return serve_view(adapter_class, view, policy, request, handler)
-
-
-def has_hook(view_class: type) -> bool:
-    """Whether the project checks replays of a view itself."""
-    default = IdempotentViewMixin.check_idempotent_replay
-    return getattr(view_class, "check_idempotent_replay", default) is not default
+    return serve_view(view, policy, request, handler)
 
 
 register_framework(APIView, IdempotentViewMixin, Request, serve_running_view)

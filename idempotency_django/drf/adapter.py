@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction
-from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
-from django.db import models
-from django.http import Http404, HttpResponse, QueryDict
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
 from rest_framework.exceptions import APIException
@@ -29,11 +26,12 @@ from ..http.messages import (
     Adapter,
     invocation_of,
     problem_of,
+    refuse_result,
     response_of,
     status_of,
     without_own_frames,
 )
-from ..http.replays import check_object, has_object, lookup_of
+from ..http.replays import check_object, defining_module, has_object
 from ..http.serving import serve
 from ..policy import Policy, resolve
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
@@ -140,33 +138,6 @@ def is_json(headers: Iterable[tuple[str, str]]) -> bool:
     return False
 
 
-def check_checked(
-    checks_replays: Callable[[], bool],
-    check: Callable[[Request, Any], None],
-    view: Any,
-    request: Request,
-    obj: Any,
-) -> None:
-    """Check permissions on an object, but refuse to do so if no replay would check them.
-
-    Args:
-        checks_replays: says whether a replay is refused to callers who lost their permission.
-        check: the view's own ``check_object_permissions``.
-        view: the view.
-        request: the request.
-        obj: the object.
-    """
-    if not checks_replays() and any(map(checks_objects, view.get_permissions())):
-        name = f"{type(view).__module__}.{type(view).__qualname__}"
-        raise ImproperlyConfigured(
-            f"{name} checks the caller's permission on an object ({type(obj).__qualname__}) "
-            "that a replay cannot look up: get_object() does not find it by the URL. "
-            "Override check_idempotent_replay(self, request, record) in the view, or give "
-            "its policy check_replay=, and check the permission there."
-        )
-    check(request, obj)
-
-
 def checks_objects(permission: Any) -> bool:
     """Whether a permission, or one that it is composed of, checks objects."""
     parts = [getattr(permission, name) for name in ("op1", "op2") if hasattr(permission, name)]
@@ -176,53 +147,9 @@ def checks_objects(permission: Any) -> bool:
     return own is not BasePermission.has_object_permission
 
 
-_CREATED: Final = 201
-
-
-def record_lookup(view: Any) -> None:
-    """Remember what ``get_object()`` returns, of whatever class it is: conditions are about it."""
-    view._found_object = None
-    look_up = getattr(view, "get_object", None)
-    if look_up is None or iscoroutinefunction(look_up) or "get_object" in vars(view):
-        return
-
-    @functools.wraps(look_up)
-    def get_object(*args: Any, **kwargs: Any) -> Any:
-        view._found_object = look_up(*args, **kwargs)
-        return view._found_object
-
-    view.get_object = get_object
-
-
-def object_in_response(response: Any) -> models.Model | None:
-    """The object that an answer shows."""
-    serializer = getattr(getattr(response, "data", None), "serializer", None)
-    obj = getattr(serializer, "instance", None)
-    return obj if isinstance(obj, models.Model) and obj.pk else None
-
-
-def is_compared(view: Any, shown: models.Model, status: int) -> bool:
-    """Whether conditions are compared with the object that is shown; also a new one's will be."""
-    if not has_object(view):
-        return status == _CREATED
-    if view._found_object is None:
-        look_up = lookup_of(view)
-        with suppress(Http404, ObjectDoesNotExist, APIException, PermissionDenied):
-            view._found_object = look_up() if look_up else None
-    return is_same(view._found_object, shown)
-
-
-def is_same(found: Any, shown: models.Model) -> bool:
-    """Whether two objects are one row, which in multi-table inheritance has several models."""
-    if not isinstance(found, models.Model) or found.pk != shown.pk:
-        return False
-    one, other = found._meta.concrete_model, shown._meta.concrete_model
-    return issubclass(one, other) or issubclass(other, one)  # type: ignore[arg-type]
-
-
-def is_action(view: Any) -> bool:
-    """Whether the handler is an ``@action``, which may show something else than its object."""
-    return hasattr(getattr(type(view), getattr(view, "action", None) or "", None), "mapping")
+def overrides_replay_check(view_class: type) -> bool:
+    """Whether the project checks replays of a view itself."""
+    return bool(defining_module(view_class, "check_idempotent_replay"))
 
 
 class DRFAdapter(Adapter):
@@ -239,6 +166,16 @@ class DRFAdapter(Adapter):
         self.transactions = getattr(view, "_idempotency_transactions", None)
         self._handler = handler
 
+    # The hooks of IdempotentViewMixin, where the view has them.
+
+    def header(self) -> str | None:
+        hook = getattr(self.view, "get_idempotency_key", super().header)
+        return hook()
+
+    def scope(self) -> str | None:
+        hook = getattr(self.view, "get_idempotency_scope", super().scope)
+        return hook()
+
     def invocation(self, policy: Policy) -> Invocation:
         own = self.request
         return invocation_of(self.http_request, policy, own=own, auth=own.auth, body=self._body)
@@ -247,17 +184,42 @@ class DRFAdapter(Adapter):
         view = self.view
         if getattr(self.http_request, "idempotency", None):
             check = view.check_object_permissions
-            view.check_object_permissions = partial(check_checked, self.checks_replays, check, view)
+            view.check_object_permissions = partial(self._check_permissions, check)
         response = self._finalized(self._handler())
         return response.render() if hasattr(response, "render") else response
 
-    def checks_replays(self) -> bool:
+    def _check_permissions(self, check: Callable[[Request, Any], None], *args: Any) -> None:
+        """Check permissions on an object, but refuse to do so if no replay would check them."""
+        view = self.view
+        if not self._checks_replays() and any(map(checks_objects, view.get_permissions())):
+            name = f"{type(view).__module__}.{type(view).__qualname__}"
+            raise ImproperlyConfigured(
+                f"{name} checks the caller's permission on an object "
+                f"({type(args[-1]).__qualname__}) that a replay cannot look up: get_object() does "
+                "not find it by the URL. Override check_idempotent_replay(self, request, record) "
+                "in the view, or give its policy check_replay=, and check the permission there."
+            )
+        check(*args)
+
+    def _checks_replays(self) -> bool:
         """Whether a replay is refused to callers who lost their permission for an object."""
-        return self.policy.check_replay is not None or has_object(self.view)
+        own_check = overrides_replay_check(type(self.view))
+        return own_check or self.policy.check_replay is not None or has_object(self.view)
 
     def authorize(self, record: Record, policy: Policy) -> None:
         super().authorize(record, policy)
-        check_object(self.view, record)
+        check = getattr(self.view, "check_idempotent_replay", None)
+        if check is None:
+            check_object(self.view, record)
+        else:
+            name = f"check_idempotent_replay() of {type(self.view).__qualname__}"
+            refuse_result(check(self.request, record), name)
+
+    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
+        rebuild = getattr(self.view, "rebuild_idempotent_response", None)
+        if rebuild is None or policy.rebuild is not None:
+            return super().rebuild(record, policy)
+        return rebuild(record)  # type: ignore[no-any-return]
 
     def refuse_unacceptable(self, payload: Payload) -> None:
         if not self._shows_as_page(payload):
@@ -349,7 +311,6 @@ class DRFAdapter(Adapter):
 
 
 def serve_view(
-    adapter_class: type[DRFAdapter],
     view: Any,
     policy: Policy,
     request: Request,
@@ -358,13 +319,12 @@ def serve_view(
     """Serve the request; a refusal is a problem, as the project's exception handler renders it.
 
     Args:
-        adapter_class: the adapter for the view.
         view: the view.
         policy: the view's.
         request: the request.
         run: runs the view's handler.
     """
-    adapter = adapter_class(view, request, run)
+    adapter = DRFAdapter(view, request, run)
     adapter.policy = resolve(policy)
     try:
         return serve(adapter, adapter.policy, adapter.transactions)

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import datetime
 from types import MethodType
 from typing import Any, ClassVar
 
-from django.core.exceptions import ImproperlyConfigured
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
 from django.db import models
 from django.http import Http404
 from django.http.response import HttpResponseBase
+from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 
 from ..concurrency.preconditions import (
@@ -41,15 +44,7 @@ from ..http.replays import has_object, is_named_by_key, lookup_of
 from ..http.unwrapping import PROTECTED, cached_on, mark_part_of_view, name_of, protect_innermost
 from ..http.wrapping import method_of
 from . import IdempotentViewMixin
-from .adapter import (
-    is_action,
-    is_compared,
-    is_page,
-    is_same,
-    object_in_response,
-    problem,
-    record_lookup,
-)
+from .adapter import is_page, problem
 
 
 class PreconditionMixin:  # see below
@@ -239,3 +234,52 @@ def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
             "return what this URL changes, or give that a view of its own."
         )
     return response
+
+
+# The object that a response shows, and the one that the view has looked up.
+
+
+def record_lookup(view: Any) -> None:
+    """Remember what ``get_object()`` returns, of whatever class it is: conditions are about it."""
+    view._found_object = None
+    look_up = getattr(view, "get_object", None)
+    if look_up is None or iscoroutinefunction(look_up) or "get_object" in vars(view):
+        return
+
+    @functools.wraps(look_up)
+    def get_object(*args: Any, **kwargs: Any) -> Any:
+        view._found_object = look_up(*args, **kwargs)
+        return view._found_object
+
+    view.get_object = get_object
+
+
+def object_in_response(response: Any) -> models.Model | None:
+    """The object that an answer shows."""
+    serializer = getattr(getattr(response, "data", None), "serializer", None)
+    obj = getattr(serializer, "instance", None)
+    return obj if isinstance(obj, models.Model) and obj.pk else None
+
+
+def is_compared(view: Any, shown: models.Model, status: int) -> bool:
+    """Whether conditions are compared with the object that is shown; also a new one's will be."""
+    if not has_object(view):
+        return status == 201
+    if view._found_object is None:
+        look_up = lookup_of(view)
+        with suppress(Http404, ObjectDoesNotExist, APIException, PermissionDenied):
+            view._found_object = look_up() if look_up else None
+    return is_same(view._found_object, shown)
+
+
+def is_same(found: Any, shown: models.Model) -> bool:
+    """Whether two objects are one row, which in multi-table inheritance has several models."""
+    if not isinstance(found, models.Model) or found.pk != shown.pk:
+        return False
+    one, other = found._meta.concrete_model, shown._meta.concrete_model
+    return issubclass(one, other) or issubclass(other, one)  # type: ignore[arg-type]
+
+
+def is_action(view: Any) -> bool:
+    """Whether the handler is an ``@action``, which may show something else than its object."""
+    return hasattr(getattr(type(view), getattr(view, "action", None) or "", None), "mapping")

@@ -299,11 +299,11 @@ def _mixins(view_class: type) -> frozenset[str]:
 
 def _module(view: Any, name: str) -> str:
     """Where a method of a view is from."""
-    return _module_of(view.__class__, name)
+    return defining_module(view.__class__, name)
 
 
 @lru_cache(maxsize=1024)
-def _module_of(view_class: type, name: str) -> str:
+def defining_module(view_class: type, name: str) -> str:
     found = (vars(base).get(name) for base in view_class.__mro__)
     modules = (str(getattr(method, "__module__", "")) for method in found if method is not None)
     return next((module for module in modules if not module.startswith(_OURS)), "")

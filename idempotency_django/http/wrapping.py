@@ -25,7 +25,6 @@ from django.core.exceptions import (
     SuspiciousOperation,
 )
 from django.core.handlers.exception import response_for_exception
-from django.db import connections
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.views.generic import View
@@ -34,9 +33,7 @@ from ..errors import IdempotencyError
 from ..logs import escaped
 from ..policy import UNSAFE_METHODS, Policy, resolve
 from ..records import Record
-from ..stores.atomic_blocks import is_atomic
 from .atomic_requests import (
-    NONE,
     ExcludedDatabases,
     RequestTransactions,
     asks_for_transaction,
@@ -64,6 +61,8 @@ from .unwrapping import (
     vars_of,
     view_class_of,
 )
+
+_NOTHING: Final = nullcontext()
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 
@@ -224,9 +223,8 @@ def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
             request, instance = _request_among(args, kwargs), _instance_of(args)
             if not isinstance(request, HttpRequest):
                 return _serve_once(policy, None, None, request, run)
-        if not any(map(is_atomic, connections.settings.values())):
-            return serve_view(policy, NONE, instance, request, run)
-        with request_transactions(owned) as transactions:
+        transactions = request_transactions(owned)
+        with transactions if transactions.aliases else _NOTHING:
             return serve_view(policy, transactions, instance, request, run)
 
     owned = take_over_transactions(protected)
@@ -369,7 +367,7 @@ def _dispatched(
     transactions = None if left_out is None else request_transactions(left_out)
     view._idempotency_transactions = transactions
     replace_handler(view, request, functools.partial(_serve_once, policy, transactions, view))
-    with transactions if transactions and transactions.aliases else nullcontext():
+    with transactions if transactions and transactions.aliases else _NOTHING:
         response = run()
     log_unreached(view, request, response)
     return response
