@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from io import StringIO
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from django.conf import settings
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -285,11 +285,35 @@ def test_cannot_tell() -> None:
     assert run.returncode == 2
     assert "The database cannot be asked: no such table" in run.stderr
     assert run.stdout == ""
-    run = alone("execute_from_command_line(['manage.py', 'idempotency_status', '--format=json'])")
-    assert run.returncode == 2
-    said = json.loads(run.stdout)
-    assert said["ok"] is False
-    assert said["error"].startswith("The database cannot be asked: no such table")
+
+
+def broken(*_: object) -> NoReturn:
+    """Stands for each statement that a server does not answer."""
+    raise OperationalError("no such table")
+
+
+@pytest.mark.parametrize(
+    ("configured", "error"),
+    [
+        ({}, "The database cannot be asked: no such table. Is it running, and migrated?"),
+        ({"STORES": {"default": {"BACKEND": "nowhere.Store"}}}, "nowhere"),
+    ],
+    ids=["unreachable", "wrong settings"],
+)
+def test_programs_are_told_why_nothing_is_known(
+    configured: dict[str, Any], error: str, settings: Any
+) -> None:
+    """The JSON says what is wrong, of the database or the settings; the command ends with 2."""
+    settings.IDEMPOTENCY, said = configured, StringIO()
+    with (
+        connection.execute_wrapper(broken),
+        pytest.raises(CommandError) as ended,
+    ):
+        call_command("idempotency_status", format="json", stdout=said)
+    document = json.loads(said.getvalue())
+    assert (document["ok"], ended.value.returncode) == (False, 2)
+    assert error in document["error"]
+    assert document["error"] == str(ended.value)
 
 
 def filled(alias: str) -> dict[str, Any]:

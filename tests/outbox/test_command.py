@@ -1,0 +1,59 @@
+"""``relay_outbox`` sends what is due, once or until it is told to stop, and says what it did."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import transaction
+
+from idempotency_django.messaging.outbox import publish
+
+from .conftest import Broker
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def relay(*arguments: str, **options: Any) -> str:
+    """Run the command; what it prints."""
+    said = StringIO()
+    call_command("relay_outbox", *arguments, stdout=said, **options)
+    return said.getvalue()
+
+
+def publish_order() -> None:
+    with transaction.atomic():
+        publish("orders", {"order": 17}, type="order.paid")
+
+
+@pytest.mark.parametrize("listen", [[], ["--listen"]], ids=["polls", "listens"])
+@pytest.mark.parametrize("verbosity", [0, 1])
+def test_the_relay_runs_until_sigterm(
+    broker: type[Broker], listen: list[str], verbosity: int
+) -> None:
+    """It sends what is due, completes what it is at when it is told to stop, and ends."""
+
+    def terminate(messages: Sequence[object]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    broker.before = staticmethod(terminate)  # type: ignore[assignment]
+    publish_order()
+    said = relay("--poll=0.1", *listen, verbosity=verbosity)
+    assert len(broker.got) == 1
+    assert ("It ends on SIGTERM" in said) == bool(verbosity)
+
+
+def test_once_says_what_was_sent_and_what_was_not(broker: type[Broker]) -> None:
+    """Nothing was due, one was sent, one was refused."""
+    assert relay("--once") == "Nothing was due.\n"
+    publish_order()
+    assert relay("--once") == "Sent 1 message.\n"
+    broker.refuse = staticmethod(lambda message: ValueError("no"))  # type: ignore[assignment]
+    publish_order()
+    assert relay("--once") == "Not sent: 1 message. The log says why.\n"
+    assert relay("--once", verbosity=0) == ""
