@@ -12,11 +12,12 @@ from django.core.management.color import no_style
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test import TransactionTestCase
+from redis import Redis
 
 from idempotency_django import signals
 from tests.kafka import kafka as kafka_server
 from tests.rabbit import rabbitmq
-from tests.servers import Server
+from tests.servers import Server, valkey
 from tests.sqs import sqs
 
 SIGNALS = "claimed completed replayed conflicted mismatched failed released lost".split()
@@ -142,6 +143,21 @@ def sqs_server() -> Iterator[Server]:
     """An SQS for all tests, started for the first that asks; name your queues anew."""
     with sqs() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def _redis() -> Iterator[Server]:
+    with valkey() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def redis_server(_redis: Server) -> Server:
+    """A Redis for all tests, started for the first that asks, and empty for each module."""
+    if _redis.pid is not None:  # else it is not ours
+        with Redis.from_url(_redis.url) as client:
+            client.flushall()
+    return _redis
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from idempotency_django.stores import stores
 from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.testing import ANSWER, an_operation
 from tests.models import Effect
-from tests.servers import valkey
+from tests.servers import Server
 from tests.support import assert_replays, effects, new_key, post, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,18 +57,11 @@ def leased(request: HttpRequest) -> HttpResponse:
 urlpatterns = [path("order/", csrf_exempt(order)), path("leased/", csrf_exempt(leased))]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """A Valkey of the module's own."""
-    with valkey() as server:
-        yield server.url
-
-
 @pytest.fixture(params=["valkey", "memory"], autouse=True)
-def cache(request: pytest.FixtureRequest, server: str) -> Iterator[Any]:
+def cache(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Any]:
     """A cache, empty."""
     backend = {
-        "valkey": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server},
+        "valkey": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url},
         "memory": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
     }[request.param]
     broken = {"BACKEND": f"{__name__}.Broken"}

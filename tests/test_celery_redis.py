@@ -15,23 +15,19 @@ from kombu import Message
 from idempotency_django.errors import OperationHeld
 from idempotency_django.jobs.celery import IdempotentTask
 from tests.models import Effect
-from tests.servers import Server, valkey
+from tests.servers import Server
 from tests.test_celery_copies import Post
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with valkey() as started:
-        yield started
-
-
 @pytest.fixture
-def post(server: Server) -> Iterator[Post]:
+def post(redis_server: Server) -> Iterator[Post]:
     """A queue and a worker; the records of its tasks are in Redis."""
     settings = override_settings(
-        CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}},
+        CACHES={
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url}
+        },
         IDEMPOTENCY={
             "STORES": {
                 "default": {

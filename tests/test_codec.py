@@ -33,7 +33,7 @@ from idempotency_django.stores.redis import RedisStore
 from idempotency_django.testing import an_operation
 from tests.admin_pages import detail, member, page
 from tests.outbox.conftest import Broker
-from tests.servers import Server, valkey
+from tests.servers import Server
 from tests.webhooks import receivers
 
 INBOX = "/admin/idempotency_messaging/inboxmessage/"
@@ -164,9 +164,9 @@ class TestStores:
         assert_sealed(store._entries)
         assert_replays(store, *done)
 
-    def test_redis(self, server: Server, settings: Any) -> None:
+    def test_redis(self, redis_server: Server, settings: Any) -> None:
         """In Redis."""
-        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url}
         settings.CACHES = {"default": cache}
         store = RedisStore("redis")
         done = executed(store)
@@ -202,12 +202,6 @@ class TestStores:
         shown = page(member("view_idempotencykey", "view_answer"), detail(row))
         assert f"{SECRET} as bytes" in shown
         assert shown.count(SECRET) >= 4  # the header and the steps, too
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with valkey() as started:
-        yield started
 
 
 billing = Consumer("billing")

@@ -35,7 +35,7 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.admin_pages import detail, member, messages
 from tests.models import Effect
-from tests.servers import valkey
+from tests.servers import Server
 from tests.support import effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -866,16 +866,10 @@ def _raise_poison() -> None:
     raise Poison
 
 
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with valkey() as server:
-        yield server.url
-
-
 @pytest.fixture
-def redis(redis_url: str) -> Iterator[None]:
+def redis(redis_server: Server) -> Iterator[None]:
     """Records in Valkey."""
-    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_url}
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url}
     store = {"BACKEND": "idempotency_django.stores.redis.RedisStore"}
     with override_settings(CACHES={"default": cache}, IDEMPOTENCY={"STORES": {"default": store}}):
         get_redis_connection("default").flushall()

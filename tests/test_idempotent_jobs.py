@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +26,7 @@ from idempotency_django.policy import Policy
 from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.e2e import databases
 from tests.models import Effect
-from tests.servers import Server, valkey
+from tests.servers import Server
 from tests.support import effects, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -162,12 +161,6 @@ def test_django_tasks() -> None:
     assert [result.status for result in results] == [TaskResultStatus.SUCCESSFUL] * 2
     assert results[0].return_value == results[1].return_value
     assert effects("17") == 1
-
-
-@pytest.fixture(scope="module")
-def redis_server() -> Iterator[Server]:
-    with valkey() as server:
-        yield server
 
 
 @pytest.mark.parametrize("kind", ["stub", "redis"])

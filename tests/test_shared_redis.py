@@ -18,7 +18,7 @@ from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.redis import RedisStore
 from idempotency_django.testing import ANSWER, an_operation
 from tests.redis_servers import client
-from tests.servers import Server, valkey
+from tests.servers import Server
 
 OTHERS_ANSWER = Payload(201, (), b"the other shop's")
 
@@ -33,20 +33,17 @@ def braced(key: str, prefix: str, version: int) -> str:
     return f"{{{prefix}}}:{version}:{key}"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """One server for both shops."""
-    with valkey() as started:
-        yield started
-
-
 @pytest.fixture
-def shop(server: Server) -> Iterator[Any]:
+def shop(redis_server: Server) -> Iterator[Any]:
     """Makes the settings of one shop."""
     made = []
 
     def settings(**options: Any) -> override_settings:
-        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url, **options}
+        cache = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": redis_server.url,
+            **options,
+        }
         made.append(override_settings(CACHES={"default": cache}))
         return made[-1]
 
@@ -148,9 +145,9 @@ def test_slots(shop: Any, options: dict[str, Any], spread: bool) -> None:
     assert (len(slots) > 1) is spread
 
 
-def test_a_factory_has_no_cache(server: Server) -> None:
+def test_a_factory_has_no_cache(redis_server: Server) -> None:
     """With a connection factory there is the prefix alone, and it keeps two projects apart."""
-    port = int(server.url.rpartition(":")[2].partition("/")[0])
+    port = int(redis_server.url.rpartition(":")[2].partition("/")[0])
     with client(port) as redis:
         mine, other = (
             RedisStore("default", connection_factory=lambda: redis, prefix=prefix)

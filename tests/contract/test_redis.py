@@ -13,14 +13,7 @@ from idempotency_django.records import Operation, Record
 from idempotency_django.stores.redis import RedisStore
 from idempotency_django.testing import ANSWER, StoreContract, an_operation
 from tests.contract import clocks
-from tests.servers import Server, valkey
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """One server for all of them; each test has keys of its own."""
-    with valkey() as started:
-        yield started
+from tests.servers import Server
 
 
 class TestRedisStore(StoreContract):
@@ -32,8 +25,8 @@ class TestRedisStore(StoreContract):
     LONG: ClassVar = timedelta(hours=1)
 
     @pytest.fixture(autouse=True)
-    def _store(self, server: Server, settings: Any) -> Iterator[None]:
-        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+    def _store(self, redis_server: Server, settings: Any) -> Iterator[None]:
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url}
         settings.CACHES = {"default": cache}
         self.store = RedisStore("redis")
         yield

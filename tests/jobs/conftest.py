@@ -8,7 +8,6 @@ import pytest
 
 from tests.e2e import databases
 from tests.e2e.databases import Database
-from tests.servers import Server, valkey
 
 
 @pytest.fixture(scope="session")
@@ -24,13 +23,6 @@ def postgres_wanted() -> None:
 def database(postgres_wanted: None) -> Iterator[Database]:
     with databases.postgres() as database:
         yield database
-
-
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[Server]:
-    """Broker and result backend."""
-    with valkey() as server:
-        yield server
 
 
 @pytest.fixture

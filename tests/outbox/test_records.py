@@ -22,7 +22,6 @@ from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing import eventually
 from tests.models import Effect
-from tests.servers import Server, valkey
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -87,12 +86,6 @@ def database(using: str) -> Iterator[str]:
     consumer_database[:] = [using]
     with configured(using, using=using):
         yield using
-
-
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[Server]:
-    with valkey() as server:
-        yield server
 
 
 @pytest.fixture(params=[DATABASE, CACHED, MEMORY, REDIS], ids=lambda path: path.split(".")[-1])

@@ -4,17 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import Server, valkey
-
 from .brokers import Broker, kafka_broker, kombu_broker, sqs_broker
 
 BROKERS = ("rabbitmq", "redis", "kafka", "sqs", "sqs.fifo")
-
-
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[Server]:
-    with valkey() as server:
-        yield server
 
 
 @pytest.fixture(params=BROKERS)
