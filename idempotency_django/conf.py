@@ -56,6 +56,25 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known nam
     return f"Did you mean {close[0]!r}?" if close else f"{otherwise}: {listed}."
 
 
+def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
+    """The seconds of an option that is a duration.
+
+    Args:
+        name: the option.
+        value: its value.
+        may_be_zero: whether it may be 0.
+
+    Raises:
+        ImproperlyConfigured: it is no ``timedelta``, but a number, for example; or it is negative.
+    """
+    least = timedelta(0) if may_be_zero else timedelta.resolution
+    if isinstance(value, timedelta) and value >= least:
+        return value.total_seconds()
+    raise ImproperlyConfigured(
+        f"{name} is {value!r}; make it a timedelta, such as timedelta(seconds=10)."
+    )
+
+
 _T = TypeVar("_T")
 
 

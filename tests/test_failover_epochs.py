@@ -71,7 +71,7 @@ def refuse(error: Exception) -> Any:
 
 def test_a_process_asks_once(using: str) -> None:
     """One question serves any number of first requests and replays."""
-    store = CachedStore("default", using=using, recheck=3600)
+    store = CachedStore("default", using=using, recheck=timedelta(hours=1))
     with CaptureQueriesContext(connections[using]) as queries:
         for _ in range(3):
             operation = completed(store)
@@ -81,7 +81,7 @@ def test_a_process_asks_once(using: str) -> None:
 
 def test_asks_again_after_some_time(using: str) -> None:
     """An answer of the database is believed for ``recheck`` seconds, and only replays ask."""
-    store = CachedStore("default", using=using, recheck=0)
+    store = CachedStore("default", using=using, recheck=timedelta(0))
     operation = completed(store)
     with CaptureQueriesContext(connections[using]) as queries:
         completed(store)
@@ -104,7 +104,10 @@ def test_never_asks(using: str) -> None:
 @pytest.mark.parametrize("ttl", [None, timedelta(days=30)])
 def test_max_age_bounds_what_is_not_bound(using: str, ttl: timedelta | None) -> None:
     """However long a record lives, its answer leaves the cache ``max_age`` after it was stored."""
-    store, cache = CachedStore("default", using=using, recheck=None, max_age=60), caches["default"]
+    store, cache = (
+        CachedStore("default", using=using, recheck=None, max_age=timedelta(minutes=1)),
+        caches["default"],
+    )
     operation = completed(store, ttl=ttl)
     expires: Any = cache._expire_info[cache.make_key(store._name(operation.key, operation.scope))]
     assert time.time() < expires <= time.time() + 60
@@ -115,7 +118,7 @@ def test_another_server_of_mariadb() -> None:
     if "mariadb" not in django_settings.ALIASES:
         pytest.skip("NO mariadb HERE")
     using = django_settings.ALIASES["mariadb"]
-    store = CachedStore("default", using=using, recheck=0)
+    store = CachedStore("default", using=using, recheck=timedelta(0))
     operation = completed(store)
     assert store.recall(operation) is not None
     with connections[using].cursor() as cursor:
@@ -133,7 +136,7 @@ def test_another_server_of_mariadb() -> None:
 
 def test_another_database_in_the_same_cache(using: str) -> None:
     """Two projects that share a cache, and even a server, do not share their answers."""
-    store = CachedStore("default", using=using, recheck=0)
+    store = CachedStore("default", using=using, recheck=timedelta(0))
     operation, vendor = completed(store), connections[using].vendor
     if vendor not in EPOCH_QUERIES:
         pytest.skip("is not asked")
@@ -154,7 +157,7 @@ def test_may_not_ask(using: str, within: bool, caplog: pytest.LogCaptureFixture)
     """
     if connections[using].vendor not in EPOCH_QUERIES:
         pytest.skip("is not asked")
-    store = CachedStore("default", using=using, recheck=0)
+    store = CachedStore("default", using=using, recheck=timedelta(0))
     operation = completed(store)
     denied = refuse(ProgrammingError("permission denied for function pg_control_system"))
     with (
@@ -176,7 +179,7 @@ def test_a_fault_is_a_reason_to_ask(using: str) -> None:
     """When the database was away it may be another one now, so the next replay asks."""
     if connections[using].vendor not in EPOCH_QUERIES:
         pytest.skip("is not asked")
-    store = CachedStore("default", using=using, recheck=3600)
+    store = CachedStore("default", using=using, recheck=timedelta(hours=1))
     operation = completed(store)
 
     def away(*_: Any) -> Any:
@@ -193,7 +196,7 @@ def test_away_when_asked(using: str) -> None:
     """While the database cannot be reached nobody knows, so nothing is replayed from the cache."""
     if connections[using].vendor not in EPOCH_QUERIES:
         pytest.skip("is not asked")
-    store = CachedStore("default", using=using, recheck=0)
+    store = CachedStore("default", using=using, recheck=timedelta(0))
     operation = completed(store)
     gone = refuse(OperationalError("server closed the connection unexpectedly"))
     with connections[using].execute_wrapper(gone):
@@ -203,9 +206,9 @@ def test_away_when_asked(using: str) -> None:
 
 def test_what_was_read_before_the_question_is_not_cached(using: str) -> None:
     """A process that reads an answer before it knows the timeline caches it the next time."""
-    operation = completed(CachedStore("default", using=using, recheck=3600))
+    operation = completed(CachedStore("default", using=using, recheck=timedelta(hours=1)))
     caches["default"].clear()
-    fresh = CachedStore("default", using=using, recheck=3600)
+    fresh = CachedStore("default", using=using, recheck=timedelta(hours=1))
     for cached in (False, True):
         with fresh.transaction():
             assert isinstance(fresh.acquire(operation), Record)

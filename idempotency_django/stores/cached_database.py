@@ -20,6 +20,7 @@ from django.db import connections, transaction
 from django.db.models import ExpressionWrapper, F, fields
 
 from ..codec import decode, encode
+from ..conf import seconds_of
 from ..errors import OperationInProgress, StoreUnavailable
 from ..models import DatabaseNow
 from ..records import Claim, Operation, Payload, Record, Status
@@ -37,13 +38,15 @@ class FailoverEpoch:
 
     Args:
         using: the database, by its alias in ``DATABASES``.
-        recheck: how long the database's reply is used, in seconds; ``None``: never ask, every
+        recheck: how long the database's reply is used; ``None``: never ask, every
             history counts as the same.
     """
 
-    def __init__(self, using: str, recheck: float | None) -> None:
+    def __init__(self, using: str, recheck: timedelta | None) -> None:
         self._using = using
-        self._recheck = recheck
+        self._recheck = (
+            None if recheck is None else seconds_of("recheck", recheck, may_be_zero=True)
+        )
         self._known: tuple[str, float] | None = None
         self.forget()
 
@@ -156,11 +159,11 @@ class CachedStore(DatabaseStore):
         using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
         combine_statements, functions: likewise.
         cache: the cache, by its alias in ``CACHES``. All processes must share it.
-        max_age: how long an answer is cached at most, in seconds. A record that is deleted while
+        max_age: how long an answer is cached at most. A record that is deleted while
             the cache cannot be reached may be replayed for this long.
         prefix: the prefix of the names in the cache.
-        recheck: how long a process assumes that the database has not failed over, in seconds. It
-            costs one statement in this time, and only if something is replayed. ``None``: the
+        recheck: how long a process assumes that the database has not failed over. It costs
+            one statement in this time, and only if something is replayed. ``None``: the
             database is not asked, and an answer that it lost may be replayed for ``max_age``.
     """
 
@@ -174,15 +177,15 @@ class CachedStore(DatabaseStore):
         combine_statements: bool = True,
         functions: bool = True,
         cache: str = "default",
-        max_age: float = 600,
+        max_age: timedelta = timedelta(minutes=10),
         prefix: str = "idempotency",
-        recheck: float | None = 5,
+        recheck: timedelta | None = timedelta(seconds=5),
     ) -> None:
         super().__init__(
             alias, using=using, combine_statements=combine_statements, functions=functions
         )
         self.cache = cache
-        self.max_age = max_age
+        self.max_age = seconds_of("max_age", max_age)
         self.prefix = prefix
         self._epoch = FailoverEpoch(using, recheck)
 

@@ -32,7 +32,10 @@ _stores = {
     },
     "cached": {
         "BACKEND": "idempotency_django.stores.cached_database.CachedStore",
-        "OPTIONS": _given.get("options", {}),
+        "OPTIONS": {
+            name: timedelta(seconds=value) if isinstance(value, int) else value
+            for name, value in _given.get("options", {}).items()
+        },
     },
     "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},
 }

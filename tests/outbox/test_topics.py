@@ -98,12 +98,22 @@ def test_two_databases(settings: Any) -> None:
     assert ids(MESSAGING_DATABASE=aliases[1]) == []
 
 
+def test_timeout_that_is_a_number() -> None:
+    """A duration is a timedelta, not a number of seconds."""
+    backend = "idempotency_django.messaging.brokers.http.HttpPublisher"
+    options = {"endpoint": "tests.publishing.test_http.endpoint_of", "timeout": 30}
+    assert ids(OUTBOX={"orders": {"BACKEND": backend, "OPTIONS": options}}) == ["E043"]
+
+
 @pytest.mark.parametrize(("timeout", "found"), [(30, []), (31, ["W047"])])
 def test_timeout_beyond_the_lease(timeout: int, found: list[str]) -> None:
     """A timeout that a relay's lease has no room for is warned of."""
     backend = "idempotency_django.messaging.brokers.http.HttpPublisher"
     endpoint = "tests.publishing.test_http.endpoint_of"
-    topic = {"BACKEND": backend, "OPTIONS": {"endpoint": endpoint, "timeout": timeout}}
+    topic = {
+        "BACKEND": backend,
+        "OPTIONS": {"endpoint": endpoint, "timeout": timedelta(seconds=timeout)},
+    }
     assert ids(OUTBOX={"orders": topic}) == found
 
 

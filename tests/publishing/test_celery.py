@@ -392,7 +392,9 @@ def test_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the broker cannot be reached, no message is blamed for it."""
     with Celery("client", broker="amqp://127.0.0.1:1//", set_as_current=False, fixups=[]) as client:
         monkeypatch.setattr(f"{__name__}.client", client, raising=False)
-        publisher = CeleryPublisher("celery", app=f"{__name__}.client", timeout=1)
+        publisher = CeleryPublisher(
+            "celery", app=f"{__name__}.client", timeout=timedelta(seconds=1)
+        )
         [answer] = publisher.publish([outgoing("a", type="shop.pay", data={})])
         assert isinstance(answer, Away)
         assert "refused" in str(answer)

@@ -203,7 +203,7 @@ def test_retry_after(receiver: Receiver, value: str, delay: tuple[int, int]) -> 
     receiver.answer = lambda request: (503, {"retry-after": value}, b"")
     [error] = publisher(receiver).publish(grouped("a-1"))
     assert isinstance(error, Refused)
-    assert delay[0] <= error.delay <= delay[1]
+    assert delay[0] <= error.delay.total_seconds() <= delay[1]
 
 
 def test_order_of_groups(receiver: Receiver) -> None:
@@ -244,7 +244,8 @@ def test_timeout(receiver: Receiver, name: str) -> None:
     """A receiver that is silent, or whose answer has no end, is given up. The others get theirs."""
     with ThreadPoolExecutor() as pool:
         answers = pool.submit(
-            publisher(receiver, timeout=0.5).publish, [outgoing(name), outgoing("quick")]
+            publisher(receiver, timeout=timedelta(seconds=0.5)).publish,
+            [outgoing(name), outgoing("quick")],
         )
         slow, quick = answers.result(timeout=60)
         receiver.over.set()

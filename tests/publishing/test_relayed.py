@@ -85,8 +85,8 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
     ("error", "state", "attempts", "delay"),
     [
         (ValueError("no"), "pending", 1, timedelta(0)),
-        (Refused("busy", delay=600), "pending", 1, timedelta(seconds=590)),
-        (Deferred("busy", delay=600), "pending", 0, timedelta(seconds=590)),
+        (Refused("busy", delay=timedelta(minutes=10)), "pending", 1, timedelta(seconds=590)),
+        (Deferred("busy", delay=timedelta(minutes=10)), "pending", 0, timedelta(seconds=590)),
         (Away("gone"), "pending", 0, timedelta(0)),
         (Refused("gone", final=True), "dead", 1, None),
     ],

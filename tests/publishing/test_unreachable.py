@@ -7,6 +7,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -222,7 +223,7 @@ def test_silent_broker(rabbit: Server, rabbit_broker: Broker) -> None:
     """
     if rabbit.pid is None:
         pytest.skip("the server is not ours to stop")
-    with rabbit_broker.publisher(timeout=0.5) as publisher:
+    with rabbit_broker.publisher(timeout=timedelta(seconds=0.5)) as publisher:
         assert publisher.publish(grouped("a-1")) == [None]
         os.kill(rabbit.pid, signal.SIGSTOP)
         try:
@@ -244,7 +245,7 @@ def test_kafka_restarted() -> None:
     with kafka(port) as server:
         make_topic(server, "orders")
         config = {"bootstrap.servers": bootstrap(server)}
-        publisher = KafkaPublisher("orders", config=config, timeout=3)
+        publisher = KafkaPublisher("orders", config=config, timeout=timedelta(seconds=3))
         assert publisher.publish(grouped("a-1")) == [None]
     assert_away(publisher.publish(grouped("a-2", "b-1")), "timed out")
     with kafka(port) as server:
@@ -262,7 +263,7 @@ def test_producer_that_is_dead() -> None:
         make_topic(server, "orders")
         # With it, a message that times out is fatal.
         config = {"bootstrap.servers": bootstrap(server), "enable.gapless.guarantee": True}
-        publisher = KafkaPublisher("orders", config=config, timeout=2)
+        publisher = KafkaPublisher("orders", config=config, timeout=timedelta(seconds=2))
         assert publisher.publish(grouped("a-1")) == [None]
     assert_away(publisher.publish(grouped("a-2", "b-1")), "timed out", "_FATAL", "GAPLESS")
     with kafka(port) as server:
@@ -336,7 +337,7 @@ def test_sqs_restarted() -> None:
     port = free_port()
     with sqs(port) as server:
         options = {"url": make_queue(server, "q"), "client": client_options(server)}
-        publisher = SqsPublisher("orders", **options, timeout=2)
+        publisher = SqsPublisher("orders", **options, timeout=timedelta(seconds=2))
         assert publisher.publish(grouped("a-1")) == [None]
     assert_away(publisher.publish(grouped("a-2", "b-1")), "Could not connect", "was closed")
     with sqs(port) as server:
@@ -372,7 +373,10 @@ def test_lines() -> None:
             "sqs.SqsPublisher",
             {"url": "http://nowhere.invalid/q", "client": {"region_name": "eu-central-1"}},
         ),
-        ("kafka.KafkaPublisher", {"config": {"bootstrap.servers": "127.0.0.1:1"}, "timeout": 1}),
+        (
+            "kafka.KafkaPublisher",
+            {"config": {"bootstrap.servers": "127.0.0.1:1"}, "timeout": timedelta(seconds=1)},
+        ),
         ("celery.CeleryPublisher", {}),
         ("local.LocalPublisher", {"consumers": []}),
         ("idempotency_django.messaging.outbox.calls.CallPublisher", {}),

@@ -9,6 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import amqp
@@ -127,7 +128,7 @@ class Kafka(Broker):
             "session.timeout.ms": 3000,
             "heartbeat.interval.ms": 500,
         }
-        self.quick = {"pause": 0.2}
+        self.quick = {"pause": timedelta(seconds=0.2)}
         self._producer = confluent_kafka.Producer(
             {"bootstrap.servers": bootstrap(server), "log_level": 0}
         )
@@ -186,7 +187,7 @@ class RabbitMQ(Broker):
         self.place = uuid.uuid4().hex
         self.dead_letter = f"{self.place}-dead"
         self.url = url or server.url
-        self.quick = {"pause": 0.2, "heartbeat": 4}
+        self.quick = {"pause": timedelta(seconds=0.2), "heartbeat": timedelta(seconds=4)}
         self._connection = kombu.Connection(server.url)
         channel = self._connection.channel()
         self._dead = kombu.Queue(self.dead_letter)(channel)
@@ -277,7 +278,11 @@ class SQS(Broker):
             policy = {"deadLetterTargetArn": target, "maxReceiveCount": "2"}
             attributes["RedrivePolicy"] = json.dumps(policy)
         self.place = make_queue(server, name, **attributes)
-        self.quick = {"pause": 0.2, "wait": 1, "visibility": 3}
+        self.quick = {
+            "pause": timedelta(seconds=0.2),
+            "wait": timedelta(seconds=1),
+            "visibility": timedelta(seconds=3),
+        }
 
     def publish(self, *events: Event | bytes) -> None:
         for event in events:

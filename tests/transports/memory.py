@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import ClassVar
 
 from idempotency_django.messaging.brokers.loop import ConsumerOptions, Incoming, Loop, Transport
@@ -35,8 +36,9 @@ class Memory(Transport):
 
     def run(self, consumer: Consumer, **options: object) -> list[str]:
         """Run the loop; what it did."""
+        moment = timedelta(milliseconds=10)
         settings_ = ConsumerOptions(
-            **{"pause": 0.01, "longest_pause": 0.01, "stop": self.stop, **options}
+            **{"pause": moment, "longest_pause": moment, "stop": self.stop, **options}
         )
         Loop(self, consumer, settings_).run()
         return self.done

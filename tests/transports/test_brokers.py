@@ -8,6 +8,7 @@ import lzma
 import tracemalloc
 import zlib
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -164,7 +165,8 @@ def test_unavailable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(billing.consumer, "handle", handle)
     broker.publish(paid("a"))
-    broker.drain(billing.consumer, lambda: bool(effects()), pause=0.05, longest_pause=0.05)
+    moment = timedelta(milliseconds=50)
+    broker.drain(billing.consumer, lambda: bool(effects()), pause=moment, longest_pause=moment)
     assert effects() == {"a": 1}
     assert len(set(calls)) == 1
     assert (broker.left(), broker.dead(), dead()) == (0, [], {})

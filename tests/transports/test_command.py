@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import uuid
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
@@ -143,10 +144,15 @@ def test_a_loop_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (kafka.run_consumer, {"topics": "orders", "config": {}}, "make it a list of topics"),
         (kafka.run_consumer, {"topics": ["orders"], "config": {}}, "no 'bootstrap.servers'"),
         (sqs.run_consumer, {"url": "x", "batch": 11}, "SQS returns 10 at most"),
-        (sqs.run_consumer, {"url": "x", "wait": 0}, "make it 1 to 20 seconds"),
-        (sqs.run_consumer, {"url": "x", "visibility": 1}, "make it 3 to 43200 seconds"),
+        (sqs.run_consumer, {"url": "x", "wait": timedelta(seconds=21)}, "make it 1 to 20"),
+        (sqs.run_consumer, {"url": "x", "wait": 1}, "make it a timedelta"),
+        (sqs.run_consumer, {"url": "x", "visibility": timedelta(seconds=1)}, "make it 3 to 43200"),
         (rabbitmq.run_consumer, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "make it 9"),
-        (rabbitmq.run_consumer, {"queue": "x", "url": "", "heartbeat": 1}, "make it 3 or more"),
+        (
+            rabbitmq.run_consumer,
+            {"queue": "x", "url": "", "heartbeat": timedelta(seconds=1)},
+            "make it 3 or more",
+        ),
     ],
 )
 def test_arguments(function: Any, arguments: dict[str, Any], text: str) -> None:

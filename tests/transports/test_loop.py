@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from asyncio import CancelledError
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_in_progress_elsewhere(remaining: float | None, monkeypatch: pytest.Monk
     memory = Memory(*[message(paid("a"))] * 3)
     delays: list[float] = []
     memory.postpone = lambda _, seconds: delays.append(seconds)  # type: ignore[method-assign]
-    memory.run(billing.consumer, pause=1.0, longest_pause=60.0)
+    memory.run(billing.consumer, pause=timedelta(seconds=1), longest_pause=timedelta(minutes=1))
     assert delays == [{None: 1.0, 0.0: 0.1, 7.5: 7.5, 10_000.0: 60.0}[remaining]] * 3
     assert not InboxMessage.objects.exists()
 
@@ -291,7 +292,7 @@ def test_a_handler_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(running, "wait", wait)
     billing.fail = lambda event: over.wait(30)
     health = tmp_path / "health"
-    done = memory.run(billing.consumer, handler_timeout=1e-9, health=health)
+    done = memory.run(billing.consumer, handler_timeout=timedelta(microseconds=1), health=health)
     assert done == ["open", "acknowledge a", "close"]
 
 

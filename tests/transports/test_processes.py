@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,10 @@ def told(broker: Broker, **options: Any) -> dict[str, Any]:
             own = {f"client.{name}": value for name, value in broker.client_options.items()}
         case _:
             raise TypeError(broker)
-    return {name: json.dumps(value) for name, value in {**broker.quick, **own, **options}.items()}
+    given = {**broker.quick, **own, **options}
+    return {
+        name: json.dumps(value, default=timedelta.total_seconds) for name, value in given.items()
+    }
 
 
 def paid(folder: Path, number: str, **data: Any) -> Event:

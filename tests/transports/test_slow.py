@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 SHORT: dict[str, dict[str, Any]] = {
     "kafka": {"config": {"session.timeout.ms": 2000, "max.poll.interval.ms": 2000}},
-    "rabbitmq": {"heartbeat": 3},
-    "sqs": {"visibility": 3},
+    "rabbitmq": {"heartbeat": timedelta(seconds=3)},
+    "sqs": {"visibility": timedelta(seconds=3)},
 }
 """The shortest times after which the brokers give a message to somebody else."""
 LONG = {"kafka": 5.0, "rabbitmq": 12.0, "sqs": 5.0}  # seconds, longer than these

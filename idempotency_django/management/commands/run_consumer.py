@@ -8,6 +8,7 @@ import os
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
 
@@ -59,7 +60,7 @@ class Command(BaseCommand):
             default=[],
             help="An argument of the broker's run_consumer(), such as batch=100, or a member of a "
             "dict, such as config.bootstrap.servers=kafka:9092. A value env:NAME is read from the "
-            "environment variable NAME, where passwords belong.",
+            "environment variable NAME, where passwords belong. A duration is a number of seconds.",
         )
         parser.add_argument(
             "--declare",
@@ -84,6 +85,7 @@ class Command(BaseCommand):
             if more["health"]:
                 options["health"] = more["health"]
             _check_names(run, options, transport)
+            _read_durations(run, options)
             found, place = _consumer(consumer), _place(transport, places)
             self.stdout.write(f"{found.name} takes messages from {', '.join(places)}.")
             run(found, place, **options)
@@ -175,3 +177,13 @@ def _check_names(run: Callable[..., None], options: dict[str, Any], transport: s
                 f"The transport {transport!r} needs the option {each.name!r}: --option "
                 f"{each.name}=…, or {each.name}.NAME=… if it is a dict."
             )
+
+
+def _read_durations(run: Callable[..., None], options: dict[str, Any]) -> None:
+    """Turn the numbers of seconds among the options into what ``run`` takes."""
+    parameters = inspect.signature(run).parameters
+    defaults = {name: each.default for name, each in parameters.items()}
+    defaults |= {each.name: each.default for each in fields(ConsumerOptions)}
+    for name, value in options.items():
+        if isinstance(defaults.get(name), timedelta) and isinstance(value, int | float):
+            options[name] = timedelta(seconds=value)

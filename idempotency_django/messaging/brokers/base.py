@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.checks import CheckMessage
@@ -82,11 +82,11 @@ class Refused(Exception):
 
     Args:
         why: what is wrong with it.
-        delay: seconds after which to send it again; the relay waits longer if it would anyway.
+        delay: when to send it again; the relay waits longer if it would anyway.
         final: whether no further attempt could deliver it.
     """
 
-    def __init__(self, why: str, *, delay: float = 0, final: bool = False) -> None:
+    def __init__(self, why: str, *, delay: timedelta = timedelta(0), final: bool = False) -> None:
         super().__init__(why)
         self.delay = delay
         self.final = final
@@ -97,10 +97,10 @@ class Deferred(Exception):
 
     Args:
         why: what is in the way.
-        delay: seconds after which to send it again.
+        delay: when to send it again.
     """
 
-    def __init__(self, why: str, *, delay: float = 0) -> None:
+    def __init__(self, why: str, *, delay: timedelta = timedelta(0)) -> None:
         super().__init__(why)
         self.delay = delay
 

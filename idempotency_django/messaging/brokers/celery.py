@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 from celery import Celery, current_app
@@ -13,6 +14,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from kombu.exceptions import OperationalError
 from kombu.utils.json import loads
 
+from ...conf import seconds_of
 from ...jobs.celery import CAUSED_BY
 from .base import GroupedBatch, Outgoing, Publisher
 
@@ -33,13 +35,15 @@ class CeleryPublisher(Publisher):
     Args:
         topic: the topic.
         app: the path of the Celery app, such as ``"shop.celery.app"``; by default, the current one.
-        timeout: seconds that the broker may take to accept the connection, or a message.
+        timeout: how long the broker may take to accept the connection, or a message.
     """
 
-    def __init__(self, topic: str, *, app: str = "", timeout: float = 10.0) -> None:
+    def __init__(
+        self, topic: str, *, app: str = "", timeout: timedelta = timedelta(seconds=10)
+    ) -> None:
         super().__init__(topic)
         self._path = app
-        self._timeout = timeout
+        self._timeout = seconds_of("timeout", timeout)
         self._connection: Any = None
         self._producer: Any = None
         self._app: Any = None

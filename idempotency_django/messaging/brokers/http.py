@@ -11,7 +11,7 @@ import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any, Final
@@ -23,6 +23,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
+from ...conf import seconds_of
 from ..events import write_time
 from .base import GroupedBatch, Outgoing, Publisher, Refused, away
 
@@ -125,7 +126,7 @@ class HttpPublisher(Publisher):
         secrets: what they are signed with; see :class:`~.webhooks.Endpoint`.
         endpoint: instead of both, the path of a function that gets an :class:`~.base.Outgoing` and
             returns its ``Endpoint``, or ``None`` if nobody wants the message.
-        timeout: seconds for an attempt, from the connection to the answer.
+        timeout: for an attempt, from the connection to the answer.
         concurrency: how many webhooks are under way at a time.
         allow_http: whether a URL may begin with ``http://``; for tests.
         proxy: the URL of a proxy that all webhooks go through.
@@ -142,7 +143,7 @@ class HttpPublisher(Publisher):
         url: str = "",
         secrets: Sequence[str] = (),
         endpoint: str = "",
-        timeout: float = 10.0,
+        timeout: timedelta = timedelta(seconds=10),
         concurrency: int = 10,
         allow_http: bool = False,
         proxy: str | None = None,
@@ -151,7 +152,7 @@ class HttpPublisher(Publisher):
         super().__init__(topic)
         if bool(url) == bool(endpoint):
             raise ValueError("it needs either url and secrets, or endpoint, the path of a function")
-        self._timeout = timeout
+        self._timeout = seconds_of("timeout", timeout)
         self._concurrency = concurrency
         self._schemes = ("https", "http") if allow_http else ("https",)
         self._options: dict[str, Any] = {"trust_env": False, "proxy": proxy, **(client or {})}
@@ -211,7 +212,9 @@ class HttpPublisher(Publisher):
                 finally:
                     await response.aclose()
         except TimeoutError:
-            return TimeoutError(f"{endpoint.url} has not answered within {self._timeout} seconds.")
+            return TimeoutError(
+                f"{endpoint.url} has not answered within {self._timeout:g} seconds."
+            )
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this message's
             return error
 
@@ -284,13 +287,13 @@ async def _beginning(response: httpx.Response) -> str:
     return f": {text}" if text and text.isprintable() else ""
 
 
-def _delay(value: str) -> float:
-    """The seconds that ``Retry-After`` asks for; 0 if it says nothing that can be understood."""
+def _delay(value: str) -> timedelta:
+    """The time that ``Retry-After`` asks for; 0 if it says nothing that can be understood."""
     try:
         seconds = float(int(value[:20]))
     except ValueError:
         try:
             seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
         except (TypeError, ValueError, OverflowError):
-            return 0.0
-    return min(max(seconds, 0.0), LONGEST_DELAY)
+            return timedelta(0)
+    return timedelta(seconds=min(max(seconds, 0.0), LONGEST_DELAY))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -13,6 +14,7 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
+from ...conf import seconds_of
 from ..consumers import Consumer
 from ..queue import reason
 from .base import GroupedBatch, Outgoing, Publisher
@@ -49,7 +51,7 @@ class KafkaPublisher(Publisher):
         topic: the topic of the outbox.
         config: the producer's configuration, such as ``{"bootstrap.servers": "kafka:9092"}``.
         kafka_topic: the topic in Kafka; by default, it has the same name.
-        timeout: seconds that Kafka may take to confirm a message.
+        timeout: how long Kafka may take to confirm a message.
 
     Raises:
         ValueError: the configuration turns off what the promise needs.
@@ -61,7 +63,7 @@ class KafkaPublisher(Publisher):
         *,
         config: Mapping[str, Any],
         kafka_topic: str = "",
-        timeout: float = 10.0,
+        timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         super().__init__(topic)
         self._kafka_topic = kafka_topic or topic
@@ -69,7 +71,7 @@ class KafkaPublisher(Publisher):
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": 0,  # what waits in the queue is sent together anyway
-            "message.timeout.ms": int(timeout * 1000),
+            "message.timeout.ms": int(seconds_of("timeout", timeout) * 1000),
             **config,
         }
         if "bootstrap.servers" not in config:

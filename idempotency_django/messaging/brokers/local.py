@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -57,7 +58,7 @@ class LocalPublisher(Publisher):
                 # The claim is committed first, so that an attempt counts that ends the relay.
                 consumer.handle(event, redelivered=True)
         except OperationInProgress as error:
-            return Deferred(str(error), delay=error.remaining or 0)
+            return Deferred(str(error), delay=timedelta(seconds=error.remaining or 0))
         except (StoreUnavailable, ImportError) as error:
             return away(error)
         except DeadLettered as error:

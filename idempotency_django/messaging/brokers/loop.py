@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeVar, assert_never, get_args
@@ -24,6 +24,7 @@ from urllib.parse import quote
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
+from ...conf import seconds_of
 from ...errors import OperationInProgress, StoreUnavailable, UnknownEventType
 from ...stopping import stop_on_signals
 from .. import dead_letters
@@ -255,10 +256,10 @@ class ConsumerOptions:
             one is set aside unread.
         unknown: what to do with an event for which the consumer has no handler: ``"dead_letter"``
             (default), ``"ignore"``: acknowledge it, or ``"stop"``: end with an error, and leave it.
-        pause: seconds before a message that failed is delivered again, doubled at each failure
-            (default: 1).
-        longest_pause: the upper limit of these seconds (default: 60).
-        handler_timeout: seconds that handling a batch may take (default: 900). After that, the
+        pause: how long a message that failed waits for its next delivery, doubled at each failure
+            (default: a second).
+        longest_pause: the upper limit of that (default: a minute).
+        handler_timeout: how long handling a batch may take (default: 15 minutes). After that, the
             process does not renew its claim on the messages, nor touch the health file.
         health: the path of a file that is touched at least every few seconds, for probes.
         stop: the loop ends after it is set. SIGTERM and SIGINT set it, too.
@@ -269,9 +270,9 @@ class ConsumerOptions:
     sender: Callable[[Any], str] | None = None
     max_body_bytes: int = 5 * 1024 * 1024
     unknown: Unknown = "dead_letter"
-    pause: float = 1.0
-    longest_pause: float = 60.0
-    handler_timeout: float = 900.0
+    pause: timedelta = timedelta(seconds=1)
+    longest_pause: timedelta = timedelta(minutes=1)
+    handler_timeout: timedelta = timedelta(minutes=15)
     health: str | os.PathLike[str] | None = None
     stop: threading.Event | None = None
 
@@ -285,9 +286,7 @@ class ConsumerOptions:
                 f"unknown is {self.unknown!r}; make it one of {', '.join(get_args(Unknown))}."
             )
         for name in ("pause", "longest_pause", "handler_timeout"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and value > 0):
-                raise ImproperlyConfigured(f"{name} is {value!r}; make it a number of seconds.")
+            seconds_of(name, getattr(self, name))
 
     def check(self, consumer: Consumer) -> None:
         """Refuse a consumer that these options do not fit.
@@ -309,7 +308,8 @@ class ConsumerOptions:
     def pause_after(self, failures: int) -> float:
         """Seconds to wait after so many failures, one after the other."""
         power = min(failures - 1, _LARGEST_POWER)
-        return float(min(self.longest_pause, self.pause * 2**power))
+        first, longest = self.pause.total_seconds(), self.longest_pause.total_seconds()
+        return min(longest, first * 2.0**power)
 
 
 logger = logging.getLogger("idempotency_django")
@@ -487,9 +487,9 @@ class MessageProcessor:
         return Ack()
 
     def _soon(self, remaining: float | None) -> float:
-        options = self._options
+        longest = self._options.longest_pause.total_seconds()
         return (
-            options.pause if remaining is None else max(0.1, min(remaining, options.longest_pause))
+            self._options.pause_after(1) if remaining is None else max(0.1, min(remaining, longest))
         )
 
 
@@ -630,7 +630,7 @@ class Loop:
         started = time.monotonic()
         lost: BaseException | None = None
         while not wait([future], BEAT).done:
-            if time.monotonic() - started > self._options.handler_timeout:
+            if time.monotonic() - started > self._options.handler_timeout.total_seconds():
                 continue
             self._alive()
             if lost is None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from itertools import count
 from typing import Any, ClassVar, Final
@@ -34,6 +34,7 @@ from kombu import Connection, Queue
 from kombu import Consumer as Subscription
 from kombu.transport import pyamqp
 
+from ...conf import seconds_of
 from ..consumers import Consumer
 from ..queue import reason
 from .base import Away, GroupedBatch, Outgoing, Publisher, Refused
@@ -83,7 +84,7 @@ class KombuPublisher(Publisher):
             topic exchange. ``False`` where they exist with other properties.
         mandatory: whether a message that no queue gets is a failure. ``False`` for an exchange that
             nobody may listen to.
-        timeout: seconds that the broker may take to accept the connection, or a message.
+        timeout: how long the broker may take to accept the connection, or a message.
         connection: further arguments of ``kombu.Connection``, such as ``ssl``.
 
     Raises:
@@ -100,7 +101,7 @@ class KombuPublisher(Publisher):
         routing_key: str = "{type}",
         declare: bool = True,
         mandatory: bool = True,
-        timeout: float = 10.0,
+        timeout: timedelta = timedelta(seconds=10),
         connection: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(topic)
@@ -115,7 +116,7 @@ class KombuPublisher(Publisher):
         self._routing_key = routing_key
         self._declare = declare
         self._mandatory = mandatory
-        self._timeout = timeout
+        self._timeout = seconds_of("timeout", timeout)
         self._options = dict(connection or {})
         self._connection: kombu.Connection | None = None
         self._producer: kombu.Producer | None = None
@@ -285,7 +286,7 @@ def run_consumer(
     *,
     url: str,
     prefetch: int | None = None,
-    heartbeat: float = 30,
+    heartbeat: timedelta = timedelta(seconds=30),
     connection: Mapping[str, Any] | None = None,
     dead_letter: str | None = None,
     declare: bool = False,
@@ -302,7 +303,7 @@ def run_consumer(
         queue: the queue, which must exist unless it is declared.
         url: where RabbitMQ is, such as ``amqp://user:password@host:5672/vhost``.
         prefetch: how many messages RabbitMQ sends ahead; by default twice the batch, at least 10.
-        heartbeat: seconds, 3 or more; after twice as many without a word, the two sides take each
+        heartbeat: 3 seconds or more; after twice as many without a word, the two sides take each
             other for dead.
         connection: further arguments for ``kombu.Connection``, such as ``{"ssl": True}``.
         dead_letter: the queue for messages that cannot be handled, which must exist; required where
@@ -322,9 +323,10 @@ def run_consumer(
     ahead = max(10, 2 * common.batch) if prefetch is None else prefetch
     if ahead < common.batch:
         raise ImproperlyConfigured(f"prefetch is {ahead}; make it {common.batch} (batch) or more.")
-    if heartbeat < 3 * BEAT:
-        raise ImproperlyConfigured(f"heartbeat is {heartbeat}; make it {3 * BEAT:g} or more.")
-    arguments = {"heartbeat": heartbeat, **(connection or {})}
+    beat = seconds_of("heartbeat", heartbeat)
+    if beat < 3 * BEAT:
+        raise ImproperlyConfigured(f"heartbeat is {beat:g} seconds; make it {3 * BEAT:g} or more.")
+    arguments = {"heartbeat": beat, **(connection or {})}
     if bindings and not declare:
         raise ImproperlyConfigured("bindings are made with declare=True only. Pass it, too.")
     transport = RabbitMQ(queue, url, ahead, arguments, dead_letter, common.max_body_bytes)

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 import boto3
@@ -13,6 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 from django.core.exceptions import ImproperlyConfigured
 
+from ...conf import seconds_of
 from ...policy.canonical import digest
 from ..consumers import Consumer
 from .base import Away, GroupedBatch, Outgoing, Publisher, Refused
@@ -50,7 +52,7 @@ class SqsPublisher(Publisher):
     Args:
         topic: the topic.
         url: the queue; its name ends in ``.fifo`` if it is a FIFO queue.
-        timeout: seconds that SQS may take to accept the connection, and to answer.
+        timeout: how long SQS may take to accept the connection, and to answer.
         client: further arguments of ``boto3.client("sqs", …)``, such as ``region_name``.
     """
 
@@ -59,14 +61,15 @@ class SqsPublisher(Publisher):
         topic: str,
         *,
         url: str,
-        timeout: float = 10.0,
+        timeout: timedelta = timedelta(seconds=10),
         client: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(topic)
         self._queue_url = url
         self._is_fifo = url.endswith(".fifo")
+        seconds = seconds_of("timeout", timeout)
         self._options = {
-            "config": Config(connect_timeout=timeout, read_timeout=timeout),
+            "config": Config(connect_timeout=seconds, read_timeout=seconds),
             **(client or {}),
         }
         self._client: Any = None
@@ -184,8 +187,8 @@ def run_consumer(
     consumer: Consumer,
     url: str,
     *,
-    visibility: int = 60,
-    wait: int = 5,
+    visibility: timedelta = timedelta(seconds=60),
+    wait: timedelta = timedelta(seconds=5),
     client: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
@@ -197,8 +200,8 @@ def run_consumer(
     Args:
         consumer: the consumer.
         url: the queue's URL.
-        visibility: seconds after which SQS delivers again what a process that died has received.
-        wait: seconds that a call waits for messages, 1 to 20; SIGTERM waits for the call.
+        visibility: when SQS delivers again what a process that died has received.
+        wait: how long a call waits for messages, 1 to 20 seconds; SIGTERM waits for the call.
         client: arguments for ``boto3.client``, such as ``{"region_name": "eu-central-1"}``.
         options: see :class:`~idempotency_django.messaging.brokers.loop.ConsumerOptions`.
 
@@ -209,11 +212,17 @@ def run_consumer(
     common = ConsumerOptions(**options)
     if common.batch > AT_MOST:
         raise ImproperlyConfigured(f"batch is {common.batch}; SQS returns {AT_MOST} at most.")
-    if not 3 <= visibility <= _LONGEST:
-        raise ImproperlyConfigured(f"visibility is {visibility}; make it 3 to {_LONGEST} seconds.")
-    if not 1 <= wait <= _LONGEST_WAIT:
-        raise ImproperlyConfigured(f"wait is {wait}; make it 1 to {_LONGEST_WAIT} seconds.")
-    Loop(SQS(url, visibility, wait, client or {}), consumer, common).run()
+    hidden = _whole("visibility", visibility, 3, _LONGEST)
+    waits = _whole("wait", wait, 1, _LONGEST_WAIT)
+    Loop(SQS(url, hidden, waits, client or {}), consumer, common).run()
+
+
+def _whole(name: str, value: timedelta, least: int, longest: int) -> int:
+    """The seconds of an option of SQS, which knows no parts of them."""
+    seconds = seconds_of(name, value)
+    if least <= seconds <= longest:
+        return round(seconds)
+    raise ImproperlyConfigured(f"{name} is {seconds:g} seconds; make it {least} to {longest}.")
 
 
 class SQS(Transport):

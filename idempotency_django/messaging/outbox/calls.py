@@ -309,7 +309,7 @@ def _call(message: Outgoing, max_attempts: int | None) -> Exception | None:
     except EndsProcesses as error:
         return Refused(str(error), final=True)
     except OperationInProgress as error:
-        return Deferred(str(error), delay=error.remaining or 0)
+        return Deferred(str(error), delay=timedelta(seconds=error.remaining or 0))
     except (StoreUnavailable, ImportError) as error:
         return away(error)
     except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is

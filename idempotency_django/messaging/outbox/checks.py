@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
@@ -42,15 +43,16 @@ def _topic(name: str) -> Iterator[CheckMessage]:
 
 
 def _timeout(known: Topic) -> Iterator[CheckMessage]:
-    timeout, longest = known.options.get("timeout"), LEASE.total_seconds() / 2
-    if isinstance(timeout, int | float) and timeout > longest:
+    timeout, longest = known.options.get("timeout"), LEASE / 2
+    if isinstance(timeout, timedelta) and timeout > longest:
         yield Warning(
-            f"The publisher of the topic {known.name!r} has a timeout of {timeout:g} seconds; a "
+            f"The publisher of the topic {known.name!r} has a timeout of "
+            f"{timeout.total_seconds():g} seconds; a "
             f"relay's lease is {LEASE.total_seconds():g} seconds by default.",
             hint=(
                 "What takes longer than half of the lease is sent by another relay as well. Use a "
-                f"timeout of up to {longest:g} seconds; or give relay_outbox a --lease of two "
-                "timeouts, and silence this warning."
+                f"timeout of up to {longest.total_seconds():g} seconds; or give relay_outbox a "
+                "--lease of two timeouts, and silence this warning."
             ),
             id="idempotency_django.W047",
         )

@@ -163,14 +163,14 @@ class Batch:
     def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> MessageState:
         """Note that a message was refused, or has to wait; what the message is now."""
         is_refused = not isinstance(error, Deferred)
-        delay = error.delay if isinstance(error, Deferred | Refused) else 0
+        delay = error.delay if isinstance(error, Deferred | Refused) else timedelta(0)
         attempts = message.attempts + is_refused
         is_used_up = topic.max_attempts is not None and attempts >= topic.max_attempts
         is_final = isinstance(error, Refused) and error.final
         is_poison = is_refused and (is_used_up or is_final)
         changes: dict[str, Any] = {"attempts": attempts, "token": "", "error": reason(error)}
         if not is_poison:
-            again = max(backoff(attempts), timedelta(seconds=delay))
+            again = max(backoff(attempts), delay)
             changes |= {"state": MessageState.PENDING, "process_after": DatabaseNow() + again}
         elif topic.on_poison == DEAD_LETTER:
             changes |= {"state": MessageState.DEAD, "process_after": None}
