@@ -62,7 +62,7 @@ def test_retry(using: str) -> None:
     """A dead message that is retried is sent under its id, and its group follows in order."""
     dead(using)
     response = do(member(VIEW, SETTLE), "retry_selected", 1, 2)
-    assert "1 message: sent soon." in response.content.decode()
+    assert "1 outbox message: sent soon." in response.content.decode()
     Relay().drain()
     assert got() == [1, 2]
     assert LogEntry.objects.count() == 1
@@ -81,11 +81,11 @@ def test_buttons(using: str) -> None:
     assert not links.findall(page(member(VIEW), f"{LIST}{message.pk}/change/"))
     assert "never sent, and its group goes on" in page(settler, f"{LIST}{message.pk}/discard/")
     assert states(using) == {1: "dead", 2: "pending"}
-    assert "is left unchanged" in page(settler, f"{LIST}{other.pk}/discard/")
+    assert "Left unchanged: " in page(settler, f"{LIST}{other.pk}/discard/")
     assert member(VIEW).post(f"{LIST}{message.pk}/discard/").status_code == 403
     assert settler.get(f"{LIST}4711/discard/").status_code == 404
     response = settler.post(f"{LIST}{message.pk}/discard/", follow=True)
-    assert "1 message: discarded." in response.content.decode()
+    assert "1 outbox message: discarded." in response.content.decode()
     assert states(using) == {1: "discarded", 2: "pending"}
     assert LogEntry.objects.get().change_message == "Discarded; its group goes on without it."
     again = settler.post(f"{LIST}{message.pk}/discard/", follow=True).content.decode()

@@ -50,7 +50,7 @@ def row(using: str) -> StreamPosition:
 
 def reset(client: Client, using: str, **changes: Any) -> HttpResponse:
     found = row(using)
-    given = {"position": 9, "reason": "Bad deploy", "seen": f"{found.epoch}:{found.position}"}
+    given = {"position": 9, "reason": "Bad deploy", "epoch": found.epoch, "before": found.position}
     return client.post(f"{LIST}{found.pk}/reset/", given | changes, follow=True)
 
 
@@ -102,7 +102,7 @@ def test_reset(stream: Stream, using: str) -> None:
         ({"position": -2}, "greater than or equal to -1"),
         ({"position": 2**63}, "less than or equal to"),
         ({"reason": ""}, "required"),
-        ({"seen": "1:40"}, "has moved since you opened this page"),
+        ({"before": 40}, "has moved since you opened this page"),
     ],
 )
 def test_refused(stream: Stream, using: str, wrong: dict[str, Any], text: str) -> None:

@@ -10,7 +10,7 @@ from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from idempotency_django.messaging import admin as pages
+from idempotency_django.admin import base
 from idempotency_django.messaging.inbox.processing import process_due
 from tests.admin_pages import member, messages, page
 from tests.factories import StaffFactory
@@ -107,7 +107,7 @@ def test_retry(inbox: Inbox, settler: Client) -> None:
     assert "steps that are stored are not done again" in page(settler, detail(inbox, view="retry"))
     assert inbox.states() == ["dead"]
     response = settler.post(detail(inbox, view="retry"), follow=True)
-    assert messages(response) == ["1 message: handled again soon."]
+    assert messages(response) == ["1 inbox message: handled again soon."]
     assert process_due() == {"done": 1}
     [entry] = LogEntry.objects.all()
     assert (entry.change_message, entry.object_id) == ("Retried.", str(inbox.row().pk))
@@ -121,12 +121,11 @@ def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
     deliver(Hook, "m-2")
     chosen = {"action": "reprocess_selected", "_selected_action": [r.pk for r in inbox.rows()]}
     question = settler.post(LIST, chosen)
-    assert b"is left unchanged" in question.content
+    unchanged = "Left unchanged: m-2 (shop). It is pending, so there is nothing to do."
+    assert unchanged in question.content.decode()
     assert b"written a second time" in question.content
     response = settler.post(LIST, {**chosen, "post": "yes"}, follow=True)
-    said = messages(response)
-    assert "is pending now" in said[0]
-    assert said[1] == "2 messages: handled again soon."
+    assert messages(response) == ["2 inbox messages: handled again soon.", unchanged]
     process_due()
     assert sorted(inbox.effects()) == ["shop m-0", "shop m-0", "shop m-1", "shop m-1", "shop m-2"]
 
@@ -143,16 +142,19 @@ def test_accept(inbox: Inbox, settler: Client) -> None:
 def test_nothing_to_do(inbox: Inbox, settler: Client) -> None:
     """What cannot be done says so; a message that is gone is not found."""
     deliver(Hook)
-    assert "is pending, and is left unchanged" in page(settler, detail(inbox, view="accept"))
+    unchanged = "Left unchanged: m-1 (shop). It is pending, so there is nothing to do."
+    assert unchanged in page(settler, detail(inbox, view="accept"))
     assert settler.get(f"{LIST}4711/accept/").status_code == 404
 
 
 def test_bounded(inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list counts no further than it leads."""
-    monkeypatch.setattr(pages, "COUNTED", 2)
+    monkeypatch.setattr(base, "COUNTED", 2)
     for number in range(4):
         deliver(Hook, f"m-{number}")
-    assert "2 inbox messages" in page(settler, LIST)
+    text = page(settler, LIST)
+    assert "2 inbox messages" in text
+    assert "There are more than 2." in text
 
 
 def test_superuser(inbox: Inbox) -> None:
