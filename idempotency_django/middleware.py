@@ -22,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
 from .http.atomic_requests import asks_for_transaction
-from .http.messages import meta_name
+from .http.messages import key_header
 from .http.unwrapping import (
     ViewFunction,
     cached_on,
@@ -78,7 +78,18 @@ class IdempotencyMiddleware:
     ) -> Any:
         """Run the view with protection, if it has a policy; otherwise Django runs it as usual."""
         known = self._to_protect(request, view)
-        return self._run(known, request, args, kwargs) if known else None
+        if known is None:
+            return None
+        protected = known.protected
+        if known.is_async:  # under WSGI, where Django calls it likewise
+            protected = async_to_sync(protected)
+        try:
+            return _claimed(view, request, protected(request, *args, **kwargs))
+        except Exception as error:
+            response = self._offered(error, request)
+            if response is None:
+                raise
+            return response
 
     async def _aprocess_view(
         self,
@@ -91,7 +102,8 @@ class IdempotencyMiddleware:
         if known is None:
             return None
         if not known.is_async:
-            return await sync_to_async(self._run)(known, request, args, kwargs)
+            process_view = partial(IdempotencyMiddleware.process_view, self)
+            return await sync_to_async(process_view)(request, view, args, kwargs)
         try:
             return _claimed(view, request, await known.protected(request, *args, **kwargs))
         except Exception as error:
@@ -114,28 +126,10 @@ class IdempotencyMiddleware:
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
-        has_key = meta_name(conf.header) in request.META and keys.reads_header(policy.key)
+        has_key = key_header(request) is not None and keys.reads_header(policy.key)
         if not (has_key or policy.key or policy.requires_key(method)):
             return None
         return None if conf.middleware_exempt and is_exempt_by_module(view) else known
-
-    def _run(
-        self,
-        known: _Known,
-        request: HttpRequest,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        protected = known.protected
-        if known.is_async:  # under WSGI, where Django calls it likewise
-            protected = async_to_sync(protected)
-        try:
-            return _claimed(known.view, request, protected(request, *args, **kwargs))
-        except Exception as error:
-            response = self._offered(error, request)
-            if response is None:
-                raise
-            return response
 
     def _offered(self, error: Exception, request: HttpRequest) -> HttpResponseBase | None:
         """The response of a ``process_exception`` of any middleware to what the view raised.

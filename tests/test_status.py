@@ -31,9 +31,9 @@ from idempotency_django import drf, views
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.http import status
-from idempotency_django.http.sessions import decrypt_token, encrypt_token
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
+from idempotency_django.policy.seals import decrypt_token, encrypt_token
 from idempotency_django.records import Payload, Record, Status
 from idempotency_django.stores import stores
 from idempotency_django.testing import eventually

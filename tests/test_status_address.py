@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from idempotency_django.http import sessions as opaque
 from idempotency_django.http import status
+from idempotency_django.policy import seals as opaque
 from idempotency_django.records import Claim, Operation
 from idempotency_django.stores import stores
 

@@ -26,7 +26,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from ..conf import conf
 from ..engine.context import ExecutionContext
 from ..errors import ResponseNotStored
 from ..http.atomic_requests import (
@@ -34,7 +33,7 @@ from ..http.atomic_requests import (
     RequestTransactions,
     request_transactions,
 )
-from ..http.messages import caller_of, credentials_of, meta_name
+from ..http.messages import caller_of, credentials_of, key_header
 from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked
@@ -142,7 +141,7 @@ class IdempotentViewMixin:  # see below
         The default reads the key header, or the hidden field in the forms of the browsable API.
         """
         view: Any = self
-        header = view.request._request.META.get(meta_name(conf.header))
+        header = key_header(view.request._request)
         return key_in_form(view.request) if header is None else header
 
     def get_idempotency_scope(self) -> str | None:

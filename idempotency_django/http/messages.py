@@ -143,7 +143,7 @@ def _without_port(host: str) -> str:
 
 
 def key_header(request: HttpRequest) -> str | None:
-    """The value of the key header, as it was sent."""
+    """The value of the key header, as it was sent; ``None``: it was not. Nothing else reads it."""
     value: str | None = request.META.get(meta_name(conf.header))
     return value
 
@@ -317,8 +317,7 @@ class Adapter(ABC):
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
-        header: str | None = self.http_request.META.get(meta_name(conf.header))
-        return header
+        return key_header(self.http_request)
 
     def invocation(self, policy: Policy) -> Invocation:
         """What the policy needs to know of the request."""

@@ -15,9 +15,9 @@ from django.http import HttpResponse, JsonResponse
 from django.urls import NoReverseMatch, reverse
 
 from ..conf import conf
+from ..policy.seals import decrypt_token, encrypt_token
 from ..records import Operation, Payload, Record, Status
 from ..stores import Store, stores
-from .sessions import decrypt_token, encrypt_token
 
 SALT: Final = "idempotency_django.http.status"
 

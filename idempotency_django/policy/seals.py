@@ -1,4 +1,4 @@
-"""Fingerprints as they are stored: sealed under ``SECRET_KEY``.
+"""Fingerprints and tokens as they leave the process: encrypted under ``SECRET_KEY``.
 
 A plain digest of a request would let whoever steals the table test guesses: the number of a card
 and its CVC are found within days. So a fingerprint is built as a synthetic-IV cipher is (RFC 5297):
@@ -8,11 +8,14 @@ fingerprints. Without the secret, nobody can make a fingerprint or test a guess.
 can be recovered. Its HMAC under the same secret is what
 :meth:`~idempotency_django.engine.context.ExecutionContext.derive_key` derives its keys from.
 
+A token in a URL is the same: a tag of its data, and the data under a key stream of the tag.
+
 ``SECRET_KEY_FALLBACKS`` are honoured: a retry that crosses a rotation is still recognised.
 """
 
 from __future__ import annotations
 
+import base64
 import hmac
 from collections.abc import Iterable
 from functools import lru_cache
@@ -25,6 +28,7 @@ from ..records import derived_key
 from .canonical import LENGTH
 
 _SALT: Final = "idempotency_django.fingerprint"
+_BLOCK: Final = 32  # bytes of SHA-256
 _TAG: Final = 16
 _CHECK: Final = bytes(4)  # says after decryption whether the secret was the right one
 
@@ -47,7 +51,7 @@ def sealed(content: str, tagged: bytes) -> dict[str, str]:
     fingerprints = {}
     for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
         tag = hmac.digest(_keys(secret)[0], tagged, "sha256")[:_TAG]
-        fingerprint = (tag + _masked(opened, secret, tag)).hex()
+        fingerprint = (tag + _masked(opened, _keys(secret)[1], tag)).hex()
         fingerprints[fingerprint] = _keyed(opened, secret)
     return fingerprints
 
@@ -60,7 +64,7 @@ def content_of(fingerprint: str) -> str | None:
         return None
     tag, encrypted = stored[:_TAG], stored[_TAG:]
     for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
-        opened = _masked(encrypted, secret, tag)
+        opened = _masked(encrypted, _keys(secret)[1], tag)
         if len(opened) == LENGTH + len(_CHECK) and opened.endswith(_CHECK):
             return _keyed(opened, secret)
     return None
@@ -93,18 +97,51 @@ def _keyed(opened: bytes, secret: str | bytes) -> str:
     return hmac.digest(_keys(secret)[2], opened, "sha256")[:LENGTH].hex()
 
 
-def _masked(data: bytes, secret: str | bytes, tag: bytes) -> bytes:
+def encrypt_token(data: bytes, *, salt: str) -> str:
+    """The data as characters for a URL that only :func:`decrypt_token` understands.
+
+    Args:
+        data: what is encrypted under the project's ``SECRET_KEY``.
+        salt: the purpose; a token for one purpose is not valid for another.
+    """
+    tag_key, stream_key, _ = _keys(settings.SECRET_KEY, salt)
+    tag = hmac.digest(tag_key, data, "sha256")[:_TAG]
+    return base64.urlsafe_b64encode(tag + _masked(data, stream_key, tag)).decode().rstrip("=")
+
+
+def decrypt_token(token: str, *, salt: str) -> bytes | None:
+    """The data in a token; ``None``: this project did not make it for this purpose.
+
+    What was made under one of ``SECRET_KEY_FALLBACKS`` is read, too.
+    """
+    try:
+        raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+    except ValueError:
+        return None
+    tag, encrypted = raw[:_TAG], raw[_TAG:]
+    made = base64.urlsafe_b64encode(raw).decode().rstrip("=") == token
+    for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
+        tag_key, stream_key, _ = _keys(secret, salt)
+        data = _masked(encrypted, stream_key, tag)
+        if hmac.compare_digest(hmac.digest(tag_key, data, "sha256")[:_TAG], tag) and made:
+            return data
+    return None
+
+
+def _masked(data: bytes, key: bytes, tag: bytes) -> bytes:
     """The data under the key stream of a tag, or freed from it."""
-    stream = hmac.digest(_keys(secret)[1], tag, "sha256")
+    stream = hmac.digest(key, tag, "sha256")
+    for block in range(1, -(-len(data) // _BLOCK)):
+        stream += hmac.digest(key, b"%s %d" % (tag, block), "sha256")
     masked = int.from_bytes(data) ^ int.from_bytes(stream[: len(data)])
     return masked.to_bytes(len(data))
 
 
 @lru_cache(maxsize=16)
-def _keys(secret: str | bytes) -> tuple[bytes, bytes, bytes]:
+def _keys(secret: str | bytes, salt: str = _SALT) -> tuple[bytes, bytes, bytes]:
     """The keys of tags, of key streams, and of what derived keys are made of."""
     tag, stream, derived = (
-        salted_hmac(_SALT, purpose, secret=secret, algorithm="sha256").digest()
+        salted_hmac(salt, purpose, secret=secret, algorithm="sha256").digest()
         for purpose in ("tag", "stream", "derived")
     )
     return tag, stream, derived
