@@ -120,8 +120,10 @@ class IdempotencyMiddleware:
         known: _Known = cached_on(view, "_idempotency_in_middleware", partial(_Known, view))
         if known.is_exempt or (known.is_async and asks_for_transaction(view)):
             return None  # Django refuses to run the latter, and says why
-        declared = known.policies[method] if method in known.policies else known.policy(method)
-        if method in known.inside:
+        if method not in known.methods:
+            known.methods[method] = known.look_at(method)
+        is_inside, declared = known.methods[method]
+        if is_inside:
             request._idempotency_inside = view  # type: ignore[attr-defined]
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
@@ -152,15 +154,13 @@ class _Known:
         self.view = view
         self.is_exempt = is_exempt(view)
         self.is_async = is_async(view)
-        self.policies: dict[str, Any] = {}  # by method, as far as they were asked for
-        self.inside: set[str] = set()  # the methods that are protected inside
+        self.methods: dict[str, tuple[bool, Any]] = {}  # as far as they were asked for
 
-    def policy(self, method: str) -> Any:
-        """The policy for a method; ``None``: the view takes no part, or is protected inside."""
+    def look_at(self, method: str) -> tuple[bool, Any]:
+        """Whether a method is protected inside, and its policy; ``None``: it takes no part."""
         if protected_part(self.view, method) is not None:
-            self.inside.add(method)
-        self.policies[method] = None if method in self.inside else policy_of(self.view, method)
-        return self.policies[method]
+            return True, None
+        return False, policy_of(self.view, method)
 
     @cached_property
     def protected(self) -> Any:

@@ -161,8 +161,8 @@ _OF_OBJECTS: Final = {"RetrieveModelMixin", "UpdateModelMixin", "DestroyModelMix
 
 _VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
-_NO_TELLING: Final = (Http404, FieldError, ImproperlyConfigured, AttributeError, AssertionError)
-"""What a view raises when it is asked for its model, or a model for what it has no field for."""
+_NO_MODEL: Final = (Http404, ImproperlyConfigured, AttributeError, AssertionError)
+"""What a view raises when it is asked for its model, and has none."""
 
 
 def check_object(view: Any, record: Record) -> None:
@@ -344,10 +344,8 @@ def _is_gone(view: Any, record: Record) -> bool:
 
 def _is_key(view: Any, name: str) -> bool:
     """Whether a field is the primary key, which no object changes."""
-    try:
-        return name in ("pk", _model(view)._meta.pk.name)
-    except _NO_TELLING:
-        return False
+    model = _model(view)
+    return model is not None and name in ("pk", model._meta.pk.name)
 
 
 def _has_renamed(view: Any) -> bool:
@@ -380,12 +378,12 @@ def _has_deleted(view: Any, record: Record) -> bool:
 
 def _exists(view: Any, lookup: dict[str, Any]) -> bool | None:
     """Whether the model has such an object; ``None``: nobody can tell."""
-    if not lookup:
+    model = _model(view)
+    if model is None or not lookup:
         return None
     try:
-        rows = _model(view)._base_manager.using(_alias(view))
-        return bool(rows.filter(**lookup).exists())
-    except _NO_TELLING:
+        return bool(model._base_manager.using(_alias(view)).filter(**lookup).exists())
+    except FieldError:
         return None
     except (TypeError, ValueError, OverflowError, ValidationError):
         return False  # it can be the name of no object
@@ -393,24 +391,23 @@ def _exists(view: Any, lookup: dict[str, Any]) -> bool | None:
 
 def _fields_in_url(view: Any) -> dict[str, Any]:
     """What the URL has under the names of the model's fields."""
-    try:
-        fields = _model(view)._meta.concrete_fields
-    except _NO_TELLING:
-        return {}
+    model = _model(view)
+    fields = model._meta.concrete_fields if model is not None else ()
     names = {name for field in fields for name in (field.name, field.attname)}
     return {name: value for name, value in view.kwargs.items() if name in names}
 
 
 def _alias(view: Any) -> str:
     """The database in which the view's objects are written."""
-    try:
-        return router.db_for_write(_model(view))
-    except _NO_TELLING:
-        return DEFAULT_DB_ALIAS
+    model = _model(view)
+    return DEFAULT_DB_ALIAS if model is None else router.db_for_write(model)
 
 
 def _model(view: Any) -> Any:
-    queryset = getattr(view, "queryset", None)
-    if queryset is not None:
-        return queryset.model
-    return getattr(view, "model", None) or view.get_queryset().model
+    """The model of the view's objects; ``None``: nobody can tell."""
+    if getattr(view, "queryset", None) is not None:
+        return view.queryset.model
+    try:
+        return getattr(view, "model", None) or view.get_queryset().model
+    except _NO_MODEL:
+        return None

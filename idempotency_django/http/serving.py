@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, assert_never, cast
+from typing import Any, assert_never, cast
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -46,8 +47,6 @@ from .sessions import Before, save_session
 from .status import accepted_response
 
 logger = logging.getLogger("idempotency_django")
-
-_NOTHING: Final = nullcontext()
 
 
 def init_idempotency(request: HttpRequest) -> bool:
@@ -111,29 +110,35 @@ def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> N
         request.idempotency = NoKeyContext(store)  # type: ignore[attr-defined]
 
 
+@contextmanager
+def _running(adapter: Adapter, execution: ExecutionContext) -> Iterator[None]:
+    """The view runs in the block, as the request's attempt."""
+    request: Any = adapter.http_request
+    request.idempotency = execution
+    try:
+        if CSRF_USED in request.META:
+            adapter.tokens = CsrfTokenTracker(request)
+        with adapter.tracking_tokens():
+            yield
+    finally:
+        request.idempotency = None  # a second run needs a claim of its own
+
+
 def _execute(
     adapter: Adapter, policy: Policy, plan: Plan, before: Before, execution: ExecutionContext
 ) -> Result:
     """Run the view. In the claim's transaction, what it wrote to the session is saved, too."""
-    request: Any = adapter.http_request
-    request.idempotency = execution
-    tracking_tokens: AbstractContextManager[None] = _NOTHING
-    try:
-        if CSRF_USED in request.META:
-            adapter.tokens = CsrfTokenTracker(request)
-            tracking_tokens = adapter.tracking_tokens()
-        with tracking_tokens:
-            if plan.operation.lease is not None:
-                return result_of(adapter, adapter.respond(), policy)
-            if before.is_cached:
-                before.forget_cached_at_commit(request, plan.store.using)
-            result = result_of(adapter, adapter.respond(), policy)
-            session = getattr(request, "session", None)
-            if result.payload is not None and getattr(session, "modified", False):
-                save_session(request, plan.store.using)
-            return result
-    finally:
-        request.idempotency = None  # a second run needs a claim of its own
+    request, using = adapter.http_request, plan.store.using
+    with _running(adapter, execution):
+        if plan.operation.lease is not None:
+            return result_of(adapter, adapter.respond(), policy)
+        if before.is_cached:
+            before.forget_cached_at_commit(request, using)
+        result = result_of(adapter, adapter.respond(), policy)
+        session = getattr(request, "session", None)
+        if result.payload is not None and getattr(session, "modified", False):
+            save_session(request, using)
+        return result
 
 
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
@@ -145,21 +150,14 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     if plan is None:
         _give_none(adapter.http_request, policy, asynchronous=True)
         return await adapter.arespond()
-    request = adapter.http_request
 
     async def execute(execution: ExecutionContext) -> Result:
-        request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
-        try:
-            if CSRF_USED in request.META:
-                adapter.tokens = CsrfTokenTracker(request)
-            with adapter.tracking_tokens():
-                response = await adapter.arespond()
-                if policy.should_store is None and not hasattr(response, "context_data"):
-                    return result_of(adapter, response, policy)
-                # It may ask the database.
-                return await sync_to_async(result_of)(adapter, response, policy)
-        finally:
-            request.idempotency = None  # type: ignore[attr-defined]
+        with _running(adapter, execution):
+            response = await adapter.arespond()
+            if policy.should_store is None and not hasattr(response, "context_data"):
+                return result_of(adapter, response, policy)
+            # It may ask the database.
+            return await sync_to_async(result_of)(adapter, response, policy)
 
     try:
         recover, admit = partial(_recover, adapter, policy), partial(_admit, adapter, policy)

@@ -165,11 +165,8 @@ logger = logging.getLogger("idempotency_django")
 _ONCE: Final = "_idempotency_once"
 """Where the function that stands in for a handler is kept with the handler's."""
 
-_mixins: Final[list[tuple[type, type]]] = []
-"""The bases of views, and what comes before each to protect it."""
-
-_servers: Final[list[tuple[type, ServeWithin]]] = []
-"""The classes of requests that are not Django's, and what serves each."""
+_frameworks: Final[list[tuple[type, type, type, ServeWithin]]] = []
+"""What :func:`register_framework` was called with."""
 
 
 def protect(view: Any, policy: Policy | None) -> Any:
@@ -272,8 +269,7 @@ def register_framework(
         serve_running_view: serves such a request, whose view already runs: it answers, or
             calls what runs the handler.
     """
-    _mixins.append((base, mixin))
-    _servers.append((request, serve_running_view))
+    _frameworks.append((base, mixin, request, serve_running_view))
 
 
 def overrides_dispatch(view_class: Any) -> bool:
@@ -317,7 +313,7 @@ def _protected_class(view_class: Any, policy: Policy | None) -> Any:
             "check, put @idempotent on dispatch(). Otherwise leave the class unprotected with "
             "@idempotency_exempt."
         )
-    mixins = [mixin for base, mixin in _mixins if issubclass(view_class, base)]
+    mixins = [mixin for base, mixin, *_ in _frameworks if issubclass(view_class, base)]
     body = {
         "__module__": view_class.__module__,
         "__qualname__": view_class.__qualname__,
@@ -388,7 +384,7 @@ def _serve_once(
     request: Any,
     run: Callable[[], Any],
 ) -> HttpResponseBase:
-    for request_class, serve_running_view in _servers:
+    for _, _, request_class, serve_running_view in _frameworks:
         if isinstance(request, request_class):
             return serve_running_view(request, policy, run)
     return serve_view(policy, transactions, instance, request, run)
