@@ -6,8 +6,7 @@ This package imports Celery, so the extra ``celery`` must be installed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from types import FunctionType
@@ -39,410 +38,42 @@ from .functions import KeyRule, check_rule, enqueue, fingerprint_of, key_of
 
 __all__ = ["IdempotentTask"]
 
+METHOD: Final = "TASK"
+"""What stands for the HTTP method in the audit."""
+
 CAUSED_BY: Final = "idempotency_caused_by"
 """The header: the reference of the record of the operation that sent the message."""
-
-
-def name_parent(*, headers: dict[str, Any], **_: Any) -> None:
-    """Tell a message which operation sends it. A task that sends itself again has no new parent."""
-    execution = current_execution()
-    if execution is None or CAUSED_BY in headers:
-        return
-    if current_task and _is_again(headers, current_task.request):
-        return
-    headers[CAUSED_BY] = execution.reference
-
-
-def _is_again(headers: Mapping[str, Any], request: Any) -> bool:
-    nesting = headers.get("replaced_task_nesting")  # more: it is what replaces the task
-    return bool(request.id == headers.get("id") and request.replaced_task_nesting == nesting)
-
-
-# Of each message that this process sends: an HTTP request's, too.
-before_task_publish.connect(name_parent, dispatch_uid=f"{__name__}.parent")
-
-
-def with_parent(options: Mapping[str, Any], reference: str) -> dict[str, Any]:
-    """The options of a task that Celery sends later, with the operation that it comes from."""
-    return {**options, "headers": {CAUSED_BY: reference, **(options.get("headers") or {})}}
-
 
 COPIES: Final = "idempotency_copies"
 """The header of a copy: how many were sent one after the other, this one included."""
 
-
-class Delivery:
-    """A delivery.
-
-    Args:
-        task: the task.
-        request: its request, as Celery keeps it while the task runs.
-    """
-
-    def __init__(self, task: Any, request: Any) -> None:
-        self.task = task
-        self.request = request
-
-    @property
-    def copies(self) -> int:
-        """How many copies were sent one after the other before this delivery; 0: it is no copy."""
-        return int(self.request.get(COPIES) or 0)
-
-    @property
-    def caused_by(self) -> str:
-        """The reference of the record of the operation that sent the message; empty: of none."""
-        headers = self.request.headers or {}  # there only, where the task is eager
-        return str(self.request.get(CAUSED_BY) or headers.get(CAUSED_BY) or "")
-
-    def has_failed(self) -> bool:
-        """Whether an earlier delivery of the message ended in a failure that Celery has recorded.
-
-        Somebody may send a failed task again with its id; but what the broker delivers again, or
-        was sent for the case that a worker dies, has been reported.
-        """
-        again = self.copies or (self.request.delivery_info or {}).get("redelivered")
-        return bool(again) and self._state() == states.FAILURE
-
-    def name_successors(self, reference: str) -> None:
-        """Tell what Celery sends after the task where it comes from, and give it a lasting id.
-
-        A worker that dies while it sends the callbacks leaves it to the next one to send them
-        again. A callback that is an :class:`IdempotentTask` then has its effect once. The tasks of
-        a chain have their ids from its beginning.
-
-        Args:
-            reference: of the task's record.
-        """
-        request = self.request
-        links = enumerate(request.callbacks or ())
-        request.callbacks = [self._named(link, reference, place) for place, link in links] or None
-        if request.chain:
-            *others, following = request.chain  # Celery takes them from the end
-            request.chain = [*others, _caused(following, reference)]
-
-    def _named(self, link: Mapping[str, Any], reference: str, place: int) -> Mapping[str, Any]:
-        caused = _caused(link, reference)
-        if link.get("subtask_type") or caused["options"].get("task_id"):
-            return caused
-        name = derived_key(scope="celery.link", key=self.request.id, content="", name=str(place))
-        return {**caused, "options": {**caused["options"], "task_id": name}}
-
-    def skip_what_was_sent(self) -> None:
-        """Leave out of a replay what Celery has sent already: callbacks, and the chain's next task.
-
-        It sends them before it stores the result. Where it counts the parts of a chord one by one,
-        a part whose result is stored has been counted.
-        """
-        if self._state() != states.SUCCESS:
-            return
-        self.request.callbacks = self.request.chain = None
-        if counts_parts(self.task.backend):
-            self.request.chord = None
-
-    def kept_result(self, error: Exception) -> Any:
-        """The result as Celery has it, where our own record holds none.
-
-        Raises:
-            ResponseNotStored: Celery has none either.
-        """
-        if self.request.ignore_result or self.task.ignore_result:
-            return None
-        if self._state() != states.SUCCESS:
-            raise error
-        self.skip_what_was_sent()
-        return self.task.backend.get_result(self.request.id)
-
-    def _state(self) -> str:
-        if self.request.is_eager:
-            return states.PENDING
-        return str(self.task.backend.get_state(self.request.id))
-
-
-def _caused(successor: Mapping[str, Any], reference: str) -> dict[str, Any]:
-    return {**successor, "options": with_parent(successor.get("options") or {}, reference)}
-
-
-def counts_parts(backend: Any) -> bool:
-    """Whether a result backend counts the parts of a chord without noting which were counted."""
-    counting = BaseKeyValueStoreBackend.on_chord_part_return
-    if getattr(type(backend), "on_chord_part_return", None) is counting:
-        return bool(backend.implements_incr)
-    return type(backend).__module__.startswith("django_celery_results.")
-
-
-SLACK: Final = 0.2
-"""Seconds after the end of a lease, by another machine's clock, at which its task is free."""
-
-VISIBILITY_TIMEOUT: Final = 1800.0
-"""Seconds after which Celery's brokers deliver again what nobody acknowledged, at the earliest."""
-
-_MEMORY: Final = timedelta(hours=1)
-
-
-def send_copy(delivery: Delivery, plan: Plan, reason: IdempotencyError) -> None:
-    """Send the message once more for a later time, unless another delivery of it has done so.
-
-    Each copy is numbered, and of each number one is sent. So the copies of a message form one
-    chain, however often the broker delivers a message or a copy again.
-
-    Raises:
-        Reject: the broker takes no message; it is to deliver this one again.
-    """
-    number = delivery.copies + 1
-    pause = _pause(delivery, plan, reason, number)
-    send = partial(_send, delivery, pause, number)
-    if isinstance(reason, StoreUnavailable):
-        send()
-        return
-    request = delivery.request
-    turn = str(request.retries)
-    if request.replaced_task_nesting:  # the id is that of what the task replaces
-        turn += f".{request.replaced_task_nesting}"
-    policy = Policy(
-        store=plan.policy.store,
-        mode=plan.policy.mode,
-        on_conflict="reject",
-        on_interrupted="resume",
-        ttl=_MEMORY + plan.policy.lease,
-    )
-    try:
-        idempotent_call(
-            send,
-            key=keys.fit(f"{request.id}:{turn}:{number}"),
-            scope=scopes.fit(f"copies:{delivery.task.name}"),
-            name=f"copy of {delivery.task.name}",
-            policy=policy,
-        )
-    except IdempotencyError:
-        send()  # nobody knows whether it was sent: better twice
-
-
-def _send(delivery: Delivery, pause: float, number: int, _: ExecutionContext | None = None) -> None:
-    task, request = delivery.task, delivery.request
-    options: dict[str, Any] = {
-        "countdown": pause,
-        "expires": None,  # the task was begun in time
-        "headers": {**(request.headers or {}), COPIES: number},
-        "argsrepr": request.get("argsrepr"),
-        "kwargsrepr": request.get("kwargsrepr"),
-    }
-    copy = task.signature_from_request(request, **options)
-    task.push_request()  # so that the copy has the parent of the message, and is not its child
-    try:
-        copy.apply_async()
-    except OperationalError as error:
-        if not task.acks_late:
-            raise
-        raise Reject(error, requeue=True) from error
-    finally:
-        task.pop_request()
-
-
-def _pause(delivery: Delivery, plan: Plan, reason: IdempotencyError, number: int) -> float:
-    """Seconds until the copy is looked at.
-
-    The broker delivers a message again that a worker has kept for too long, so it is kept for half
-    of that time at most.
-    """
-    remaining = reason.remaining if isinstance(reason, OperationInProgress) else None
-    if remaining:
-        pause = remaining + SLACK
-    else:  # nobody knows: twice as long each time, up to a lease
-        first = conf.retry_after.total_seconds() or SLACK
-        longest = max(first, plan.policy.lease.total_seconds())
-        pause = min(first * 2 ** min(number - 1, 16), longest)
-    options = delivery.task.app.conf.broker_transport_options or {}
-    visible = float(options.get("visibility_timeout") or VISIBILITY_TIMEOUT)
-    return min(pause, visible / 2)
-
-
 REPLACED: Final = "idempotency_replaced"
 """The header of what replaces a task: how often each operation was replaced before, by digest."""
 
-_REMEMBERED: Final = 500
+_MOST_REPLACED: Final = 500
 """Operations in the header, or a task that replaces itself for ever under new keys would send
 messages that no broker takes."""
 
+_LATER: Final = (OperationInProgress, StoreUnavailable, ClaimLost)
+"""What says nothing of the task's result: its message is to be looked at again."""
 
-def names_of(task: str, key: str, request: Any) -> tuple[str, str]:
-    """The key and the scope of an operation.
+_SLACK: Final = 0.2
+"""Seconds after the end of a lease, by another machine's clock, at which its task is free."""
 
-    A replacement has the id of what it replaces, and often its name and key. Its message tells how
-    often the operation was replaced before, and still does when it is delivered again.
+_VISIBILITY_TIMEOUT: Final = 1800.0
+"""Seconds after which Celery's brokers deliver again what nobody acknowledged, at the earliest."""
 
-    Args:
-        task: the task's name.
-        key: its id, or what its ``key`` makes of the arguments.
-        request: of its message; ``None``: it is called as a function.
-    """
-    times = _replaced(request).get(_digest(task, key)) if request else None
-    if not times:
-        return key, scopes.fit(f"task:{task}")
-    return keys.fit(f"{key}:{times}"), scopes.fit(f"replacement:{task}")
+_COPY_TTL: Final = timedelta(hours=1)
+"""How long it is remembered that a copy was sent, in addition to the lease."""
 
-
-def name_replacement(signature: Any, task: str, key: str, request: Any) -> None:
-    """Tell what replaces an operation that it does so.
-
-    Args:
-        signature: is sent, with the id that the task has.
-        task: the name of the task that is replaced.
-        key: as in :func:`names_of`.
-        request: of the message of the task that is replaced.
-    """
-    replaced, name = _replaced(request), _digest(task, key)
-    times = replaced.pop(name, 0) + 1
-    latest = dict([*replaced.items(), (name, times)][-_REMEMBERED:])
-    for leaf in _leaves(signature):
-        options = leaf["options"]
-        options["headers"] = {**(options.get("headers") or {}), REPLACED: latest}
-
-
-def pass_on(*, headers: dict[str, Any], **_: Any) -> None:
-    """Keep what a message tells where one of Celery's own tasks replaces or repeats itself."""
-    if not current_task or current_task.request.id != headers.get("id"):
-        return
-    if replaced := _replaced(current_task.request):
-        headers.setdefault(REPLACED, replaced)
-
-
-before_task_publish.connect(pass_on, dispatch_uid=f"{__name__}.replacement")
-
-
-def _replaced(request: Any) -> dict[str, int]:
-    headers = request.headers or {}  # there only, where the task is eager
-    return dict(request.get(REPLACED) or headers.get(REPLACED) or {})
-
-
-def _digest(task: str, key: str) -> str:
-    return content_digest(task, key)
-
-
-def _leaves(signature: Mapping[str, Any]) -> Iterator[Any]:
-    """The tasks of a chain, a group or a chord; of others, themselves."""
-    if signature.get("subtask_type") not in ("chain", "group", "chord"):
-        yield signature
-        return
-    for name in ("tasks", "header", "body"):
-        parts = signature["kwargs"].get(name) or ()
-        for part in (parts,) if isinstance(parts, Mapping) else parts:
-            yield from _leaves(part)
-
+_LONGEST_WINDOW: Final = timedelta(days=30)
+"""For how long the outbox keeps a message at most, so that its task is not enqueued again."""
 
 _IGNORED: Final = "celery.Ignore"
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """The end of a task that raised ``Ignore``, for its reason."""
-
-    reason: str
-
-    def packed(self) -> dict[str, str]:
-        """As it is stored."""
-        return {"__type__": _IGNORED, "__value__": self.reason}
-
-
-def packed(task: str, result: Any) -> Any:
-    """The result as plain JSON. What Celery's JSON can hold keeps its type: dates, UUIDs, decimals.
-
-    Raises:
-        TypeError: it is nothing that Celery's JSON can hold.
-    """
-    try:
-        return json.loads(dumps(result))
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"The result of the task {task} is not JSON, so that a retry could not be given it: "
-            f"{error}. Return plain data, for example a primary key."
-        ) from error
-
-
-def unpacked(stored: Any) -> Any:
-    """The result, each time as it was returned first.
-
-    Raises:
-        Ignore: the task did.
-    """
-    if isinstance(stored, dict) and stored.get("__type__") == _IGNORED:
-        raise Ignore(stored["__value__"])
-    return loads(json.dumps(stored))
-
-
-LONGEST_WINDOW: Final = timedelta(days=30)
-"""For how long the outbox keeps a message at most, so that its task is not enqueued again."""
+"""The type of what is stored of a task that raised ``Ignore``."""
 
 _MARKS: Final = {"__type__", "__value__"}
 """The keys of what Celery's JSON makes of a value that JSON has no type for."""
-
-
-def enqueued(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], plan: Plan | None) -> str:
-    """Write the message of a task; the id that the task will have.
-
-    Args:
-        task: its name.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        plan: of the operation that its key names; ``None``: it has no key.
-
-    Raises:
-        ImproperlyConfigured: there is no outbox, or no transaction.
-        TypeError: Celery's JSON cannot hold an argument, or would make another one of it.
-    """
-    write = enqueue()
-    try:
-        plain_args, plain_kwargs = json.loads(dumps(args)), json.loads(dumps(kwargs))
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"An argument of the task {task} is not JSON, so the outbox cannot keep it: {error}. "
-            "Pass plain data, for example a primary key."
-        ) from error
-    _refuse_marks(task, [args, kwargs])  # nothing in them contains itself: JSON would refuse that
-    if plan is None:
-        return write(
-            task, plain_args, plain_kwargs, dedup_id=None, window=None, unfinished=lambda: False
-        )
-    operation = plan.operation
-
-    def unfinished() -> bool:
-        record = plan.store.get(operation.key, operation.scope)
-        # One that is held waits for an operator, whatever is sent.
-        return (
-            record is not None
-            and not record.held
-            and (record.status is Status.FAILED or record.interrupted)
-        )
-
-    # With what is asked for: other arguments under the key are for the task to refuse.
-    dedup_id = f"{operation.key} {operation.content}"
-    window = min(operation.ttl or LONGEST_WINDOW, LONGEST_WINDOW)
-    return write(
-        task, plain_args, plain_kwargs, dedup_id=dedup_id, window=window, unfinished=unfinished
-    )
-
-
-def _refuse_marks(task: str, arguments: Any) -> None:
-    """Refuse a dict that Celery's JSON would read as a date or the like: a client can send one."""
-    pending = [arguments]
-    while pending:
-        match pending.pop():
-            case Mapping() as item:
-                if item.keys() == _MARKS:
-                    raise TypeError(
-                        f"An argument of the task {task} has a dict of __type__ and __value__, "
-                        "which Celery's JSON reads as a value of another type. Pass what a client "
-                        "has sent as a text."
-                    )
-                pending += item.values()
-            case list() | tuple() as item:
-                pending += item
-
-
-METHOD: Final = "TASK"
-"""What stands for the HTTP method in the audit."""
-
-_LATER: Final = (OperationInProgress, StoreUnavailable, ClaimLost)
-"""What says nothing of the task's result: its message is to be looked at again."""
 
 
 class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs only
@@ -552,10 +183,32 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             TypeError: an argument is not plain data, or nothing that Celery's JSON can hold, or a
                 dict of ``__type__`` and ``__value__``, which it reads as another type.
         """
+        task = self.name
         if self.key is not None:
-            return enqueued(self.name, args, kwargs, self._plan(args, kwargs))
-        fingerprint_of(f"the task {self.name}", self.run, args, kwargs)  # now, not in the worker
-        return enqueued(self.name, args, kwargs, None)
+            plan: Plan | None = self._plan(args, kwargs)
+        else:
+            plan = None
+            fingerprint_of(f"the task {task}", self.run, args, kwargs)  # now, not in the worker
+        write = enqueue()
+        try:
+            plain = json.loads(dumps([args, kwargs]))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"An argument of the task {task} is not JSON, so the outbox cannot keep it: "
+                f"{error}. Pass plain data, for example a primary key."
+            ) from error
+        _refuse_marks(task, [args, kwargs])  # nothing in them contains itself: JSON refuses that
+        if plan is None:
+            return write(task, *plain, dedup_id=None, window=None, unfinished=lambda: False)
+        operation = plan.operation
+        return write(
+            task,
+            *plain,
+            # With what is asked for: other arguments under the key are for the task to refuse.
+            dedup_id=f"{operation.key} {operation.content}",
+            window=min(operation.ttl or _LONGEST_WINDOW, _LONGEST_WINDOW),
+            unfinished=partial(_is_unfinished, plan),
+        )
 
     @property
     def execution(self) -> ExecutionContext:
@@ -580,7 +233,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         if called:
             return self._called(args, kwargs)
         request._protected = 1  # as Celery marks it: another call during this one is a function's
-        return self._delivered(Delivery(self, request), args, kwargs)
+        return self._delivered(_Delivery(self, request), args, kwargs)
 
     def _called(self, args: Any, kwargs: Any) -> Any:
         """The result of a call as a function, which has no message and is named by its key."""
@@ -588,36 +241,35 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         def execute(execution: ExecutionContext) -> Any:
             self.push_request(args=args, kwargs=kwargs, idempotency=execution)
             try:
-                return packed(self.name, self.run(*args, **kwargs))
+                return _pack(self.name, self.run(*args, **kwargs))
             finally:
                 self.pop_request()
 
-        plan = self._plan(args, kwargs)
-        return unpacked(run_plan(plan, execute).result)
+        return _unpack(run_plan(self._plan(args, kwargs), execute).result)
 
-    def _delivered(self, delivery: Delivery, args: Any, kwargs: Any) -> Any:
+    def _delivered(self, delivery: _Delivery, args: Any, kwargs: Any) -> Any:
         """The result of a message."""
         raised: list[Exception] = []
 
         def execute(execution: ExecutionContext) -> Any:
             delivery.request.idempotency = execution
             try:
-                return packed(self.name, self.run(*args, **kwargs))
+                return _pack(self.name, self.run(*args, **kwargs))
             except Ignore as ignore:
-                return Ignored(str(ignore)).packed()
+                return {"__type__": _IGNORED, "__value__": str(ignore)}
             except Exception as error:
                 raised.append(error)  # whatever it is, it is the task's own
                 raise
 
         if delivery.has_failed():
             raise Ignore("This delivery's task has failed, and was reported as failed.")
-        plan = self._plan(args, kwargs, delivery)
+        plan = self._plan(args, kwargs, delivery.request)
         try:
             outcome = run_plan(plan, execute)
         except _LATER as error:
             if error in raised or delivery.request.is_eager:
                 raise
-            send_copy(delivery, plan, error)
+            delivery.send_copy(plan, error)
             raise Ignore(f"It is looked at again later: {error}") from None
         except ResponseNotStored as error:
             if error in raised:
@@ -626,38 +278,303 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         if outcome.replayed:
             delivery.skip_what_was_sent()
         delivery.name_successors(reference(plan.operation.key, plan.operation.scope))
-        return unpacked(outcome.result)
+        return _unpack(outcome.result)
 
     def on_replace(self, sig: Any) -> Any:
         """Called by Celery with what replaces the task, which is an operation of its own.
+
+        Its message has the id of this one. It says how often each operation was replaced before.
 
         Args:
             sig: the signature that is sent.
         """
         request: Any = self.request
         if not request.called_directly:
-            name_replacement(
-                sig, self.name, self._key(request, request.args, request.kwargs), request
-            )
+            key = self._key(request.id, request.args, request.kwargs)
+            replaced, name = _replaced(request), content_digest(self.name, key)
+            times = replaced.pop(name, 0) + 1
+            latest = dict([*replaced.items(), (name, times)][-_MOST_REPLACED:])
+            for leaf in _leaves(sig):
+                headers = leaf["options"].get("headers") or {}
+                leaf["options"]["headers"] = {**headers, REPLACED: latest}
         return super().on_replace(sig)
 
-    def _key(self, request: Any, args: Any, kwargs: Any) -> str:
+    def _key(self, task_id: str, args: Any, kwargs: Any) -> str:
         """The key of a call or a message, whatever it replaces."""
         if self.key is not None:
             return key_of(self.key, f"the task {self.name}", self.run, args, kwargs)
-        return keys.fit(request.id)
+        return keys.fit(task_id)
 
-    def _plan(self, args: Any, kwargs: Any, delivery: Delivery | None = None) -> Plan:
-        request = delivery.request if delivery else None
+    def _plan(self, args: Any, kwargs: Any, request: Any = None) -> Plan:
+        """The plan of a message, or of a call as a function."""
         arguments = fingerprint_of(f"the task {self.name}", self.run, args, kwargs)
-        key, scope = names_of(self.name, self._key(request, args, kwargs), request)
+        key, scope = self._key(request.id if request else "", args, kwargs), f"task:{self.name}"
+        # A replacement has the id of what it replaces, and often its name and key.
+        if request and (times := _replaced(request).get(content_digest(self.name, key))):
+            key, scope = keys.fit(f"{key}:{times}"), f"replacement:{self.name}"
         return plan_call(
             (self.idempotency_policy or PROJECT_POLICY).resolved(),
             key=key,
-            scope=scope,
+            scope=scopes.fit(scope),
             name=self.name,
             content=content_digest(canonical((self.name, arguments))),
             method=METHOD,
             max_attempts=self.max_attempts,
-            caused_by=delivery.caused_by if delivery else "",
+            caused_by=str(_header(request, CAUSED_BY) or "") if request else "",
         )
+
+
+def _is_unfinished(plan: Plan) -> bool:
+    """Whether the operation of a task that was sent has ended without success."""
+    record = plan.store.get(plan.operation.key, plan.operation.scope)
+    if record is None or record.held:  # one that is held waits for an operator, whatever is sent
+        return False
+    return record.status is Status.FAILED or record.interrupted
+
+
+def _refuse_marks(task: str, arguments: Any) -> None:
+    """Refuse a dict that Celery's JSON would read as a date or the like: a client can send one."""
+    pending = [arguments]
+    while pending:
+        match pending.pop():
+            case Mapping() as item:
+                if item.keys() == _MARKS:
+                    raise TypeError(
+                        f"An argument of the task {task} has a dict of __type__ and __value__, "
+                        "which Celery's JSON reads as a value of another type. Pass what a client "
+                        "has sent as a text."
+                    )
+                pending += item.values()
+            case list() | tuple() as item:
+                pending += item
+
+
+def _pack(task: str, result: Any) -> Any:
+    """The result as plain JSON. What Celery's JSON can hold keeps its type: dates, UUIDs, decimals.
+
+    Raises:
+        TypeError: it is nothing that Celery's JSON can hold.
+    """
+    try:
+        return json.loads(dumps(result))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"The result of the task {task} is not JSON, so that a retry could not be given it: "
+            f"{error}. Return plain data, for example a primary key."
+        ) from error
+
+
+def _unpack(stored: Any) -> Any:
+    """The result, each time as it was returned first.
+
+    Raises:
+        Ignore: the task did.
+    """
+    if isinstance(stored, dict) and stored.get("__type__") == _IGNORED:
+        raise Ignore(stored["__value__"])
+    return loads(json.dumps(stored))
+
+
+def _header(request: Any, name: str) -> Any:
+    """A header of a message; ``None``: it has none of that name."""
+    headers = request.headers or {}  # there only, where the task is eager
+    return request.get(name) or headers.get(name)
+
+
+def _replaced(request: Any) -> dict[str, int]:
+    return dict(_header(request, REPLACED) or {})
+
+
+def _leaves(signature: Mapping[str, Any]) -> Iterator[Any]:
+    """The tasks of a chain, a group or a chord; of others, themselves."""
+    if signature.get("subtask_type") not in ("chain", "group", "chord"):
+        yield signature
+        return
+    for name in ("tasks", "header", "body"):
+        parts = signature["kwargs"].get(name) or ()
+        for part in (parts,) if isinstance(parts, Mapping) else parts:
+            yield from _leaves(part)
+
+
+def add_headers(*, headers: dict[str, Any], **_: Any) -> None:
+    """Tell a message which operation sends it, and keep what it tells of replaced operations.
+
+    A task that sends itself again, as by ``retry()``, has no new parent.
+    """
+    request: Any = current_task.request if current_task else None
+    again = request is not None and request.id == headers.get("id")
+    if again and (replaced := _replaced(request)):
+        headers.setdefault(REPLACED, replaced)
+    # With more nesting, it is what replaces the task.
+    again = again and request.replaced_task_nesting == headers.get("replaced_task_nesting")
+    execution = current_execution()
+    if execution is not None and not again:
+        headers.setdefault(CAUSED_BY, execution.reference)
+
+
+# Of each message that this process sends: an HTTP request's, too.
+before_task_publish.connect(add_headers, dispatch_uid=f"{__name__}.headers")
+
+
+class _Delivery:
+    """One delivery of a task's message.
+
+    Args:
+        task: the task.
+        request: its request, as Celery keeps it while the task runs.
+    """
+
+    def __init__(self, task: Any, request: Any) -> None:
+        self.task = task
+        self.request = request
+        self.copies = int(request.get(COPIES) or 0)
+        """How many copies were sent one after the other before this delivery; 0: it is no copy."""
+
+    def has_failed(self) -> bool:
+        """Whether an earlier delivery of the message ended in a failure that Celery has recorded.
+
+        Somebody may send a failed task again with its id; but what the broker delivers again, or
+        was sent for the case that a worker dies, has been reported.
+        """
+        again = self.copies or (self.request.delivery_info or {}).get("redelivered")
+        return bool(again) and self._state() == states.FAILURE
+
+    def name_successors(self, reference: str) -> None:
+        """Tell what Celery sends after the task where it comes from, and give it a lasting id.
+
+        A worker that dies while it sends the callbacks leaves it to the next one to send them
+        again. A callback that is an :class:`IdempotentTask` then has its effect once. The tasks of
+        a chain have their ids from its beginning.
+
+        Args:
+            reference: of the task's record.
+        """
+        request, links = self.request, []
+        for place, link in enumerate(request.callbacks or ()):
+            links.append(_caused(link, reference))
+            options = links[-1]["options"]
+            if not (link.get("subtask_type") or options.get("task_id")):
+                options["task_id"] = derived_key(
+                    scope="celery.link", key=request.id, content="", name=str(place)
+                )
+        request.callbacks = links or None
+        if request.chain:
+            *others, following = request.chain  # Celery takes them from the end
+            request.chain = [*others, _caused(following, reference)]
+
+    def skip_what_was_sent(self) -> None:
+        """Leave out of a replay what Celery has sent already: callbacks, and the chain's next task.
+
+        It sends them before it stores the result. Where it counts the parts of a chord one by one,
+        a part whose result is stored has been counted.
+        """
+        if self._state() != states.SUCCESS:
+            return
+        self.request.callbacks = self.request.chain = None
+        if counts_parts(self.task.backend):
+            self.request.chord = None
+
+    def kept_result(self, error: Exception) -> Any:
+        """The result as Celery has it, where our own record holds none.
+
+        Raises:
+            ResponseNotStored: Celery has none either.
+        """
+        if self.request.ignore_result or self.task.ignore_result:
+            return None
+        if self._state() != states.SUCCESS:
+            raise error
+        self.skip_what_was_sent()
+        return self.task.backend.get_result(self.request.id)
+
+    def send_copy(self, plan: Plan, reason: IdempotencyError) -> None:
+        """Send the message once more for a later time, unless another delivery of it has done so.
+
+        Each copy is numbered, and of each number one is sent. So the copies of a message form one
+        chain, however often the broker delivers a message or a copy again.
+
+        Raises:
+            Reject: the broker takes no message; it is to deliver this one again.
+        """
+        request, number = self.request, self.copies + 1
+        send = partial(self._send, number, self._pause(plan, reason, number))
+        if isinstance(reason, StoreUnavailable):
+            send()
+            return
+        turn = str(request.retries)
+        if request.replaced_task_nesting:  # the id is that of what the task replaces
+            turn += f".{request.replaced_task_nesting}"
+        policy = Policy(
+            store=plan.policy.store,
+            mode=plan.policy.mode,
+            on_conflict="reject",
+            on_interrupted="resume",
+            ttl=_COPY_TTL + plan.policy.lease,
+        )
+        try:
+            idempotent_call(
+                send,
+                key=keys.fit(f"{request.id}:{turn}:{number}"),
+                scope=scopes.fit(f"copies:{self.task.name}"),
+                name=f"copy of {self.task.name}",
+                policy=policy,
+            )
+        except IdempotencyError:
+            send()  # nobody knows whether it was sent: better twice
+
+    def _send(self, number: int, pause: float, _: ExecutionContext | None = None) -> None:
+        task, request = self.task, self.request
+        options: dict[str, Any] = {
+            "countdown": pause,
+            "expires": None,  # the task was begun in time
+            "headers": {**(request.headers or {}), COPIES: number},
+            "argsrepr": request.get("argsrepr"),
+            "kwargsrepr": request.get("kwargsrepr"),
+        }
+        copy = task.signature_from_request(request, **options)
+        task.push_request()  # so that the copy has the parent of the message, and is not its child
+        try:
+            copy.apply_async()
+        except OperationalError as error:
+            if not task.acks_late:
+                raise
+            raise Reject(error, requeue=True) from error
+        finally:
+            task.pop_request()
+
+    def _pause(self, plan: Plan, reason: IdempotencyError, number: int) -> float:
+        """Seconds until the copy is looked at.
+
+        The broker delivers a message again that a worker has kept for too long, so it is kept for
+        half of that time at most.
+        """
+        remaining = reason.remaining if isinstance(reason, OperationInProgress) else None
+        if remaining:
+            pause = remaining + _SLACK
+        else:  # nobody knows: twice as long each time, up to a lease
+            first = conf.retry_after.total_seconds() or _SLACK
+            longest = max(first, plan.policy.lease.total_seconds())
+            pause = min(first * 2 ** min(number - 1, 16), longest)
+        options = self.task.app.conf.broker_transport_options or {}
+        visible = float(options.get("visibility_timeout") or _VISIBILITY_TIMEOUT)
+        return min(pause, visible / 2)
+
+    def _state(self) -> str:
+        if self.request.is_eager:
+            return states.PENDING
+        return str(self.task.backend.get_state(self.request.id))
+
+
+def _caused(successor: Mapping[str, Any], reference: str) -> dict[str, Any]:
+    """What Celery sends later, with the operation that it comes from."""
+    options = successor.get("options") or {}
+    headers = {CAUSED_BY: reference, **(options.get("headers") or {})}
+    return {**successor, "options": {**options, "headers": headers}}
+
+
+def counts_parts(backend: Any) -> bool:
+    """Whether a result backend counts the parts of a chord without noting which were counted."""
+    counting = BaseKeyValueStoreBackend.on_chord_part_return
+    if getattr(type(backend), "on_chord_part_return", None) is counting:
+        return bool(backend.implements_incr)
+    return type(backend).__module__.startswith("django_celery_results.")
