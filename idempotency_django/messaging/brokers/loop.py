@@ -13,12 +13,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, TypeVar, assert_never, get_args
+from typing import Any, ClassVar, Final, Literal, assert_never, get_args
 from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
@@ -321,10 +322,10 @@ _REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """A message that is an event, which the consumer can be called with."""
+    """A message, and the event in it; ``None``: it has none that can be read."""
 
     message: Incoming
-    event: Event
+    event: Event | None = None
     sender: str = ""
 
     @property
@@ -333,7 +334,7 @@ class _Delivery:
 
 
 class MessageProcessor:
-    """Hands over messages of one transport to one consumer; says what is to be done with each.
+    """Has one consumer handle the messages of one transport, and decides what becomes of each.
 
     Args:
         consumer: the consumer.
@@ -349,8 +350,13 @@ class MessageProcessor:
         """Handle the messages in their order; the verdict on each."""
         read = [self._read(message) for message in messages]
         deliveries = [each for each in read if isinstance(each, _Delivery)]
-        verdicts = iter(self._process_events(deliveries))
-        return [next(verdicts) if isinstance(each, _Delivery) else each for each in read]
+        verdicts: list[Verdict] = []
+        # Neighbours for whom the consumer is called alike are a batch.
+        for _, alike in groupby(deliveries, lambda delivery: delivery.arguments):
+            batch = [*alike]
+            verdicts += map(self._verdict, batch, self._outcomes(batch))
+        following = iter(verdicts)
+        return [next(following) if isinstance(each, _Delivery) else each for each in read]
 
     def _read(self, message: Incoming) -> _Delivery | Verdict:
         options = self._options
@@ -361,78 +367,63 @@ class MessageProcessor:
             event = options.event(message.native) if options.event else event_of(message)
             sender = options.sender(message.native) if options.sender else ""
         except Exception as error:  # noqa: BLE001  # whatever a function of the project raises
-            return self._dead_letter(message, None, error)
+            return self._set_aside(_Delivery(message), error)
         if event is None:
             return self._ack(message)
         if message.place in self._failures:
             message = replace(message, redelivered=True)
         return _Delivery(message, event, sender)
 
-    def _process_events(self, deliveries: list[_Delivery]) -> list[Verdict]:
-        """The verdicts on events; neighbours for whom the consumer is called alike are a batch."""
-        verdicts: list[Verdict] = []
-        for _, alike in groupby(deliveries, lambda delivery: delivery.arguments):
-            batch = list(alike)
-            outcomes = self._outcomes(batch)
-            verdicts += map(self._verdict, batch, outcomes)
-        return verdicts
-
     def _outcomes(self, batch: list[_Delivery]) -> list[Outcome]:
-        if len(batch) > 1:
-            events = [delivery.event for delivery in batch]
-            return self._consumer.handle_many(events, **batch[0].arguments)
-        [delivery] = batch
+        events, arguments = [each.event for each in batch if each.event], batch[0].arguments
+        if len(events) > 1:
+            return self._consumer.handle_many(events, **arguments)
         try:
-            return [self._consumer.handle(delivery.event, **delivery.arguments)]
+            return [self._consumer.handle(events[0], **arguments)]
         except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
             return [Failed(error)]
 
     def _verdict(self, delivery: _Delivery, outcome: Outcome) -> Verdict:
-        message = delivery.message
+        options = self._options
         match outcome:
             case Handled() | Duplicate():
-                return self._ack(message)
+                return self._ack(delivery.message)
             case Failed(StoreUnavailable() as error):
                 return WaitForDatabase(error)
-            case Failed(UnknownEventType() as error):
-                return self._unknown(delivery, error)
+            case Failed(UnknownEventType()) if options.unknown == "ignore":
+                return self._ack(delivery.message)
+            case Failed(UnknownEventType() as error) if options.unknown == "stop":
+                return Stop(error)
             case Failed(error) if outcome.rejected:
-                return self._dead_letter(message, delivery, error)
-            case Failed(OperationInProgress()):
-                return Retry(self._soon(outcome.delay))
+                return self._set_aside(delivery, error)
+            case Failed(OperationInProgress(remaining=None)):
+                return Retry(options.pause_after(1))
+            case Failed(OperationInProgress() as busy):
+                return Retry(max(0.1, min(busy.remaining or 0, options.longest_pause.total_seconds())))
             case Failed(error):
                 return self._failed(delivery, error)
-
-    def _unknown(self, delivery: _Delivery, error: Exception) -> Verdict:
-        match self._options.unknown:
-            case "ignore":
-                return self._ack(delivery.message)
-            case "stop":
-                return Stop(error)
-            case "dead_letter":
-                return self._dead_letter(delivery.message, delivery, error)
 
     def _failed(self, delivery: _Delivery, error: Exception) -> Verdict:
         """Another delivery may help, unless it was tried as often as the consumer allows.
 
         The consumer counts attempts by itself. What fails before an attempt begins it cannot count.
         """
-        limit, failures = self._consumer.max_attempts, self._counted(delivery.message)
+        limit, failures = self._consumer.max_attempts, self._count(delivery.message)
+        event: Any = delivery.event
         logger.error(
             "The event %s of %s was not handled by the consumer %s.",
-            delivery.event.id,
-            delivery.event.source,
+            event.id,
+            event.source,
             self._consumer.name,
             exc_info=error,
         )
         if limit is not None and failures >= limit:
-            return self._dead_letter(delivery.message, delivery, error)
+            return self._set_aside(delivery, error)
         return Retry(self._options.pause_after(failures))
 
-    def _dead_letter(
-        self, message: Incoming, delivery: _Delivery | None, error: Exception
-    ) -> Verdict:
-        """Keep a message that cannot be handled, or have the broker keep it."""
+    def _set_aside(self, delivery: _Delivery, error: Exception) -> Verdict:
+        """Keep a message that cannot be handled in the database, or have the broker keep it."""
+        message = delivery.message
         logger.error(
             "The message at %s cannot be handled by the consumer %s, and is set aside.",
             message.place,
@@ -443,62 +434,47 @@ class MessageProcessor:
             self._ack(message)
             return DeadLetter(error)
         try:
-            self._keep(message, delivery, error)
+            self._keep(delivery, error)
         except _DOWN as down:
-            return self._not_dead_letter(message, down)
+            # A message that the database does not take must neither hold up the others nor be lost.
+            if not dead_letters.takes_others(self._consumer):
+                return WaitForDatabase(down)
+            logger.error(  # noqa: TRY400  # it says all there is
+                "The message at %s (%d bytes) cannot be dead-lettered: the database takes others, but "
+                "not this one: %s. It stays at its broker, and is tried again. If it is too large, "
+                "raise the database's limit (max_allowed_packet of MariaDB and MySQL).",
+                message.place,
+                len(message.body),
+                down,
+            )
+            return Retry(self._options.pause_after(self._count(message)))
         return self._ack(message)
 
-    def _not_dead_letter(self, message: Incoming, error: Exception) -> Verdict:
-        """Wait for the database, unless it is the message that it does not take.
+    def _keep(self, delivery: _Delivery, error: Exception) -> None:
+        message, event = delivery.message, delivery.event
+        if event is not None:
+            # Not where a function of the project has made data that are not JSON.
+            with suppress(ValueError, TypeError):
+                dead_letters.keep(self._consumer, event, error, sender=delivery.sender)
+                return
+        dead_letters.keep_raw(self._consumer, message.place, message.body, error, message.texts)
 
-        Such a message must not hold up all others, and must not be lost either.
-        """
-        if not dead_letters.takes_others(self._consumer):
-            return WaitForDatabase(error)
-        logger.error(
-            "The message at %s (%d bytes) cannot be dead-lettered: the database takes others, but "
-            "not this one: %s. It stays at its broker, and is tried again. If it is too large, "
-            "raise the database's limit (max_allowed_packet of MariaDB and MySQL).",
-            message.place,
-            len(message.body),
-            error,
-        )
-        return Retry(self._options.pause_after(self._counted(message)))
-
-    def _counted(self, message: Incoming) -> int:
+    def _count(self, message: Incoming) -> int:
         """How often the message has failed here, with this time."""
         failures = self._failures[message.place] = self._failures.pop(message.place, 0) + 1
         while len(self._failures) > _REMEMBERED:
             del self._failures[next(iter(self._failures))]
         return failures
 
-    def _keep(self, message: Incoming, delivery: _Delivery | None, error: Exception) -> None:
-        if delivery is not None:
-            try:
-                dead_letters.keep(self._consumer, delivery.event, error, sender=delivery.sender)
-            except (ValueError, TypeError):  # data that a function of the project made
-                delivery = None
-        if delivery is None:
-            texts = message.texts
-            dead_letters.keep_raw(self._consumer, message.place, message.body, error, texts)
-
     def _ack(self, message: Incoming) -> Verdict:
         self._failures.pop(message.place, None)
         return Ack()
-
-    def _soon(self, remaining: float | None) -> float:
-        longest = self._options.longest_pause.total_seconds()
-        return (
-            self._options.pause_after(1) if remaining is None else max(0.1, min(remaining, longest))
-        )
 
 
 BEAT: Final = 1.0
 """Seconds between two signs of life to the broker while a handler runs."""
 RENEWAL: Final = 60.0
 """Seconds after which a busy process looks whether its database connections are too old."""
-
-_T = TypeVar("_T")
 
 
 class Loop:
@@ -567,7 +543,7 @@ class Loop:
             self._renew()
         failures = 0
         while messages:
-            messages, error = self._settled(messages, self._handled(messages))
+            messages, error = self._settled(messages, self._awaited(messages))
             if error is None:
                 return
             failures += 1
@@ -584,9 +560,6 @@ class Loop:
                 return
             self._renew()
 
-    def _handled(self, messages: Sequence[Incoming]) -> list[Verdict]:
-        return self._awaited(self._handlers.submit(self._process, messages), messages)
-
     def _settled(
         self, messages: Sequence[Incoming], verdicts: Sequence[Verdict]
     ) -> tuple[list[Incoming], Exception | None]:
@@ -601,8 +574,12 @@ class Loop:
                 case Retry(seconds):
                     self._transport.postpone(message, seconds)
                 case DeadLetter(error):
-                    rejection = self._rejected(message, error)
-                    refusal = refusal or rejection
+                    try:
+                        self._transport.reject(message, error)
+                    except self._transport.lost:
+                        raise
+                    except Exception as rejection:  # noqa: BLE001  # raised after its neighbours
+                        refusal = refusal or rejection
                 case WaitForDatabase(error):
                     kept.append(message)
                     problem = error
@@ -615,18 +592,9 @@ class Loop:
             raise refusal
         return kept, problem
 
-    def _rejected(self, message: Incoming, error: Exception) -> Exception | None:
-        """What the transport raises; its neighbours are to be acknowledged before."""
-        try:
-            self._transport.reject(message, error)
-        except self._transport.lost:
-            raise
-        except Exception as refusal:  # noqa: BLE001  # raised later
-            return refusal
-        return None
-
-    def _awaited(self, future: Future[_T], messages: Sequence[Incoming]) -> _T:
-        """The result of what the other thread does, with signs of life while it does it."""
+    def _awaited(self, messages: Sequence[Incoming]) -> list[Verdict]:
+        """The verdicts of the other thread, with signs of life while it handles the messages."""
+        future = self._handlers.submit(self._process, messages)
         started = time.monotonic()
         lost: BaseException | None = None
         while not wait([future], BEAT).done:
@@ -638,10 +606,10 @@ class Loop:
                     self._transport.beat(messages)
                 except self._transport.lost as error:
                     lost = error  # what the handler does is committed, and comes again
-        result = future.result()
+        verdicts = future.result()
         if lost is not None:
             raise lost
-        return result
+        return verdicts
 
     def _sleep(self, seconds: float, messages: Sequence[Incoming] = ()) -> None:
         """Wait, unless the loop is stopped."""

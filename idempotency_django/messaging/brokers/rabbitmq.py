@@ -329,9 +329,8 @@ def run_consumer(
     arguments = {"heartbeat": beat, **(connection or {})}
     if bindings and not declare:
         raise ImproperlyConfigured("bindings are made with declare=True only. Pass it, too.")
-    transport = RabbitMQ(queue, url, ahead, arguments, dead_letter, common.max_body_bytes)
-    if declare:
-        transport.declare(bindings or {})
+    declared = (bindings or {}) if declare else None
+    transport = RabbitMQ(queue, url, ahead, arguments, dead_letter, common.max_body_bytes, declared)
     Loop(transport, consumer, common).run()
 
 
@@ -345,6 +344,8 @@ class RabbitMQ(Transport):
         arguments: further arguments for ``kombu.Connection``.
         dead_letter: the queue for messages that cannot be handled.
         max_body_bytes: how large the body of a message may be once it is inflated.
+        bindings: topic exchanges and routing keys, to be declared with the queues; ``None``:
+            nothing is declared.
     """
 
     name: ClassVar[str] = "RabbitMQ"
@@ -361,6 +362,7 @@ class RabbitMQ(Transport):
         arguments: Mapping[str, Any],
         dead_letter: str | None,
         max_body_bytes: int,
+        bindings: Mapping[str, str] | None = None,
     ) -> None:
         self._queue = queue
         self._prefetch = prefetch
@@ -372,15 +374,11 @@ class RabbitMQ(Transport):
             "frame_handler": _read_any_properties,
         }
         self._channel: Any = None
-        self._bindings: Mapping[str, str] | None = None
+        self._bindings = bindings
         self._subscription: Subscription | None = None
         self._arrived: deque[Any] = deque()
         self._postponed: list[tuple[float, int, Incoming]] = []
         self._numbers = count()
-
-    def declare(self, bindings: Mapping[str, str]) -> None:
-        """Have the queues and bindings declared whenever the transport opens."""
-        self._bindings = bindings
 
     def _declare(self, bindings: Mapping[str, str]) -> None:
         channel: Any = self._connection.channel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -277,7 +277,7 @@ class SQS(Transport):
             self._set_visibility(messages, self._visibility)
 
     def acknowledge(self, messages: Sequence[Incoming]) -> None:
-        self._each(self._client_call("delete_message_batch"), messages)
+        self._each("delete_message_batch", messages)
 
     def postpone(self, message: Incoming, seconds: float) -> None:
         self._set_visibility([message], min(_LONGEST, max(1, round(seconds))))
@@ -318,16 +318,9 @@ class SQS(Transport):
         )
 
     def _set_visibility(self, messages: Sequence[Incoming], seconds: int) -> None:
-        call = self._client_call("change_message_visibility_batch")
-        self._each(call, messages, VisibilityTimeout=seconds)
+        self._each("change_message_visibility_batch", messages, VisibilityTimeout=seconds)
 
-    def _client_call(self, name: str) -> Callable[..., Any]:
-        call: Callable[..., Any] = getattr(self._client, name)
-        return call
-
-    def _each(
-        self, call: Callable[..., Any], messages: Sequence[Incoming], **arguments: Any
-    ) -> None:
+    def _each(self, call: str, messages: Sequence[Incoming], **arguments: Any) -> None:
         """Make a call for a batch of messages. One that fails is delivered again."""
         if not messages:
             return
@@ -335,7 +328,7 @@ class SQS(Transport):
             {"Id": str(at), "ReceiptHandle": message.native["ReceiptHandle"], **arguments}
             for at, message in enumerate(messages)
         ]
-        answer = call(QueueUrl=self._url, Entries=entries)
+        answer = getattr(self._client, call)(QueueUrl=self._url, Entries=entries)
         for failed in answer.get("Failed", ()):
             message = messages[int(failed["Id"])]
             logger.warning(
