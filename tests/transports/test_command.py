@@ -215,8 +215,7 @@ def test_declare(rabbit: Server) -> None:
             stop.clear()
         assert got == ["a-1", "b-1"]
         channel.queue_delete(name)
-        first = rabbitmq.RabbitMQ(name, rabbit.url, 10, {}, f"{name}.dead", 1000)
-        first.declare({})
+        first = rabbitmq.RabbitMQ(name, rabbit.url, 10, {}, f"{name}.dead", 1000, {})
         first.open()
         first.close()
         assert direct.publish(grouped("a-2")) == [None]
