@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 
 from .. import signals
-from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
+from ..errors import (
+    ROLLED_BACK_MESSAGE,
+    ClaimLost,
+    IdempotencyError,
+    OperationInProgress,
+    StoreUnavailable,
+)
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from .context import CURRENT, ExecutionContext
@@ -29,13 +39,15 @@ from .outcomes import (
     RolledBack,
     announce,
     decide,
-    diagnose,
+    end_signal,
+    fail,
     failure,
     hold_exhausted,
     in_progress,
+    make_payload,
     refusal,
-    settle_rolled_back,
 )
+from .steps import text_of
 
 
 class Atomic:
@@ -72,6 +84,16 @@ class Atomic:
 
 
 Execute = Callable[[ExecutionContext], Result]
+
+logger = logging.getLogger("idempotency_django")
+
+_IN_A_BLOCK: Final = "when an 'atomic' block is active"
+_DURABLE: Final = "A durable atomic block cannot be nested"
+_FIRST: Final = (
+    "must be called before any query",  # PostgreSQL
+    "cannot run inside a transaction block",
+    "Transaction characteristics can't be changed",  # MariaDB and MySQL
+)
 
 _ERRORS: Final = 400  # and above: the status of an answer that tells of no success
 
@@ -234,7 +256,7 @@ class TransactionalRun:
         if self.store.has_ended(error):
             ended = StoreUnavailable()
             ended.__cause__, error = error, ended
-        self._error = diagnose(error, self.operation.name, self.store.using)
+        self._error = _diagnose(error, self.operation.name, self.store.using)
         return failure(self._error)
 
     def _is_marked(self) -> bool:
@@ -290,4 +312,89 @@ class TransactionalRun:
         self._settle(result)
 
     def _settle(self, result: Result) -> None:
-        settle_rolled_back(self.store, self.claim, result, pinned=self.execution.pinned)
+        _settle_rolled_back(self.store, self.claim, result, pinned=self.execution.pinned)
+
+
+def _settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: bool) -> None:
+    """Record the end of an attempt in the transactional mode, whose claim was rolled back with it.
+
+    Nothing is recorded if another attempt has begun meanwhile.
+
+    Args:
+        store: where the claim was made.
+        claim: the attempt's.
+        result: why it was rolled back, or the answer that is stored nevertheless.
+        pinned: see :meth:`~idempotency_django.stores.base.Store.fail`.
+    """
+    payload, unmade = make_payload(result)
+    if unmade is not None:
+        result = failure(unmade)
+    # Whoever has completed it meanwhile is not replayed here, so that nothing is counted.
+    uncounted = replace(claim.operation, count_replays=False)
+    try:
+        with store.transaction():
+            claim_or_record = store.acquire(uncounted)
+            # A record that is not claimed here is not ours, unless the handler has ended its
+            # transaction unseen. Where that is to be held, it is left to a person.
+            left = None if claim.operation.hold else claim
+            mine = claim_or_record if isinstance(claim_or_record, Claim) else left
+            if mine and payload is not None and store.complete(mine, payload):
+                store.on_commit(partial(announce, signals.completed, mine, payload=payload))
+                return
+            if mine and payload is None:
+                fail(store, mine, result, pinned=pinned)
+    except (IdempotencyError, DatabaseFault):
+        # The key is free and the client gets its answer; only the audit misses an attempt.
+        logger.warning(
+            "The end of attempt %d of %s could not be recorded: %s",
+            claim.attempt,
+            claim.operation.name,
+            result.error,
+            exc_info=True,
+        )
+    announce(end_signal(result), claim, error=result.error)
+    if unmade is not None:
+        raise unmade
+
+
+def _diagnose(error: Exception, operation: str, using: str | None) -> Exception:
+    """The error, or one that explains it if its cause is the transaction around the handler.
+
+    Args:
+        error: what the handler raised, or what followed from what it did.
+        operation: the operation that it executes.
+        using: the database of the transaction.
+    """
+    what = _reason(error, using)
+    if not what:
+        return _rolled_back(error) if isinstance(error, StoreUnavailable) else error
+    better = ImproperlyConfigured(
+        f"{what} within a transaction, and {operation} runs in one: its idempotency policy is "
+        "transactional, so that its effects and its answer commit together. Do that outside the "
+        "view, or give its policy mode='leased'. Under ATOMIC_REQUESTS, also mark the view with "
+        "transaction.non_atomic_requests."
+    )
+    better.__cause__ = error
+    return better
+
+
+def _rolled_back(error: StoreUnavailable) -> StoreUnavailable:
+    """The error, which does not say any more that nothing was executed."""
+    if error.foreign or error.detail != error.default_detail:
+        return error
+    better = StoreUnavailable(ROLLED_BACK_MESSAGE)
+    better.rolled_back, better.__cause__ = True, error
+    return better
+
+
+def _reason(error: Exception, using: str | None) -> str:
+    """What the handler tried; empty if the transaction around it is not the cause."""
+    if using is not None and connections[using].closed_in_transaction:
+        return "The connection was closed (by close_old_connections()?), which cannot be done"
+    if isinstance(error, RuntimeError) and _DURABLE in text_of(error):
+        return "transaction.atomic(durable=True) cannot be used"
+    if isinstance(error, transaction.TransactionManagementError) and _IN_A_BLOCK in text_of(error):
+        return "commit(), rollback() and set_autocommit() cannot be called"
+    if isinstance(error, DatabaseFault) and any(each in text_of(error) for each in _FIRST):
+        return f"A statement was refused ({text_of(error)}), because it cannot be executed"
+    return ""

@@ -441,8 +441,8 @@ class MessageProcessor:
                 return WaitForDatabase(down)
             logger.error(  # noqa: TRY400  # it says all there is
                 "The message at %s (%d bytes) cannot be dead-lettered: the database takes others, "
-                "but not this one: %s. It stays at its broker, and is tried again. If it is too large, "
-                "raise the database's limit (max_allowed_packet of MariaDB and MySQL).",
+                "but not this one: %s. It stays at its broker, and is tried again. If it is too "
+                "large, raise the database's limit (max_allowed_packet of MariaDB and MySQL).",
                 message.place,
                 len(message.body),
                 down,
