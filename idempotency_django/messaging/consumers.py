@@ -82,7 +82,7 @@ class Failed:
     """The message was not handled, and nothing that its handler did in the database is committed.
 
     Attributes:
-        error: why; what :meth:`~.consumers.Consumer.handle` would have raised.
+        error: why; what :meth:`Consumer.handle` would have raised.
     """
 
     error: Exception
@@ -552,7 +552,7 @@ class Consumer:
                 with its process counts as well.
 
         Returns:
-            :class:`~.outcomes.Handled` or :class:`~.outcomes.Duplicate`, with the result.
+            :class:`Handled` or :class:`Duplicate`, with the result.
 
         Raises:
             UnknownEventType: the consumer has no handler for it. Nothing is recorded, so that a
@@ -596,8 +596,8 @@ class Consumer:
             redelivered: as for :meth:`handle`. Each event is then handled alone.
 
         Returns:
-            What became of each event, in their order: :class:`~.outcomes.Handled`,
-            :class:`~.outcomes.Duplicate`, or :class:`~.outcomes.Failed` with the error that
+            What became of each event, in their order: :class:`Handled`,
+            :class:`Duplicate`, or :class:`Failed` with the error that
             :meth:`handle` would have raised.
 
         Raises:
