@@ -49,109 +49,37 @@ _RETRY_SECONDS: Final = 10
 """For so many seconds a change that met another transaction's is tried again."""
 
 # The conditions of the one UPDATE.
-OWNED: Final = "{epoch} = %s AND {position} < %s"
-NEXT: Final = "{epoch} = %s AND {position} = %s"
-FIRST: Final = "({epoch} = %s AND {position} = -1) OR {epoch} < %s"
-CONTINUED: Final = "{epoch} <= %s AND {position} = %s"
+_OWNED: Final = "{epoch} = %s AND {position} < %s"
+_NEXT: Final = "{epoch} = %s AND {position} = %s"
+_FIRST: Final = "({epoch} = %s AND {position} = -1) OR {epoch} < %s"
+_CONTINUED: Final = "{epoch} <= %s AND {position} = %s"
 
 
-def advance(
-    using: str, stream: str, epoch: int, position: int, condition: str, *values: int
-) -> bool:
-    """Move the row, and lock it until the transaction's end; ``False``: it does not qualify.
+def claim_stream(name: str, *, using: str | None = None) -> Stream:
+    """Own the stream from now on; whoever owned it before is fenced.
+
+    Call it when the broker assigns the stream to this process. It raises the epoch, in a
+    transaction of its own: two statements, one more the first time. If the owner before is in the
+    middle of a message, it waits until that is committed or rolled back.
 
     Args:
-        using: the database, with an open transaction.
-        stream: the row's.
-        epoch: its epoch from now on.
-        position: its position from now on.
-        condition: one of this module's, of what the row must be like.
-        values: the parameters of the condition.
-    """
-    with connections[using].cursor() as cursor, _beginning(using):
-        cursor.execute(_advance(using, condition), (epoch, position, stream, *values))
-        return bool(cursor.rowcount)
-
-
-def _beginning(using: str) -> AbstractContextManager[None]:
-    """Send BEGIN with the first statement of a transaction, where stores do so, too."""
-    if not all(getattr(s, "combine_statements", True) for s in stores.all() if s.using == using):
-        return nullcontext()
-    return Pipeline(connections[using]).beginning()
-
-
-@cache
-def _advance(using: str, condition: str) -> str:
-    quote = connections[using].ops.quote_name
-    columns = {f.name: quote(str(f.column)) for f in StreamPosition._meta.concrete_fields}
-    now, _ = rows(using, "").query.get_compiler(using).compile(DatabaseNow())
-    return (
-        f"UPDATE {quote(StreamPosition._meta.db_table)} SET {columns['epoch']} = %s, "
-        f"{columns['position']} = %s, {columns['updated_at']} = {now} "
-        f"WHERE {columns['stream']} = %s AND ({condition.format(**columns)})"
-    )
-
-
-def rows(using: str, stream: str) -> QuerySet[StreamPosition]:
-    """The one row of the stream, or none."""
-    return StreamPosition._base_manager.using(using).filter(stream=stream)
-
-
-def locked(using: str, stream: str) -> StreamPosition | None:
-    """The row as it is now, and not as the transaction began with it; locked until its end."""
-    return rows(using, stream).select_for_update().first()
-
-
-def create(using: str, stream: str, *, epoch: int = 0) -> None:
-    """Make the row of a stream of which nothing is processed, unless it is there; locked.
-
-    On MySQL and MariaDB, an INSERT that ignores the row takes a shared lock on it. Two that go on
-    to update it would be a deadlock. One that updates it takes the exclusive lock.
-    """
-    row = StreamPosition(stream=stream, epoch=epoch, updated_at=DatabaseNow())
-    targets = connections[using].features.supports_update_conflicts_with_target
-    StreamPosition._base_manager.using(using).bulk_create(
-        [row],
-        update_conflicts=True,
-        update_fields=["stream"],
-        unique_fields=["stream"] if targets else None,
-    )
-
-
-def change(using: str, stream: str, **values: int | Combinable) -> StreamPosition:
-    """Set columns of the row, which is made if need be; the row after that.
-
-    In a transaction of its own, it is tried again after a conflict with another one.
+        name: names the group of consumers as well as the stream, such as ``"billing/orders/0"``:
+            each group has a position of its own.
+        using: the database that the effects are written to; by default
+            ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
     Raises:
-        OperationalError: the row stayed locked for longer than the database waits.
+        ImproperlyConfigured: a transaction is open on the database: the old owner would be fenced
+            only when that commits.
+        ValueError: it is the name of a peer.
+        OperationalError: the owner before is in the middle of a message for longer than the
+            database waits for a lock.
     """
-    connection, started = connections[using], time.monotonic()
-    dialect = DIALECTS[connection.vendor](using)
-    while True:
-        try:
-            with transaction.atomic(using=using):
-                return _changed(using, stream, values)
-        except OperationalError as error:
-            over = connection.in_atomic_block or time.monotonic() - started > _RETRY_SECONDS
-            if over or not dialect.is_busy(error):
-                raise
-
-
-def _changed(using: str, stream: str, values: dict[str, int | Combinable]) -> StreamPosition:
-    row, changes = rows(using, stream), {**values, "updated_at": DatabaseNow()}
-    if not row.update(**changes):
-        create(using, stream)
-        row.update(**changes)
-    return row.get()
-
-
-def _validate_number(what: str, number: int, *, least: int = 0) -> None:
-    """Raise ``ValueError`` if that cannot be an offset, a position, an epoch or a sequence."""
-    if not isinstance(number, int) or not least <= number <= LARGEST:
-        raise ValueError(
-            f"{number!r} cannot be the {what}. It must be a whole number from {least} to {LARGEST}."
-        )
+    using = using or database()
+    _validate_name(name)
+    forbid_atomic_block(using, f"The claim of the stream {name!r}")
+    row = change(using, scopes.fit(name), epoch=F("epoch") + 1)
+    return Stream(name, using, row.epoch, row.position)
 
 
 class Stream:
@@ -222,9 +150,16 @@ class Stream:
             OperationalError: the database's own, for example because of a conflict. Where it is
                 raised at the COMMIT, only the database knows whether it was done: claim again.
         """
-        self._validate_offset(to)
-        self._validate_autocommit(to)
-        begun, alone = False, not connections[self._using].in_atomic_block
+        if self._closed:
+            raise ValueError(
+                f"The stream {self.name!r} is closed. Call claim_stream() to own it again."
+            )
+        _validate_number("offset", to)
+        connection = connections[self._using]
+        begun, alone = False, not connection.in_atomic_block
+        if alone and not connection.get_autocommit():
+            what = f"What advances {self.name!r} to {to}"
+            raise without_autocommit(self._using, what)
         try:
             with transaction.atomic(using=self._using):
                 self._take(to, alone=alone)
@@ -246,9 +181,9 @@ class Stream:
             alone: whether no transaction was open before, which could have raised it as well.
         """
         epoch, given = self.epoch, (self.epoch, to)
-        if advance(self._using, self._row, epoch, to, OWNED, *given):
+        if _move(self._using, self._row, epoch, to, _OWNED, *given):
             return
-        row = locked(self._using, self._row)
+        row = _locked(self._using, self._row)
         if row is None or row.epoch != self.epoch:
             raise self._fenced()
         if alone:
@@ -265,7 +200,7 @@ class Stream:
             return  # which is of no use any more; the next attempt finds out
         epochs: list[int] = []
         with suppress(DatabaseFault):
-            epochs += rows(self._using, self._row).values_list("epoch", flat=True)
+            epochs += _rows(self._using, self._row).values_list("epoch", flat=True)
         if epochs not in ([], [self.epoch]):
             raise self._fenced() from error
 
@@ -278,46 +213,6 @@ class Stream:
 
     def _go_back(self, position: int) -> None:
         self.position = min(self.position, position)
-
-    def _validate_autocommit(self, to: int) -> None:
-        connection = connections[self._using]
-        if not (connection.in_atomic_block or connection.get_autocommit()):
-            what = f"What advances {self.name!r} to {to}"
-            raise without_autocommit(self._using, what)
-
-    def _validate_offset(self, to: int) -> None:
-        if self._closed:
-            raise ValueError(
-                f"The stream {self.name!r} is closed. Call claim_stream() to own it again."
-            )
-        _validate_number("offset", to)
-
-
-def claim_stream(name: str, *, using: str | None = None) -> Stream:
-    """Own the stream from now on; whoever owned it before is fenced.
-
-    Call it when the broker assigns the stream to this process. It raises the epoch, in a
-    transaction of its own: two statements, one more the first time. If the owner before is in the
-    middle of a message, it waits until that is committed or rolled back.
-
-    Args:
-        name: names the group of consumers as well as the stream, such as ``"billing/orders/0"``:
-            each group has a position of its own.
-        using: the database that the effects are written to; by default
-            ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
-
-    Raises:
-        ImproperlyConfigured: a transaction is open on the database: the old owner would be fenced
-            only when that commits.
-        ValueError: it is the name of a peer.
-        OperationalError: the owner before is in the middle of a message for longer than the
-            database waits for a lock.
-    """
-    using = using or database()
-    _validate_name(name)
-    forbid_atomic_block(using, f"The claim of the stream {name!r}")
-    row = change(using, scopes.fit(name), epoch=F("epoch") + 1)
-    return Stream(name, using, row.epoch, row.position)
 
 
 def reset_stream(name: str, *, position: int, using: str | None = None) -> None:
@@ -337,14 +232,6 @@ def reset_stream(name: str, *, position: int, using: str | None = None) -> None:
     _validate_number("position", position, least=-1)
     row = scopes.fit(name)
     change(using or database(), row, epoch=F("epoch") + 1, position=position)
-
-
-def _validate_name(name: str) -> None:
-    if name.startswith(PEER):
-        raise ValueError(
-            f"A stream cannot be called {name!r}: names that begin with {PEER!r} belong "
-            "to the peers of accept(). Give it another name."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,18 +305,27 @@ def accept(
             of no use any more. Roll back, and take the message again.
     """
     using, row = using or database(), scopes.fit(PEER + peer)
-    _validate_transaction(using, peer)
+    if not connections[using].in_atomic_block:
+        raise ImproperlyConfigured(
+            f"A message of the peer {peer!r} was to be accepted, but no transaction is open on the "
+            f"database {using!r}, so its number would not commit together with its effects. Call "
+            "accept() and make the effects within one transaction.atomic()."
+        )
     _validate_number("epoch", epoch)
     _validate_number("sequence", sequence)
-    condition, values = _condition(epoch, sequence, continued=continued)
-    if advance(using, row, epoch, sequence, condition, *values):
+    before = (epoch, sequence - 1)
+    if continued:
+        condition, values = _CONTINUED, before
+    else:
+        condition, values = (_NEXT, before) if sequence else (_FIRST, (epoch, epoch))
+    if _move(using, row, epoch, sequence, condition, *values):
         return Accepted()
-    last = locked(using, row)
+    last = _locked(using, row)
     if last is None and sequence == 0:
-        create(using, row, epoch=epoch)  # or somebody else has by now
-        if advance(using, row, epoch, sequence, condition, *values):
+        _create(using, row, epoch=epoch)  # or somebody else has by now
+        if _move(using, row, epoch, sequence, condition, *values):
             return Accepted()
-        last = locked(using, row)
+        last = _locked(using, row)
     return OutOfOrder(0) if last is None else _refused(last, epoch, sequence, continued=continued)
 
 
@@ -451,15 +347,6 @@ def reset_peer(peer: str, *, epoch: int, position: int, using: str | None = None
     change(using or database(), row, epoch=epoch, position=position)
 
 
-def _condition(epoch: int, sequence: int, *, continued: bool) -> tuple[str, tuple[int, ...]]:
-    """What the row must be like if the message is the next one."""
-    if continued:
-        return CONTINUED, (epoch, sequence - 1)
-    if sequence == 0:
-        return FIRST, (epoch, epoch)
-    return NEXT, (epoch, sequence - 1)
-
-
 def _refused(last: StreamPosition, epoch: int, sequence: int, *, continued: bool) -> Acceptance:
     """Why a message is not the next one after what was accepted last."""
     if epoch < last.epoch:
@@ -471,10 +358,106 @@ def _refused(last: StreamPosition, epoch: int, sequence: int, *, continued: bool
     return OutOfOrder(last.position + 1)
 
 
-def _validate_transaction(using: str, peer: str) -> None:
-    if not connections[using].in_atomic_block:
-        raise ImproperlyConfigured(
-            f"A message of the peer {peer!r} was to be accepted, but no transaction is open on the "
-            f"database {using!r}, so its number would not commit together with its effects. Call "
-            "accept() and make the effects within one transaction.atomic()."
+def _validate_name(name: str) -> None:
+    if name.startswith(PEER):
+        raise ValueError(
+            f"A stream cannot be called {name!r}: names that begin with {PEER!r} belong "
+            "to the peers of accept(). Give it another name."
         )
+
+
+def _validate_number(what: str, number: int, *, least: int = 0) -> None:
+    """Raise ``ValueError`` if that cannot be an offset, a position, an epoch or a sequence."""
+    if not isinstance(number, int) or not least <= number <= LARGEST:
+        raise ValueError(
+            f"{number!r} cannot be the {what}. It must be a whole number from {least} to {LARGEST}."
+        )
+
+
+def _move(using: str, stream: str, epoch: int, position: int, condition: str, *values: int) -> bool:
+    """Move the row, and lock it until the transaction's end; ``False``: it does not qualify.
+
+    Args:
+        using: the database, with an open transaction.
+        stream: the row's.
+        epoch: its epoch from now on.
+        position: its position from now on.
+        condition: one of this module's, of what the row must be like.
+        values: the parameters of the condition.
+    """
+    with connections[using].cursor() as cursor, _beginning(using):
+        cursor.execute(_move_statement(using, condition), (epoch, position, stream, *values))
+        return bool(cursor.rowcount)
+
+
+def _beginning(using: str) -> AbstractContextManager[None]:
+    """Send BEGIN with the first statement of a transaction, where stores do so, too."""
+    if not all(getattr(s, "combine_statements", True) for s in stores.all() if s.using == using):
+        return nullcontext()
+    return Pipeline(connections[using]).beginning()
+
+
+@cache
+def _move_statement(using: str, condition: str) -> str:
+    quote = connections[using].ops.quote_name
+    columns = {f.name: quote(str(f.column)) for f in StreamPosition._meta.concrete_fields}
+    now, _ = _rows(using, "").query.get_compiler(using).compile(DatabaseNow())
+    return (
+        f"UPDATE {quote(StreamPosition._meta.db_table)} SET {columns['epoch']} = %s, "
+        f"{columns['position']} = %s, {columns['updated_at']} = {now} "
+        f"WHERE {columns['stream']} = %s AND ({condition.format(**columns)})"
+    )
+
+
+def _rows(using: str, stream: str) -> QuerySet[StreamPosition]:
+    """The one row of the stream, or none."""
+    return StreamPosition._base_manager.using(using).filter(stream=stream)
+
+
+def _locked(using: str, stream: str) -> StreamPosition | None:
+    """The row as it is now, and not as the transaction began with it; locked until its end."""
+    return _rows(using, stream).select_for_update().first()
+
+
+def _create(using: str, stream: str, *, epoch: int = 0) -> None:
+    """Make the row of a stream of which nothing is processed, unless it is there; locked.
+
+    On MySQL and MariaDB, an INSERT that ignores the row takes a shared lock on it. Two that go on
+    to update it would be a deadlock. One that updates it takes the exclusive lock.
+    """
+    row = StreamPosition(stream=stream, epoch=epoch, updated_at=DatabaseNow())
+    targets = connections[using].features.supports_update_conflicts_with_target
+    StreamPosition._base_manager.using(using).bulk_create(
+        [row],
+        update_conflicts=True,
+        update_fields=["stream"],
+        unique_fields=["stream"] if targets else None,
+    )
+
+
+def change(using: str, stream: str, **values: int | Combinable) -> StreamPosition:
+    """Set columns of the row, which is made if need be; the row after that.
+
+    In a transaction of its own, it is tried again after a conflict with another one.
+
+    Raises:
+        OperationalError: the row stayed locked for longer than the database waits.
+    """
+    connection, started = connections[using], time.monotonic()
+    dialect = DIALECTS[connection.vendor](using)
+    while True:
+        try:
+            with transaction.atomic(using=using):
+                return _changed(using, stream, values)
+        except OperationalError as error:
+            over = connection.in_atomic_block or time.monotonic() - started > _RETRY_SECONDS
+            if over or not dialect.is_busy(error):
+                raise
+
+
+def _changed(using: str, stream: str, values: dict[str, int | Combinable]) -> StreamPosition:
+    row, changes = _rows(using, stream), {**values, "updated_at": DatabaseNow()}
+    if not row.update(**changes):
+        _create(using, stream)
+        row.update(**changes)
+    return row.get()

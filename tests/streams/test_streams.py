@@ -430,14 +430,14 @@ class TestIsolation:
     def test_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A conflict that another claim was is StreamFenced, where the transaction is ours."""
         late = claim_stream(NAME)
-        usual = positions.advance
+        usual = positions._move
 
         def advance(*args: Any) -> bool:
             booked("default")
             in_threads([lambda: claim_stream(NAME)])
             return usual(*args)
 
-        monkeypatch.setattr(positions, "advance", advance)
+        monkeypatch.setattr(positions, "_move", advance)
         with pytest.raises(StreamFenced) as caught:
             process(late, "default", 0)
         assert isinstance(caught.value.__cause__, OperationalError)
@@ -450,7 +450,7 @@ class TestIsolation:
         def advance(*args: Any) -> bool:
             raise OperationalError("deadlock")
 
-        monkeypatch.setattr(positions, "advance", advance)
+        monkeypatch.setattr(positions, "_move", advance)
         with pytest.raises(OperationalError, match="deadlock"):
             process(stream, "default", 0)
 
