@@ -399,7 +399,8 @@ class MessageProcessor:
             case Failed(OperationInProgress(remaining=None)):
                 return Retry(options.pause_after(1))
             case Failed(OperationInProgress() as busy):
-                return Retry(max(0.1, min(busy.remaining or 0, options.longest_pause.total_seconds())))
+                longest = options.longest_pause.total_seconds()
+                return Retry(max(0.1, min(busy.remaining or 0, longest)))
             case Failed(error):
                 return self._failed(delivery, error)
 
