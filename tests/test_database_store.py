@@ -29,7 +29,7 @@ from idempotency_django.records import Claim, Record, Status, Step
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.database import store as database
 from idempotency_django.stores.database.dialects import DIALECTS
-from idempotency_django.stores.database.dialects.base import lock_number
+from idempotency_django.stores.database.dialects.postgresql import lock_number
 from idempotency_django.testing import ANSWER, an_operation, in_threads
 from tests.models import Effect
 from tests.settings import ALIASES
@@ -305,7 +305,7 @@ class TestFaults:
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
             monkeypatch.setattr(type(store._dialect), "acquire", lost)
-            monkeypatch.setattr(type(store._dialect), "write", lost)
+            monkeypatch.setattr(type(store._dialect), "complete", lost)
             monkeypatch.setattr(DatabaseStore, "_rows", property(lost))
             steps = {
                 "acquire": lambda: store.acquire(operation),

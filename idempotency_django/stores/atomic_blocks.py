@@ -76,7 +76,7 @@ def atomic_request_databases() -> list[str]:
     ]
 
 
-def forbid_atomic_block(what: str) -> None:
+def forbid_transactions(what: str) -> None:
     """Refuse a claim within a transaction, for a store that takes part in no transaction.
 
     The answer would be there before the effects are committed, and stay if they roll back.

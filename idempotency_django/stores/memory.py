@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 
 from ..codec import StoredPayload, decode, decode_step, encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
-from .atomic_blocks import forbid_atomic_block
+from .atomic_blocks import forbid_transactions
 from .base import Store
 
 
@@ -84,7 +84,7 @@ class MemoryStore(Store):
         self._lock = threading.Lock()
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        forbid_atomic_block(f"The claim of {operation.name}")
+        forbid_transactions(f"The claim of {operation.name}")
         name = (operation.key, operation.scope)
         with self._lock:
             entry = self._entries.get(name)
@@ -96,33 +96,27 @@ class MemoryStore(Store):
             pinned = bool(entry and not entry.expired and (entry.pinned or late))
             resumed = entry and not entry.expired and entry.is_of(operation)
             token = new_token(entry.token if entry and resumed else "")
-            self._entries[name] = _Entry(
+            made = self._entries[name] = _Entry(
                 operation, token, attempt, steps, pinned=pinned, hold=operation.hold
             )
             if operation.lease is not None:
-                self._let_lease_end(self._entries[name], operation.lease.total_seconds())
+                made.lease_ends = made.started + operation.lease.total_seconds()
         return Claim(operation, attempt, token, interrupted=late)
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        return self._end(claim, Status.COMPLETED, payload=encode(payload))
+        ended = time.monotonic()
+        answer = encode(payload)
+        return self._change(claim, status=Status.COMPLETED, payload=answer, started=ended)
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        changes: dict[str, Any] = {"error": error} | ({"pinned": True} if pinned else {})
         if not held:
-            return self._end(claim, Status.FAILED, error=error, pinned=pinned)
-        with self._lock:
-            entry = self._owned(claim)
-            if entry:
-                entry.error, entry.token, entry.hold = error, claim.origin, True
-                entry.pinned |= pinned
-                self._let_lease_end(entry, 0)
-            return entry is not None
+            return self._change(claim, status=Status.FAILED, **changes)
+        ended = time.monotonic()
+        return self._change(claim, token=claim.origin, hold=True, lease_ends=ended, **changes)
 
     def extend(self, claim: Claim, seconds: float) -> bool:
-        with self._lock:
-            entry = self._owned(claim)
-            if entry:
-                self._let_lease_end(entry, seconds)
-            return entry is not None
+        return self._change(claim, lease_ends=time.monotonic() + seconds)
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._lock:
@@ -184,27 +178,14 @@ class MemoryStore(Store):
             return entry
         return None
 
-    def _end(
-        self,
-        claim: Claim,
-        status: Status,
-        *,
-        payload: StoredPayload | None = None,
-        error: str = "",
-        pinned: bool = False,
-    ) -> bool:
+    def _change(self, claim: Claim, **changes: Any) -> bool:
+        """Change the entry of a claim, if it is its owner's."""
         with self._lock:
             entry = self._owned(claim)
-            if entry:
-                entry.status, entry.payload, entry.error = status, payload, error
-                entry.pinned |= pinned
-                if status is Status.COMPLETED:
-                    entry.started = time.monotonic()
-            return entry is not None
-
-    @staticmethod
-    def _let_lease_end(entry: _Entry, seconds: float) -> None:
-        entry.lease_ends = time.monotonic() + seconds
+            if entry is None:
+                return False
+            self._entries[claim.key, claim.scope] = replace(entry, **changes)
+            return True
 
     @staticmethod
     def _record(entry: _Entry) -> Record:

@@ -32,11 +32,11 @@ from ...records import Claim, Operation, Payload, Record, Status, Step, new_toke
 from ..atomic_blocks import unpooled_connection
 from ..base import Store
 from .checks import check_database, check_migrated, check_writable, lacks_functions
-from .dialects import DIALECTS, Batching, Dialect, plain
+from .dialects import DIALECTS, Dialect, plain
 from .transactions import (
     StoreTransaction,
-    TransactionGuard,
     forbid_atomic_block,
+    guarded_transaction,
     raise_translated,
 )
 
@@ -171,7 +171,7 @@ Name = tuple[str, str]
 
 
 def acquire_many(
-    dialect: Batching,
+    dialect: Dialect,
     operations: Sequence[Operation],
     asked_at: float,
     resolved: Callable[[Operation, Record], Claim | Record],
@@ -307,7 +307,7 @@ class DatabaseStore(Store):
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
         dialect = self._dialect
-        if not (operations and isinstance(dialect, Batching)):
+        if not (operations and dialect.batches):
             return super().acquire_many(operations)
         for operation in {operation.lease is None: operation for operation in operations}.values():
             self._forbid_misplaced(operation)
@@ -470,7 +470,7 @@ class DatabaseStore(Store):
         return StoreTransaction(self._dialect, whole=True, after=after)
 
     def guard_transaction(self, what: str) -> AbstractContextManager[None]:
-        return TransactionGuard(self._dialect, what)
+        return guarded_transaction(self._dialect, what)
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -192,9 +192,9 @@ class StoreTransaction:
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
 
 
-@dataclass(slots=True)
-class TransactionGuard:
-    """Refuses the statements that would end the running transaction, and logs where it has ended.
+@contextmanager
+def guarded_transaction(dialect: Dialect, what: str) -> Iterator[None]:
+    """Refuse the statements that would end the running transaction, and log where it has ended.
 
     What Django's cursors execute is looked at, and costs no statement. Scripts, stored procedures
     and the driver's own cursors are not seen.
@@ -202,37 +202,36 @@ class TransactionGuard:
     Args:
         dialect: of the transaction's database.
         what: what is executed in it.
+
+    Raises:
+        ImproperlyConfigured: in the block, instead of such a statement.
     """
+    connection = connections[dialect.using]
 
-    dialect: Dialect
-    what: str
-    _connection: Any = field(init=False)
+    def refuse(execute: Callable[..., Any], sql: Any, *arguments: Any) -> Any:
+        text = sql if isinstance(sql, str) else dialect.text_of(sql)
+        if dialect.ends_transaction(text):
+            raise ImproperlyConfigured(
+                f"{text[:40].strip()!r} would end the transaction that {what} runs in, so its "
+                "effects and its answer would not commit together. Move the statement out of the "
+                "view, or give the view's idempotency policy mode='leased'."
+            )
+        return execute(sql, *arguments)
 
-    def __enter__(self) -> None:
-        self._connection = connections[self.dialect.using]
-        self._connection.execute_wrappers.append(self._refuse)
-
-    def __exit__(self, *raised: object) -> None:
+    connection.execute_wrappers.append(refuse)
+    try:
+        yield
+    finally:
         # By itself, not by its place: the handler may have added others, or removed ours.
         with suppress(ValueError):
-            self._connection.execute_wrappers.remove(self._refuse)
-        driver = self._connection.connection
-        if driver is not None and not self.dialect.in_transaction(driver):
+            connection.execute_wrappers.remove(refuse)
+        driver: Any = connection.connection
+        if driver is not None and not dialect.in_transaction(driver):
             logger.error(
                 "The transaction of %s ended while its view was running (executescript() "
                 "commits, for example). Its effects so far are committed without its answer, "
                 "and a crash or an error at this point leaves it interrupted. Move what "
                 "commits out of the view, or give the view's idempotency policy "
                 "mode='leased'.",
-                self.what,
+                what,
             )
-
-    def _refuse(self, execute: Callable[..., Any], sql: Any, *arguments: Any) -> Any:
-        text = sql if isinstance(sql, str) else self.dialect.text_of(sql)
-        if self.dialect.ends_transaction(text):
-            raise ImproperlyConfigured(
-                f"{text[:40].strip()!r} would end the transaction that {self.what} runs in, so its "
-                "effects and its answer would not commit together. Move the statement out of the "
-                "view, or give the view's idempotency policy mode='leased'."
-            )
-        return execute(sql, *arguments)

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ...codec import decode, encode
 from ...errors import StoreUnavailable
 from ...records import Claim, Operation, Payload, Record, Status, new_token
-from ..atomic_blocks import forbid_atomic_block
+from ..atomic_blocks import forbid_transactions
 from ..base import Store
 from .checks import check_redis
 from .server import Client, RedisServer
@@ -115,7 +115,7 @@ class RedisStore(Store):
         self._max_payload_bytes = max_payload_bytes
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        forbid_atomic_block(f"The claim of {operation.name}")
+        forbid_transactions(f"The claim of {operation.name}")
         reply, acknowledged = self._run_and_wait(
             "acquire",
             operation.key,

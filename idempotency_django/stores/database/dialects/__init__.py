@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Batching, Dialect, plain
+from .base import Dialect, plain
 from .mysql import MySQL
 from .pipelining import Pipeline
 from .postgresql import PostgreSQL
@@ -10,7 +10,6 @@ from .sqlite import SQLite
 
 __all__ = [
     "DIALECTS",
-    "Batching",
     "Dialect",
     "MySQL",
     "Pipeline",

@@ -11,11 +11,10 @@ import json
 import re
 import threading
 from abc import ABC, abstractmethod
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django.db import Error as DatabaseFault
 from django.db import connections
@@ -26,12 +25,6 @@ from ....models import GRACE, IdempotencyKey
 from ....records import Claim, Operation, Step
 from .pipelining import Pipeline
 from .statements import Parameters, statements
-
-_PLAIN: Final = re.compile(
-    r"[\x01-\x09\x0b-\x7f]{0,255}\n[\x01-\x09\x0b-\x7f]{0,255}\n"
-    r"[\x01-\x09\x0b-\x7f]{0,16}\n[\x01-\x09\x0b-\x7f]{0,2048}"
-)
-"""A name, a principal, a method and a path, one a line, that :func:`plain` leaves as they are."""
 
 
 def plain(text: str, limit: int) -> str:
@@ -46,28 +39,18 @@ def lock_digest(operation: Operation, size: int) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=size).digest()
 
 
-def lock_number(operation: Operation) -> int:
-    """The number of PostgreSQL's advisory lock on the operation's key."""
-    return int.from_bytes(lock_digest(operation, 8), signed=True)
-
-
 def values_of(operation: Operation, token: str) -> dict[str, Any]:
     """The parameters of the statements that claim, besides the lock."""
     ttl = None if operation.ttl is None else operation.ttl.total_seconds()
-    texts = operation.name, operation.principal, operation.method, operation.path
-    if not _PLAIN.fullmatch("\n".join(texts)):  # which few are not
-        limits = 255, 255, 16, 2048
-        texts = tuple(map(plain, texts, limits))  # type: ignore[assignment]
-    name, principal, method, path = texts
     return {
         "key": operation.key,
         "scope": operation.scope,
-        "operation": name,
+        "operation": plain(operation.name, 255),
         "fingerprint": operation.fingerprint,
         "owner_token": token,
-        "principal": principal,
-        "method": method,
-        "path": path,
+        "principal": plain(operation.principal, 255),
+        "method": plain(operation.method, 16),
+        "path": plain(operation.path, 2048),
         "caused_by": operation.caused_by,
         "hold": operation.hold,
         "ttl": ttl,
@@ -110,6 +93,8 @@ class Dialect(ABC):
     What is not closed is one up to the end, so that nothing of it is looked at twice.
     """
 
+    batches: ClassVar[bool] = False
+    """Whether one statement claims, reads or completes many rows."""
     locks_database: ClassVar[bool] = False
     """Whether whoever writes locks the database for everybody else."""
     in_transaction: Callable[[Any], object]
@@ -126,6 +111,26 @@ class Dialect(ABC):
         self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
         self._aside = re.compile(self.aside)
 
+    def _cursor(self) -> AbstractContextManager[Any]:
+        return connections[self.using].cursor()
+
+    def _execute(self, statement: str, given: Parameters) -> int:
+        """Execute a statement; how many rows has it found or written?"""
+        with self._cursor() as cursor:
+            cursor.execute(self.sql[statement], given)
+            return int(cursor.rowcount)
+
+    def _rows(self, statement: str, given: Parameters) -> list[tuple[Any, ...]]:
+        """The rows that a statement selects."""
+        with self._cursor() as cursor:
+            cursor.execute(self.sql[statement], given)
+            return list(cursor.fetchall())
+
+    def _row(self, statement: str, given: Parameters) -> tuple[Any, ...] | None:
+        """The one row that a statement selects, if there is one."""
+        rows = self._rows(statement, given)
+        return rows[0] if rows else None
+
     @abstractmethod
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
         """Renew the leases that are their owners' and that nobody has locked; their records.
@@ -139,9 +144,7 @@ class Dialect(ABC):
 
     def _records(self, statement: str, claims: Sequence[Claim], **given: Any) -> set[int]:
         """The records that a statement on claims selects."""
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql[statement], {**self._described(claims), **given})
-            return {row[0] for row in cursor.fetchall()}
+        return {row[0] for row in self._rows(statement, {**self._described(claims), **given})}
 
     def _described(self, claims: Sequence[Claim]) -> dict[str, Any]:
         """The parameters that describe claims: their records, and their owners' tokens.
@@ -163,16 +166,12 @@ class Dialect(ABC):
             "limit": limit,
             "grace": GRACE.total_seconds(),
         }
-        with connections[self.using].cursor() as cursor:
-            return self.purged(cursor, given)
+        return self._purge(given)
 
-    def purged(self, cursor: Any, given: Parameters) -> int:
-        """The same, through a cursor."""
-        cursor.execute(self.sql["choose_purgeable"], given)
-        ids = {"ids": json.dumps([row[0] for row in cursor.fetchall()])}
-        cursor.execute(self.sql["purge_steps"], ids)
-        cursor.execute(self.sql["purge"], ids)
-        return int(cursor.rowcount)
+    def _purge(self, given: Parameters) -> int:
+        chosen = [row[0] for row in self._rows("choose_purgeable", given)]
+        self._execute("purge_steps", {"ids": json.dumps(chosen)})
+        return self._execute("purge", {"ids": json.dumps(chosen)})
 
     def acquire(self, operation: Operation, token: str) -> int | Row | None:
         """Claim the key of an operation.
@@ -204,6 +203,13 @@ class Dialect(ABC):
     def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
         """Store the answers of those claims that are their owners'; their tokens."""
         return {claim.token for claim, answer in answers if self.complete(claim, answer)}
+
+    def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
+        """Insert the rows of those that are new, each with its token; the ids by token.
+
+        Only a dialect that :attr:`batches` can.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def claim(self, operation: Operation, token: str) -> int | None:
@@ -262,7 +268,7 @@ class Dialect(ABC):
 
     def write_answer(self, claim: Claim, given: Parameters) -> bool:
         """Execute what stores an answer."""
-        return self._found_row("complete", given)
+        return bool(self._execute("complete", given))
 
     def fence(self, claim: Claim) -> bool:
         """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
@@ -270,12 +276,7 @@ class Dialect(ABC):
 
     def write_fence(self, statement: str, given: Parameters) -> bool:
         """Execute what locks the claim's row, and what may add a step to it."""
-        return self._found_row(statement, given)
-
-    def _found_row(self, statement: str, given: Parameters) -> bool:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql[statement], given)
-            return bool(cursor.rowcount)
+        return bool(self._execute(statement, given))
 
     def save_step(self, claim: Claim, step: Step) -> bool:
         """Lock the claim's row likewise, and add a step to it, which is in the codec's form."""
@@ -291,11 +292,7 @@ class Dialect(ABC):
         return self.write_fence("save_step", given)
 
     def read(self, key: str, scope: str) -> tuple[Any, ...] | None:
-        given: Parameters = {"key": key, "scope": scope, "grace": GRACE.total_seconds()}
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["read"], given)
-            row: tuple[Any, ...] | None = cursor.fetchone()
-            return row
+        return self._row("read", {"key": key, "scope": scope, "grace": GRACE.total_seconds()})
 
     def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
         """The rows of these keys and scopes, as :meth:`read` has them, by key and scope."""
@@ -343,56 +340,3 @@ class Dialect(ABC):
 def counts_in_place(operation: Operation) -> bool:
     """Whether a replay can be counted where its record is read."""
     return operation.count_replays and not operation.extend_on_replay
-
-
-class Batching(Dialect):
-    """A dialect that claims, selects and completes many rows in one statement each."""
-
-    def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
-        """Insert the rows of those that are new, each with its token; the ids by token."""
-        rows = [claim_values(operation, token) for operation, token in wanted]
-        with connections[self.using].cursor() as cursor, self.beginning():
-            cursor.execute(self.sql["claim_many"], {"rows": json.dumps(rows)})
-            return dict(cursor.fetchall())
-
-    def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
-        keys, scopes = [key for key, _ in names], sorted({scope for _, scope in names})
-        parameters: dict[str, Any] = {
-            "keys": keys,
-            "scopes": scopes,
-            "grace": GRACE.total_seconds(),
-        }
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["read_many"], parameters)
-            return {(key, scope): tuple(row) for key, scope, *row in cursor.fetchall()}
-
-    def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
-        rows = json.dumps([_answer(claim, answer) for claim, answer in answers])
-        ids = [claim.record_id for claim, _ in answers]
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["complete_many"], {"answers": rows, "ids": ids})
-            return {row[0] for row in cursor.fetchall()}
-
-    @abstractmethod
-    def beginning(self) -> AbstractContextManager[None]:
-        """The statement in the block may be the first one of a transaction."""
-
-
-def claim_values(operation: Operation, token: str) -> dict[str, Any]:
-    """The parameters of the statements that claim; durations as PostgreSQL writes intervals."""
-    values = values_of(operation, token)
-    values["lock"] = lock_number(operation)
-    for name in ("ttl", "kept", "lease"):
-        if values[name] is not None:
-            values[name] = f"{values[name]:f} seconds"
-    return values
-
-
-def _answer(claim: Claim, answer: StoredPayload) -> dict[str, Any]:
-    return {
-        "id": claim.record_id,
-        "token": claim.token,
-        "code": answer.status,
-        "headers": answer.headers,
-        "body": None if answer.body is None else b64encode(answer.body).decode(),
-    }

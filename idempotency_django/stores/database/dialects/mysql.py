@@ -62,7 +62,7 @@ class MySQL(Dialect):
             renewed = self._records("lock_owned", claims)
             if renewed:
                 free = [claim for claim in claims if claim.record_id in renewed]
-                self._found_row("extend", {**self._described(free), "seconds": seconds})
+                self._execute("extend", {**self._described(free), "seconds": seconds})
         return renewed
 
     def _described(self, claims: Sequence[Claim]) -> dict[str, Any]:
@@ -75,9 +75,9 @@ class MySQL(Dialect):
 
     def free(self, locks: Sequence[str]) -> None:
         # Without a connection the session is gone, and its locks with it.
-        with suppress(DatabaseFault), connections[self.using].cursor() as cursor:
+        with suppress(DatabaseFault):
             for name in locks:
-                cursor.execute(self.sql["unlock_key"], {"lock": name})
+                self._execute("unlock_key", {"lock": name})
 
     @staticmethod
     def in_transaction(driver: Any) -> bool:
@@ -90,10 +90,8 @@ class MySQL(Dialect):
 
     def _lock(self, operation: Operation) -> bool:
         name = self._lock_name(operation)
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["lock_key"], {"lock": name})
-            row = cursor.fetchone()
-        if not (row and row[0]):
+        [[locked]] = self._rows("lock_key", {"lock": name})
+        if not locked:
             return False
         self.hold(name)  # a session may hold a lock several times, and must release it as often
         return True

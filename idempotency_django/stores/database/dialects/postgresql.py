@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Final
 
-from django.db import Error as DatabaseFault
 from django.db import connections, models
 from django.db.models import BooleanField, Func, QuerySet, Value
 
-from ....errors import StoreUnavailable
+from ....codec import StoredPayload
 from ....models import GRACE, IdempotencyKey
 from ....records import Claim, Operation
-from .base import (
-    Batching,
-    Dialect,
-    Row,
-    claim_values,
-    counts_in_place,
-    lock_number,
-)
+from .base import Dialect, Row, counts_in_place, lock_digest, values_of
 from .pipelining import Deferred, Pipeline, or_lost
 from .statements import Parameters
 
@@ -35,7 +29,7 @@ _has_functions: Final[dict[tuple[object, ...], bool]] = {}
 """Whether a database has the functions."""
 
 
-class PostgreSQL(Batching):
+class PostgreSQL(Dialect):
     """The lock is a transaction-scoped advisory lock, taken inside the INSERT itself.
 
     It is safe behind PgBouncer in transaction mode and gone when the connection dies. Whoever
@@ -43,6 +37,7 @@ class PostgreSQL(Batching):
     """
 
     vendor = "postgresql"
+    batches = True
     # libpq's PGTransactionStatusType: 0 is connected, and in no transaction.
     in_transaction = attrgetter("info.transaction_status")
     # lock_not_available, serialization_failure, deadlock_detected
@@ -63,10 +58,9 @@ class PostgreSQL(Batching):
         self._or_lost = {name: or_lost(self.sql[name]) for name in _DEFERRABLE}
         self._or_lost["complete_by_function"] = self.sql["complete_by_function_or_lost"]
 
-    def purged(self, cursor: Any, given: Parameters) -> int:
-        cursor.execute(self.sql["purge"], given)
-        ids = [row[0] for row in cursor.fetchall()]
-        cursor.execute(self.sql["purge_steps"], {"ids": ids})
+    def _purge(self, given: Parameters) -> int:
+        ids = [row[0] for row in self._rows("purge", given)]
+        self._execute("purge_steps", {"ids": ids})
         return len(ids)
 
     def new_pipeline(self) -> Pipeline | None:
@@ -82,8 +76,10 @@ class PostgreSQL(Batching):
         pipeline: Pipeline = getattr(self._local, "pipeline", _ONE_BY_ONE)
         return pipeline
 
-    def beginning(self) -> AbstractContextManager[None]:
-        return self._pipeline.beginning()
+    @contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        with connections[self.using].cursor() as cursor, self._pipeline.beginning():
+            yield cursor
 
     def claimed(self, claim: Claim) -> None:
         self._pipeline.claimed(claim)
@@ -95,23 +91,15 @@ class PostgreSQL(Batching):
         given["count"] = counts_in_place(operation)
         given["relaxed"] = self._holds_nothing_else()
         given["grace"] = GRACE.total_seconds()
-        try:
-            with connections[self.using].cursor() as cursor, self.beginning():
-                cursor.execute(self.sql["acquire_by_function"], given)
-                [result] = cursor.fetchone()
-        except DatabaseFault as error:
-            if self.code(error.__cause__) in _GONE:
-                _has_functions[self._server()] = False
-                raise StoreUnavailable from error
-            raise
+        [[result]] = self._rows("acquire_by_function", given)
         if result is None:
             return None
-        return int(result[0]) if len(result) == 1 else _row(*result)
+        return int(result[0]) if len(result) == 1 else _row_of(*result)
 
     def write_answer(self, claim: Claim, given: Parameters) -> bool:
         statement = "complete_by_function" if self._has_functions() else "complete"
         deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
-        return self._pipeline.defer(claim, deferred) or self._found_row(statement, given)
+        return self._pipeline.defer(claim, deferred) or bool(self._execute(statement, given))
 
     def _has_functions(self) -> bool:
         """Whether the server has the functions, and they may be called; a process asks once."""
@@ -132,9 +120,8 @@ class PostgreSQL(Batching):
         return self.functions and not self._look_for_functions()
 
     def _look_for_functions(self) -> bool:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["has_functions"], {"functions": [*_FUNCTIONS]})
-            return bool(cursor.fetchone()[0])
+        [[found]] = self._rows("has_functions", {"functions": [*_FUNCTIONS]})
+        return bool(found)
 
     def _server(self) -> tuple[object, ...]:
         settings = connections[self.using].settings_dict
@@ -148,11 +135,25 @@ class PostgreSQL(Batching):
         return ours and blocks <= 1
 
     def claim(self, operation: Operation, token: str) -> int | None:
-        given = claim_values(operation, token)
-        with connections[self.using].cursor() as cursor, self.beginning():
-            cursor.execute(self.sql["claim"], given)
-            row = cursor.fetchone()
-            return row[0] if row else None
+        row = self._row("claim", claim_values(operation, token))
+        return row[0] if row else None
+
+    def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
+        rows = [claim_values(operation, token) for operation, token in wanted]
+        return dict(self._rows("claim_many", {"rows": json.dumps(rows)}))
+
+    def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        given = {
+            "keys": [key for key, _ in names],
+            "scopes": sorted({scope for _, scope in names}),
+            "grace": GRACE.total_seconds(),
+        }
+        return {(key, scope): row for key, scope, *row in self._rows("read_many", given)}
+
+    def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
+        rows = json.dumps([_described_answer(claim, answer) for claim, answer in answers])
+        given = {"answers": rows, "ids": [claim.record_id for claim, _ in answers]}
+        return {token for (token,) in self._rows("complete_many", given)}
 
     def write_fence(self, statement: str, given: Parameters) -> bool:
         deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
@@ -190,13 +191,35 @@ class PostgreSQL(Batching):
             "fingerprint": operation.fingerprint,
             "lock": lock_number(operation),
         }
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql[statement], given)
-            row: tuple[Any, ...] | None = cursor.fetchone()
-            return row
+        return self._row(statement, given)
 
 
-def _row(
+def lock_number(operation: Operation) -> int:
+    """The number of the advisory lock on the operation's key."""
+    return int.from_bytes(lock_digest(operation, 8), signed=True)
+
+
+def claim_values(operation: Operation, token: str) -> dict[str, Any]:
+    """The parameters of the statements that claim; durations as PostgreSQL writes intervals."""
+    values = values_of(operation, token)
+    values["lock"] = lock_number(operation)
+    for name in ("ttl", "kept", "lease"):
+        if values[name] is not None:
+            values[name] = f"{values[name]:f} seconds"
+    return values
+
+
+def _described_answer(claim: Claim, answer: StoredPayload) -> dict[str, Any]:
+    return {
+        "id": claim.record_id,
+        "token": claim.token,
+        "code": answer.status,
+        "headers": answer.headers,
+        "body": None if answer.body is None else b64encode(answer.body).decode(),
+    }
+
+
+def _row_of(
     counted: str,
     record_id: str,
     status: str,

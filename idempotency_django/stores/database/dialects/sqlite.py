@@ -49,10 +49,9 @@ class SQLite(Dialect):
             return int(cursor.lastrowid) if cursor.rowcount == 1 else None
 
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["extend"], {**self._described(claims), "seconds": seconds})
-            if cursor.rowcount == len(claims):
-                return {claim.record_id for claim in claims}
+        extended = self._execute("extend", {**self._described(claims), "seconds": seconds})
+        if extended == len(claims):
+            return {claim.record_id for claim in claims}
         # Whatever is still its owner's now was so then: there are no locks on rows.
         return self.owned(claims)
 
