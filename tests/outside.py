@@ -18,13 +18,14 @@ PATIENCE = 30  # seconds; then a process is killed
 _CONNECTION = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
 
 
-def environment(alias: str = "default") -> dict[str, str]:
-    """What a process needs to know to find one of the test databases."""
+def environment(alias: str = "default", **variables: str) -> dict[str, str]:
+    """What a process needs to know to find one of the test databases, and more variables for it."""
     given = connections[alias].settings_dict
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.outside_settings",
         "TEST_DATABASE": json.dumps({name: given[name] for name in _CONNECTION}),
+        **variables,
     }
 
 

@@ -1,4 +1,4 @@
-"""Settings of a process that consumes: the tests' own database, as ``DATABASE`` describes it."""
+"""Settings of a process that consumes: the tests' database that ``TEST_DATABASE`` describes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.mysql import use_pymysql
 
 use_pymysql()
 
-DATABASES = {"default": json.loads(os.environ["DATABASE"])}
+DATABASES = {"default": json.loads(os.environ["TEST_DATABASE"])}
 SECRET_KEY = "tests"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connections
 from kombu import Connection, Producer, Queue
 
 from idempotency_django.messaging.events import Event
 from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
+from tests.outside import ROOT, environment
 from tests.servers import Server
 from tests.soak import sizes
 
@@ -32,7 +32,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
 ]
 
-ROOT = Path(__file__).parents[2]
 LONGEST = 600  # seconds
 SEED = int(os.environ.get("CONSUMER_SEED", "1"))
 
@@ -74,17 +73,11 @@ class Broker:
 
     def consume(self, name: str, *, lease: float = 2, **orders: Any) -> list[str]:
         """Have processes consume until nothing is left; who was killed where."""
-        described = connections[settings.ALIASES[name]].settings_dict
-        keys = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
-        environment = {
-            **os.environ,
-            "DATABASE": json.dumps({key: described[key] for key in keys}, default=str),
-            "LEASE_SECONDS": str(lease),
-        }
+        env = environment(settings.ALIASES[name], LEASE_SECONDS=str(lease))
         told = json.dumps(asdict(replace(self.orders, **orders)))
         command = [sys.executable, "-m", "tests.consuming.worker", told]
         while True:
-            subprocess.run(command, check=True, cwd=ROOT, env=environment, timeout=LONGEST)
+            subprocess.run(command, check=True, cwd=ROOT, env=env, timeout=LONGEST)
             if not self.left():  # what a process held that was killed last has come back
                 return self.log.read_text().splitlines() if self.log.exists() else []
 

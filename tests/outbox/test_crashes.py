@@ -9,9 +9,10 @@ import sys
 import pytest
 from django.conf import settings
 
+from tests.outside import ROOT, environment
 from tests.soak import sizes
 
-from .test_storm import LONGEST, ROOT, environment
+from .test_storm import LONGEST
 
 pytestmark = [
     pytest.mark.e2e,
@@ -37,7 +38,7 @@ def test_crash_at_every_boundary(
     ended = subprocess.run(
         command,
         cwd=ROOT,
-        env=environment(settings.ALIASES[name]),
+        env=environment(settings.ALIASES[name], LEASE_SECONDS="2"),
         timeout=LONGEST,
         check=True,
         stdout=subprocess.PIPE,

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
-from django.db import connections
 from django.test import override_settings
 
 from idempotency_django.errors import OperationInProgress
@@ -21,6 +20,7 @@ from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.testing import in_threads
 from tests.models import Effect
+from tests.outside import ROOT, environment
 from tests.soak import sizes
 
 from .storm import Orders
@@ -30,18 +30,9 @@ pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
 ]
 
-ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("OUTBOX_SEED", "1"))
 LONGEST = 600  # seconds
 STORE = {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}
-
-
-def environment(alias: str) -> dict[str, str]:
-    """What tells another process which database to use."""
-    described = connections[alias].settings_dict
-    keys = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
-    described = {key: described[key] for key in keys}
-    return {**os.environ, "DATABASE": json.dumps(described, default=str), "LEASE_SECONDS": "2"}
 
 
 @pytest.mark.parametrize("number", sizes(90, 300, "OUTBOX_MESSAGES"))
@@ -53,7 +44,8 @@ def test_storm(name: str, number: int, tmp_path: Path) -> None:
     strikes = max(messages // 10, 5)
     orders = Orders(str(tmp_path / "log"), messages, seed=SEED, strikes=strikes)
     command = [sys.executable, "-m", "tests.outbox.storm", json.dumps(asdict(orders))]
-    subprocess.run(command, check=True, cwd=ROOT, env=environment(alias), timeout=LONGEST)
+    env = environment(alias, LEASE_SECONDS="2")
+    subprocess.run(command, check=True, cwd=ROOT, env=env, timeout=LONGEST)
     events = [Event.from_json(line) for line in Path(orders.log).read_text().splitlines()]
 
     committed = Effect.objects.using(alias).filter(reference__startswith="committed ")

@@ -1,4 +1,4 @@
-"""Settings of a process that owns streams, in the tests' own database: ``DATABASE``."""
+"""Settings of a process that owns streams, in the tests' own database: ``TEST_DATABASE``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.mysql import use_pymysql
 
 use_pymysql()
 
-DATABASES = {"default": json.loads(os.environ["DATABASE"])}
+DATABASES = {"default": json.loads(os.environ["TEST_DATABASE"])}
 SECRET_KEY = "tests"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

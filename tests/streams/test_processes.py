@@ -10,22 +10,20 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from idempotency_django.messaging.models import StreamPosition
 from idempotency_django.testing import PATIENCE
 from tests.models import Effect
+from tests.outside import ROOT, environment
 from tests.settings import ALIASES
 
 from .worker import OFFSETS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 
-ROOT = Path(__file__).parents[2]
 PAUSED = "billing/orders/0"
 ASLEEP = "billing/orders/1"
 
@@ -34,16 +32,10 @@ class Process:
     """One that reads streams."""
 
     def __init__(self, using: str) -> None:
-        described = connections[using].settings_dict
-        keys = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
-        environment = {
-            **os.environ,
-            "DATABASE": json.dumps({key: described[key] for key in keys}, default=str),
-            "DJANGO_SETTINGS_MODULE": "tests.streams.process_settings",
-        }
+        env = environment(using, DJANGO_SETTINGS_MODULE="tests.streams.process_settings")
         command, pipe = [sys.executable, "-m", "tests.streams.worker"], subprocess.PIPE
         self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, cwd=ROOT, env=environment, text=True
+            command, stdin=pipe, stdout=pipe, cwd=ROOT, env=env, text=True
         )
 
     def order(self, **order: Any) -> None:

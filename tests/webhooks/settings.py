@@ -1,4 +1,4 @@
-"""Settings of processes that receive and process: the tests' own database, as ``DATABASE`` says."""
+"""Settings of processes that receive and process: the database is ``TEST_DATABASE``'s."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.mysql import use_pymysql
 
 use_pymysql()
 
-DATABASES = {"default": json.loads(os.environ["DATABASE"])}
+DATABASES = {"default": json.loads(os.environ["TEST_DATABASE"])}
 SECRET_KEY = "tests"
 USE_TZ = True
 ALLOWED_HOSTS = ["*"]

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.db import connections
 
 from idempotency_django.messaging.inbox.verifiers import StandardWebhooks
 from idempotency_django.testing import eventually
+from tests.outside import ROOT, environment
 from tests.webhooks.secret import SECRET
 
-ROOT = Path(__file__).parents[2]
 WORKERS = 4
 verifier = StandardWebhooks([SECRET])
 
@@ -76,17 +75,10 @@ class Site:
 
 
 @contextmanager
-def site(name: str, log: Path, *, kills: int = 0, **environment: str) -> Iterator[Site]:
+def site(name: str, log: Path, *, kills: int = 0, **more: str) -> Iterator[Site]:
     """Receive and process in real processes, on one of the tests' databases."""
-    described = connections[settings.ALIASES[name]].settings_dict
-    keys = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
-    env = {
-        **os.environ,
-        "DATABASE": json.dumps({key: described[key] for key in keys}, default=str),
-        "DJANGO_SETTINGS_MODULE": "tests.webhooks.settings",
-        "STRUCK": str(log),
-        **environment,
-    }
+    variables = {"DJANGO_SETTINGS_MODULE": "tests.webhooks.settings", "STRUCK": str(log), **more}
+    env = environment(settings.ALIASES[name], **variables)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
         handed = listener.fileno()
