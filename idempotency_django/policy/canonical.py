@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from uuid import UUID
 
 LENGTH: Final = 12
 """Bytes of a content digest: 96 bits tell apart all requests that ever use one key."""
 
 _SHORT: Final = 64
-"""Bytes up to which a text is written out where the whole is longer than ``WRITTEN_OUT``."""
-
-WRITTEN_OUT: Final = 1024 * 1024
-"""Bytes up to which an object that occurs twice is written twice, as a copy of it would be."""
+"""Bytes up to which a text is written out."""
 
 
 def digest(*parts: bytes | str) -> str:
@@ -43,88 +39,77 @@ def framed(*parts: bytes | str) -> bytes:
     return bytes(out)
 
 
-def canonical(value: Any, *, at_most: float = WRITTEN_OUT) -> bytes:
+def canonical(value: Any) -> bytes:
     """Plain data as bytes that are equal for equal values and differ for all others.
 
     Each value follows its type and its length or count, so that no two values can be confused: 1,
     1.0, "1" and true are four values. The order of a mapping's keys and of a set does not matter.
+    Each list, mapping and long text is its digest, which is made once of an object that occurs
+    twice: a few lines of YAML, whose aliases repeat lists of aliases, may stand for more data than
+    there is memory.
 
     Args:
         value: JSON's types, bytes, ``Decimal``, ``UUID``, dates and times, enums, sets,
             dataclasses, Django models (by their label and primary key), pydantic models, and
             mappings, lists and tuples of these. A list, mapping or dataclass within itself, as YAML
             can say it, is written as its number.
-        at_most: bytes up to which an object that occurs twice is written twice, as a copy of it
-            would be. Beyond that, each list, mapping and long text is its digest, which is made
-            once of an object that occurs twice: a few lines of YAML, whose aliases repeat lists of
-            aliases, may stand for more data than there is memory.
 
     Raises:
         TypeError: it contains something else, whose text may differ in another process; or a set
             whose members contain it.
     """
+    made: dict[int, tuple[bytes, Any]] = {}  # what stands for an object, and it, to keep its id
+    numbers: dict[int, int] = {}  # of the objects that are being written, from the outermost
     out: list[bytes] = []
-    length = 0
-    pending = [value]  # a stack: what a client sends may be nested deeper than Python's calls
-    seen: dict[int, tuple[bytes, Any]] = {}  # what to write for an object that comes again, and it
+    # A stack, as what a client sends may be nested deeper than Python's calls: of each object what
+    # is left of its parts, and what was written of it.
+    pending: list[tuple[Any, Iterator[Any], list[bytes]]] = [(None, iter((value,)), out)]
     while pending:
-        item = pending.pop()
-        if type(item) is _End:
-            _, itself = seen.pop(item.of)
-            if at_most == inf:
-                seen[item.of] = _shortened(out, item.start), itself
-            continue
-        if id(item) in seen:
-            out.append(seen[id(item)][0])
-            continue
-        scalar: tuple[bytes, str] | None = None
-        match item:
-            case Mapping():
-                written = b"m%d:" % len(item)
-                names = sorted(item, key=_sort_key, reverse=True)
-                parts = [part for name in names for part in (item[name], name)]
-            case list() | tuple():
-                written, parts = b"l%d:" % len(item), [*reversed(item)]
-            case _:
-                scalar = _scalar(item)
-                if scalar is None:
-                    label, *parts = _parts(item)
-                kind, text = scalar or (b"o", label)
-                data = text.encode("utf-8", "surrogatepass")
-                written = b"%s%d:%s" % (kind, len(data), data)
-        if scalar is None:
-            seen[id(item)] = (b"r%d:" % len(seen), item)
-            pending += (_End(id(item), len(out)), *parts)
-        elif at_most == inf and len(written) > _SHORT:
-            written = _short(written)
-            seen[id(item)] = (written, item)
-        out.append(written)
-        if (length := length + len(written)) > at_most:
-            return canonical(value, at_most=inf)
+        owner, parts, written = pending[-1]
+        for item in parts:
+            scalar = _scalar(item)
+            if id(item) in made:
+                written.append(made[id(item)][0])
+            elif id(item) in numbers:
+                written.append(b"r%d:" % numbers[id(item)])
+            elif scalar is None:
+                numbers[id(item)] = len(numbers)
+                head, inner = _opened(item)
+                pending.append((item, inner, [head]))
+                break
+            else:
+                text = _labelled(*scalar)
+                if len(text) > _SHORT:
+                    text, _ = made[id(item)] = _short(text), item
+                written.append(text)
+        else:
+            pending.pop()
+            if pending:
+                del numbers[id(owner)]
+                made[id(owner)] = _short(b"".join(written)), owner
+                pending[-1][2].append(made[id(owner)][0])
     return b"".join(out)
 
 
-class _End(NamedTuple):
-    """Where the items of a list or mapping end: what comes after is not within it.
-
-    Attributes:
-        of: the id of the list or mapping.
-        start: where it begins in what is written.
-    """
-
-    of: int
-    start: int
-
-
-def _shortened(out: list[bytes], start: int) -> bytes:
-    """What stands for all that was written from here on, of which only that is left."""
-    out[start:] = [_short(b"".join(out[start:]))]
-    return out[start]
-
-
 def _short(written: bytes) -> bytes:
-    """What stands for it where the whole is long."""
     return b"h" + hashlib.sha256(written).digest()
+
+
+def _labelled(kind: bytes, text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return b"%s%d:%s" % (kind, len(data), data)
+
+
+def _opened(item: Any) -> tuple[bytes, Iterator[Any]]:
+    """How a value with parts begins, and its parts."""
+    match item:
+        case Mapping():
+            names = sorted(item, key=_sort_key)
+            return b"m%d:" % len(item), (part for name in names for part in (name, item[name]))
+        case list() | tuple():
+            return b"l%d:" % len(item), iter(item)
+    label, *parts = _parts(item)
+    return _labelled(b"o", label), iter(parts)
 
 
 def _scalar(item: Any) -> tuple[bytes, str] | None:

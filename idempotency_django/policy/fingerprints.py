@@ -18,7 +18,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from .canonical import WRITTEN_OUT, canonical, framed
+from .canonical import canonical, framed
 from .invocation import Body, Form, Hashed, Invocation, Parsed
 
 FingerprintFunction = Callable[[Invocation], bytes | str]
@@ -159,7 +159,7 @@ def _canonical(body: Body, media_type: str) -> bytes:
             for file in sorted(body.files, key=attrgetter("field"))
         ]
         return b"form" + canonical((named, uploaded))
-    if is_json(media_type) and (body.tree or _is_short(body.value)):
+    if body.tree and is_json(media_type):
         try:
             # As JSON again, which is several times faster than canonical().
             return b"json" + _encode(body.value).encode()
@@ -173,32 +173,7 @@ def _canonical(body: Body, media_type: str) -> bytes:
         return _canonical(body.raw, media_type)
 
 
-def _is_short(value: Any) -> bool:
-    """Whether the value is short as JSON, where what occurs twice is written twice.
-
-    YAML's aliases repeat lists of aliases: a short body may stand for more text than there is
-    memory.
-    """
-    left, pending = WRITTEN_OUT, [value]
-    while pending and left > 0:
-        item = pending.pop()
-        left -= 1
-        if isinstance(item, str):
-            left -= len(item)
-        elif isinstance(item, Mapping):
-            pending += item.values()
-        elif isinstance(item, list | tuple):
-            pending += item
-    return left > 0
-
-
-def _as_dict(value: Any) -> dict[Any, Any]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError
-
-
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_as_dict).encode
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
