@@ -86,7 +86,7 @@ def run(
         atomic: the transactions that the caller wants around ``execute``; ``None``: none.
         undo: without a lease, called when what ``execute`` did was rolled back: before ``recover``,
             or when the transactions of ``atomic`` have ended. It takes back what no database knows
-            of. It is not called when nobody knows whether the transaction was committed.
+            of. It is not called when it is unknown whether the transaction was committed.
         admit: called with the record before a replay is counted and announced; what it raises
             refuses the replay, and leaves this function.
         observation: what is around it instead of the hooks of the settings.

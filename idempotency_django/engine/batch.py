@@ -149,7 +149,7 @@ def _settle_unconfirmed(store: Store, item: Item, error: StoreUnavailable) -> Ou
 
     try:
         return run(store, item.operation, execute, _raise, observation=UNOBSERVED)
-    except Exception as again:  # noqa: BLE001  # then nobody knows
+    except Exception as again:  # noqa: BLE001  # then it is unknown
         return known if again is known else error
 
 
@@ -172,8 +172,8 @@ class _Batch:
         """The outcomes of the items, by their places, without those that are to be run alone.
 
         Raises:
-            Exception: an item failed, or the transaction; all of them are rolled back, or nobody
-                knows.
+            Exception: an item failed, or the transaction; all of them are rolled back, or
+                it is unknown.
         """
         store, outcomes = self.store, dict[int, Outcome]()
         try:

@@ -1,4 +1,4 @@
-"""What a handler can use of the operation that it executes: ``request.idempotency``.
+"""The context of an execution, which a handler gets: ``request.idempotency``.
 
 Nothing here knows HTTP: views, tasks and plain functions get the same object.
 """
@@ -55,7 +55,7 @@ class ExecutionContext:
 
     @property
     def operation(self) -> Operation:
-        """What is executed."""
+        """The operation that is executed."""
         return self._claim.operation
 
     @property
@@ -80,7 +80,7 @@ class ExecutionContext:
 
     @property
     def reference(self) -> str:
-        """What names its record in the ``caused_by`` of other operations."""
+        """The reference of its record, for the ``caused_by`` of other operations."""
         return reference(self.key, self.scope)
 
     @property
@@ -96,8 +96,8 @@ class ExecutionContext:
 
         It is the same on every attempt and on every machine; while the operation has a record, also
         after a rotation of ``SECRET_KEY``. It differs for each name, for each operation, and for
-        each request that asks for something else. Without the secret, nobody can test a guess at
-        the request against it. Send it to a payment provider as *its* idempotency key.
+        each request that asks for something else. Without the secret, no guess at the request
+        can be tested against it. Send it to a payment provider as *its* idempotency key.
 
         Args:
             name: what the key is for, such as ``"charge"``.
@@ -272,7 +272,7 @@ class ExecutionContext:
 
 
 class UnprotectedContext(ExecutionContext):
-    """What a handler gets if its store cannot be reached and it runs nevertheless.
+    """The context of a handler that runs although its store cannot be reached.
 
     Nothing is claimed and nothing is kept: steps are just called. ``derive_key()`` returns the same
     keys as always, so calls of a service that honours them stay safe.
@@ -301,7 +301,7 @@ class UnprotectedContext(ExecutionContext):
 
 
 class NoKeyContext:
-    """What a leased handler gets with a request without a key, where its key is optional.
+    """The context of a leased handler whose request has no key, where the key is optional.
 
     It is false. Whatever needs a key says so; ``atomic()`` is an ordinary transaction.
     """

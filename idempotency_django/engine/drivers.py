@@ -1,4 +1,4 @@
-"""Who does what a flow of the engine awaits: one driver blocks, the other one awaits.
+"""Sync and async drivers of the leased flow: one blocks, the other one awaits.
 
 A flow is a coroutine that is written once and awaits nothing but its driver.
 """
@@ -36,7 +36,7 @@ class Driver(ABC):
 
     @property
     def payload(self) -> Payload | None:
-        """What is to be stored of the handler's result; ``None``: nothing, so far or at all."""
+        """The part of the handler's result that is to be stored; ``None``: nothing, so far."""
         payload = self.result.payload if self.result else None
         return payload if isinstance(payload, Payload) else None
 
@@ -94,7 +94,7 @@ class Awaiting(Driver):
     """Leaves the event loop to others meanwhile; functions are called in a thread.
 
     A cancellation ends the handler at once, or prevents its start. A call of the store is finished
-    first: otherwise it could make a claim that nobody knows of.
+    first: otherwise it could make a claim without an owner.
 
     Args:
         handler: the handler, a coroutine function.

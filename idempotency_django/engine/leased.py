@@ -247,14 +247,14 @@ class LeasedRun:
         raise AssertionError
 
     async def _is_mine(self) -> bool:
-        """Whether the claim is still its owner's, or nobody can say that it is not."""
+        """Whether the claim is still its owner's, as far as the store can be asked."""
         try:
             return await self.driver.call(self.store.extend, self.claim, self.seconds)
         except (StoreUnavailable, OperationInProgress):
             return True
 
     async def _is_held(self, ended: Result | Exception) -> bool:
-        """Whether nobody knows what was committed, so that an operator must settle it."""
+        """Whether it is unknown what was committed, so that an operator must settle it."""
         payload = self.driver.payload
         unknown = (StoreUnavailable, *UNCERTAIN_ERRORS) if payload else StoreUnavailable
         if not (self.operation.hold and self.driver.begun and isinstance(ended, unknown)):
@@ -359,7 +359,7 @@ class LeasedRun:
         return self._is_of(record) and (record.status is Status.FAILED or record.held)
 
     def _is_of(self, record: Record | None) -> TypeGuard[Record]:
-        """Whether a record is the one that was claimed, and nobody has claimed it again."""
+        """Whether a record is the one that was claimed, and was not claimed again."""
         if record is None:
             return False
         mine = (self.claim.attempt, self.claim.record_id)

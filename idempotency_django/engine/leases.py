@@ -59,8 +59,8 @@ NAMED: Final = 3  # operations that a line of the log names
 class Lease:
     """The lease of a claim as its owner knows it.
 
-    Until a lease is over, nobody else can have the claim, so its owner need not ask. The time is
-    counted from *before* the store was asked, by a monotonic clock.
+    Until a lease is over, no other attempt can have the claim, so its owner need not ask. The time
+    is counted from *before* the store was asked, by a monotonic clock.
 
     Args:
         store: where the claim was made.
@@ -79,7 +79,7 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Whether somebody else may have the claim by now."""
+        """Whether another attempt may have the claim by now."""
         return time.monotonic() >= self._valid_until
 
     def renew(self) -> None:
@@ -108,7 +108,7 @@ class Lease:
 
         Raises:
             ClaimLost: it is not.
-            StoreUnavailable: the store cannot be reached, so nobody knows.
+            StoreUnavailable: the store cannot be reached, so it is unknown.
         """
         if self.is_over:
             self.renew()
@@ -140,7 +140,7 @@ class _Heartbeat:
         self._wakes_at = 0.0  # while the thread is awake: it looks before it sleeps
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self.finalizer = finalize(store, self._stop)  # when nobody has the store any more
+        self.finalizer = finalize(store, self._stop)  # when the store is gone
         self.finalizer.atexit = False  # the thread ends with its process anyway
 
     def add(self, lease: Lease) -> None:
@@ -206,7 +206,7 @@ class _Heartbeat:
     def _renew(self, leases: Sequence[Lease]) -> None:
         """Renew leases of one length, and see when each is due again."""
         asked_at, seconds = time.monotonic(), leases[0].seconds
-        problem: Exception = OperationInProgress("The record is locked by somebody else.")
+        problem: Exception = OperationInProgress("The record is locked by another transaction.")
         answers: dict[Lease, bool | None] = dict.fromkeys(leases)
         try:
             extended = leases[0].store.extend_many([lease.claim for lease in leases], seconds)

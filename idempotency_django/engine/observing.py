@@ -41,7 +41,7 @@ _NAMES: Final[dict[type[Outcome], OutcomeName]] = {
 
 @dataclass(slots=True)
 class ObservedExecution:
-    """What a hook around an execution sees of it.
+    """An execution as the hooks around it see it.
 
     Attributes:
         operation: what was asked for. It has no body, but the key: of which there are as many as

@@ -73,7 +73,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Somebody else is executing the operation.
+    """Another attempt is executing the operation.
 
     Attributes:
         remaining: seconds until the owner's lease ends, if it is not renewed; ``None``: unknown.
@@ -140,7 +140,7 @@ _MISMATCHED: Final = (
 
 
 UNCERTAIN_ERRORS: Final = (OperationalError, InterfaceError)
-"""What COMMIT raises if nobody knows whether it was done."""
+"""The errors of a COMMIT of which it is unknown whether it was done."""
 
 
 class RolledBack(Exception):  # carries a result out of a transaction; no error
@@ -255,7 +255,7 @@ def _savepoints() -> Iterator[None]:
     with ExitStack() as savepoints:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and not connection.needs_rollback:
-                with suppress(DatabaseFault):  # it is spoilt already, by somebody else
+                with suppress(DatabaseFault):  # it is spoilt already
                     savepoints.enter_context(transaction.atomic(using=connection.alias))
         yield
 
@@ -305,7 +305,7 @@ LONGEST_PAUSE: Final = 0.25
 
 
 class ConflictWait:
-    """How long to wait for an operation in progress, and how often to look.
+    """The wait for an operation in progress: how long, and how often to look.
 
     Args:
         longest: how long, from now; ``None``: not at all.
@@ -331,7 +331,7 @@ class ConflictWait:
         look: Callable[[], Awaitable[Outcome]],
         pause: Callable[[float], Awaitable[None]],
     ) -> Outcome:
-        """What the last look finds: when nobody else is executing, or the wait is over."""
+        """The outcome of the last look: nothing else is executing, or the wait is over."""
         while True:
             outcome = await look()
             seconds = self.pause(outcome)

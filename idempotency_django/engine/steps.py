@@ -139,7 +139,7 @@ class Steps:
                 that are being called again are left out.
 
         Raises:
-            StoreUnavailable: as a step did of which nobody knows whether it was committed: nothing
+            StoreUnavailable: as a step did of which it is unknown whether it was committed: nothing
                 may follow that. Or the failures cannot be stored.
             ClaimLost: the operation was taken over.
             ImproperlyConfigured: a transaction surrounds what is to follow.

@@ -160,7 +160,7 @@ class TransactionalRun:
                 time.sleep(pause)
 
     def try_once(self) -> Outcome:
-        """Run it, unless somebody else is at it."""
+        """Run it, unless another attempt is at it."""
         known = self.store.recall(self.operation) if self.store.recalls else None
         if known is not None:
             recalled = decide(known, self.operation)
@@ -329,7 +329,7 @@ def _settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: b
     payload, unmade = make_payload(result)
     if unmade is not None:
         result = failure(unmade)
-    # Whoever has completed it meanwhile is not replayed here, so that nothing is counted.
+    # An attempt that has completed it meanwhile is not replayed here, so that nothing is counted.
     uncounted = replace(claim.operation, count_replays=False)
     try:
         with store.transaction():
@@ -388,7 +388,7 @@ def _rolled_back(error: StoreUnavailable) -> StoreUnavailable:
 
 
 def _reason(error: Exception, using: str | None) -> str:
-    """What the handler tried; empty if the transaction around it is not the cause."""
+    """The mistake of the handler; empty if the transaction around it is not the cause."""
     if using is not None and connections[using].closed_in_transaction:
         return "The connection was closed (by close_old_connections()?), which cannot be done"
     if isinstance(error, RuntimeError) and _DURABLE in text_of(error):

@@ -39,7 +39,7 @@ from .functions import KeyRule, check_rule, enqueue, fingerprint_of, key_of
 __all__ = ["IdempotentTask"]
 
 METHOD: Final = "TASK"
-"""What stands for the HTTP method in the audit."""
+"""Stands for the HTTP method in the audit."""
 
 CAUSED_BY: Final = "idempotency_caused_by"
 """The header: the reference of the record of the operation that sent the message."""
@@ -55,13 +55,13 @@ _MOST_REPLACED: Final = 500
 messages that no broker takes."""
 
 _LATER: Final = (OperationInProgress, StoreUnavailable, ClaimLost)
-"""What says nothing of the task's result: its message is to be looked at again."""
+"""Errors that say nothing of the task's result: its message is to be looked at again."""
 
 _SLACK: Final = 0.2
 """Seconds after the end of a lease, by another machine's clock, at which its task is free."""
 
 _VISIBILITY_TIMEOUT: Final = 1800.0
-"""Seconds after which Celery's brokers deliver again what nobody acknowledged, at the earliest."""
+"""Seconds after which Celery's brokers deliver an unacknowledged message again, at the earliest."""
 
 _COPY_TTL: Final = timedelta(hours=1)
 """How long it is remembered that a copy was sent, in addition to the lease."""
@@ -212,7 +212,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
     @property
     def execution(self) -> ExecutionContext:
-        """What the task can use of the operation that it executes: its attempt, keys and steps.
+        """The context of the operation that the task executes: its attempt, keys and steps.
 
         Raises:
             ImproperlyConfigured: the task is not being executed under a key.
@@ -428,13 +428,13 @@ class _Delivery:
         self.task = task
         self.request = request
         self.copies = int(request.get(COPIES) or 0)
-        """How many copies were sent one after the other before this delivery; 0: it is no copy."""
+        """The copies that were sent one after the other before this delivery; 0: it is no copy."""
 
     def has_failed(self) -> bool:
         """Whether an earlier delivery of the message ended in a failure that Celery has recorded.
 
-        Somebody may send a failed task again with its id; but what the broker delivers again, or
-        was sent for the case that a worker dies, has been reported.
+        An operator may send a failed task again with its id; but what the broker delivers again,
+        or was sent for the case that a worker dies, has been reported.
         """
         again = self.copies or (self.request.delivery_info or {}).get("redelivered")
         return bool(again) and self._state() == states.FAILURE
@@ -520,7 +520,7 @@ class _Delivery:
                 policy=policy,
             )
         except IdempotencyError:
-            send()  # nobody knows whether it was sent: better twice
+            send()  # it is unknown whether it was sent: better twice
 
     def _send(self, number: int, pause: float, _: ExecutionContext | None = None) -> None:
         task, request = self.task, self.request
@@ -551,7 +551,7 @@ class _Delivery:
         remaining = reason.remaining if isinstance(reason, OperationInProgress) else None
         if remaining:
             pause = remaining + _SLACK
-        else:  # nobody knows: twice as long each time, up to a lease
+        else:  # unknown: twice as long each time, up to a lease
             first = conf.retry_after.total_seconds() or _SLACK
             longest = max(first, plan.policy.lease.total_seconds())
             pause = min(first * 2 ** min(number - 1, 16), longest)
@@ -566,7 +566,7 @@ class _Delivery:
 
 
 def _caused(successor: Mapping[str, Any], reference: str) -> dict[str, Any]:
-    """What Celery sends later, with the operation that it comes from."""
+    """The signature of a task that Celery sends later, with the operation that it comes from."""
     options = successor.get("options") or {}
     headers = {CAUSED_BY: reference, **(options.get("headers") or {})}
     return {**successor, "options": {**options, "headers": headers}}

@@ -59,7 +59,7 @@ def register(enqueue: Enqueue) -> None:
 
 
 def enqueue() -> Enqueue:
-    """What writes the message of a task.
+    """The registered function that writes the message of a task.
 
     Raises:
         ImproperlyConfigured: nothing does.
@@ -148,7 +148,7 @@ def fingerprint_of(
     kwargs: Mapping[str, Any],
     exclude: Collection[str] = (),
 ) -> Any:
-    """What a call asks for, as plain data: equal however its arguments are passed.
+    """The fingerprint of a call, as plain data: equal however its arguments are passed.
 
     Defaults do not count, so that a default that a new version changes refuses no retry of a call
     that the old version began.
@@ -253,7 +253,7 @@ def idempotent_job(
         job = name or f"{function.__module__}.{function.__qualname__}"
         check_rule(key, job, function)
 
-        def asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        def options_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
             return {
                 "key": key_of(key, job, function, args, kwargs),
                 "scope": scope or scopes.fit(f"job:{job}"),
@@ -264,11 +264,11 @@ def idempotent_job(
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            return idempotent_call(lambda _: function(*args, **kwargs), **asked(args, kwargs))
+            return idempotent_call(lambda _: function(*args, **kwargs), **options_of(args, kwargs))
 
         @wraps(function)
         async def arun(*args: Any, **kwargs: Any) -> Any:
-            call = aidempotent_call(lambda _: function(*args, **kwargs), **asked(args, kwargs))
+            call = aidempotent_call(lambda _: function(*args, **kwargs), **options_of(args, kwargs))
             return await call
 
         return cast(Job, arun if iscoroutinefunction(function) else run)

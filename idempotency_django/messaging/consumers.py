@@ -43,7 +43,7 @@ LIFETIME: Final = timedelta(days=30)
 """How long a consumer remembers an event, unless it or its policy says otherwise."""
 
 METHOD: Final = "EVENT"
-"""What stands for the HTTP method in the audit."""
+"""Stands for the HTTP method in the audit."""
 
 _REJECTED: Final = (DeadLettered, FingerprintMismatch, UnknownEventType)
 _NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
@@ -225,7 +225,7 @@ def without_exits(*, awaited: bool = False) -> Iterator[None]:
 
 
 def ending(error: BaseException) -> str:
-    """What has ended a handler, in words."""
+    """The exception that has ended a handler, in words."""
     return f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
 
 
@@ -295,7 +295,7 @@ class EventExecution:
 
     @property
     def name(self) -> str:
-        """What a filter knows it by: different for each consumer, source and id."""
+        """Its name in a filter: different for each consumer, source and id."""
         return reference(self.plan.operation.key, self.plan.operation.scope)
 
     def execute(self, execution: ExecutionContext) -> engine.Result:
@@ -356,7 +356,7 @@ class EventExecution:
         try:
             record = store.get(operation.key, operation.scope)
         except IdempotencyError:
-            return None  # nobody can say, and the next delivery finds out
+            return None  # the next delivery finds out
         if record is None or not record.held:
             return None
         dead = self._dead_letter_error(f"Attempt {record.attempt} at it")
@@ -396,16 +396,16 @@ def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | N
         return known
     maybe = seen.may_contain([each.name for each in executions])
     # Where a duplicate extends the record's lifetime, the store must be asked by a claim.
-    asked = [
+    candidates = [
         (place, each, each.plan.operation)
         for place, each in enumerate(executions)
         if maybe[place] and not each.plan.operation.extend_on_replay
     ]
     try:
-        records = store.get_many([(x.key, x.scope) for _, _, x in asked]) if asked else []
+        records = store.get_many([(x.key, x.scope) for _, _, x in candidates]) if candidates else []
     except IdempotencyError:
         return known  # the claim says what is wrong with the store
-    for (place, execution, operation), record in zip(asked, records, strict=True):
+    for (place, execution, operation), record in zip(candidates, records, strict=True):
         if record is None or record.expired:
             continue
         if replayed := engine.replay(record, operation):
@@ -560,9 +560,9 @@ class Consumer:
             DeadLettered: attempt number ``max_attempts`` has failed, now or before; or it was
                 interrupted, and the policy has ``on_interrupted="hold"``.
             FingerprintMismatch: another event with this source and id was handled before.
-            OperationInProgress: somebody else is handling it; ``remaining`` are the seconds that
+            OperationInProgress: another process handles it; ``remaining`` are the seconds that
                 their lease still runs.
-            StoreUnavailable: nothing is committed, or nobody knows whether it is. Deliver again.
+            StoreUnavailable: nothing is committed, or it is unknown. Deliver again.
             ImproperlyConfigured: a transaction is open around the call, so that nothing would be
                 committed when it returns.
             Exception: whatever the handler raises; what it wrote is rolled back.
@@ -742,15 +742,15 @@ def consumers() -> dict[str, Consumer]:
     Raises:
         ImproperlyConfigured: a path leads to no consumer, or two have one name.
     """
-    found: dict[str, Consumer] = {}
+    listed: dict[str, Consumer] = {}
     for path in conf.consumers:
         consumer = consumer_at(path)
-        if found.setdefault(consumer.name, consumer) is not consumer:
+        if listed.setdefault(consumer.name, consumer) is not consumer:
             raise ImproperlyConfigured(
                 f"IDEMPOTENCY['CONSUMERS'] lists two consumers that are called {consumer.name!r}. "
                 "Give one of them another name."
             )
-    return found
+    return listed
 
 
 def consumer_at(path: str) -> Consumer:

@@ -23,7 +23,7 @@ STRUCTURED: Final = "application/cloudevents+json"
 """The media type of an event whose attributes and data are one JSON object."""
 
 MAX_NESTING: Final = 100
-"""How many lists and objects within one another the data of an event may have, in and out."""
+"""The most lists and objects within one another that the data of an event may have."""
 
 _ENVELOPE: Final = "application/cloudevents"
 _PREFIX: Final = "ce-"
@@ -42,7 +42,7 @@ _REQUIRED: Final = ("id", "source", "type")
 class Event:
     """Something that happened, as a message tells it (CloudEvents 1.0).
 
-    The source and the id together name the event: whoever sends it again sends the same two.
+    The source and the id together name the event: its sender sends the same two each time.
 
     Attributes:
         id: which event of its source it is; any text that is not empty.

@@ -40,7 +40,7 @@ from .databases import database
 from .models import StreamPosition
 
 PEER: Final = "peer:"
-"""What the names of peers begin with in the table, and those of streams do not."""
+"""The prefix of the names of peers in the table, which those of streams do not have."""
 
 LARGEST: Final = 2**63 - 1
 """The largest number that the columns hold."""
@@ -56,7 +56,7 @@ _CONTINUED: Final = "{epoch} <= %s AND {position} = %s"
 
 
 def claim_stream(name: str, *, using: str | None = None) -> Stream:
-    """Own the stream from now on; whoever owned it before is fenced.
+    """Own the stream from now on; the owner before is fenced.
 
     Call it when the broker assigns the stream to this process. It raises the epoch, in a
     transaction of its own: two statements, one more the first time. If the owner before is in the
@@ -83,7 +83,7 @@ def claim_stream(name: str, *, using: str | None = None) -> Stream:
 
 
 class Stream:
-    """A stream that this process has claimed, until somebody else claims it. For one thread.
+    """A stream that this process has claimed, until another process claims it. For one thread.
 
     :func:`claim_stream` makes it. At the end of a ``with`` block it is closed.
 
@@ -131,9 +131,9 @@ class Stream:
         """Run the block in a transaction that also raises the position, or not at all.
 
         It is one UPDATE, before the block. It locks the stream's row until the transaction ends, so
-        that nobody can claim the stream between the effects and their commit. If the block raises,
-        its effects and the position are rolled back. Within a transaction that is open on the
-        database, it is a savepoint of that one, and commits with it.
+        that no process can claim the stream between the effects and their commit. If the block
+        raises, its effects and the position are rolled back. Within a transaction that is open on
+        the database, it is a savepoint of that one, and commits with it.
 
         Args:
             to: the offset of the message, or of the last one if the block handles several. Any
@@ -141,7 +141,7 @@ class Stream:
 
         Raises:
             AlreadyProcessed: the position is there already. The block does not run.
-            StreamFenced: somebody else has claimed the stream, or an operator has reset it. The
+            StreamFenced: another process has claimed the stream, or an operator has reset it. The
                 block does not run. Stop reading the stream, or claim it again.
             ValueError: it is no offset; the stream is closed.
             ImproperlyConfigured: autocommit is off on the database, so that the end of the block
@@ -206,7 +206,7 @@ class Stream:
 
     def _fenced(self) -> StreamFenced:
         return StreamFenced(
-            f"The stream {self.name!r} was claimed by somebody else, or reset by an operator, "
+            f"The stream {self.name!r} was claimed by another process, or reset by an operator, "
             f"after this process claimed it as epoch {self.epoch}. Nothing was executed. Stop "
             "reading it, or call claim_stream() again and go on after its position."
         )
@@ -322,7 +322,7 @@ def accept(
         return Accepted()
     last = _locked(using, row)
     if last is None and sequence == 0:
-        _create(using, row, epoch=epoch)  # or somebody else has by now
+        _create(using, row, epoch=epoch)  # or another transaction has by now
         if _move(using, row, epoch, sequence, condition, *values):
             return Accepted()
         last = _locked(using, row)

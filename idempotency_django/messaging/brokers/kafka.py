@@ -23,7 +23,7 @@ from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Transport
 logger = logging.getLogger("idempotency_django")
 
 PREFIX: Final = "ce_"
-"""What the headers begin with that carry an event's attributes: CloudEvents' binding for Kafka."""
+"""The prefix of the headers that carry an event's attributes: CloudEvents' binding for Kafka."""
 
 _REFUSED: Final = frozenset(
     {
@@ -274,7 +274,7 @@ class Kafka(Transport):
         self._client: Client | None = None
         self._partitions: dict[_Place, _Partition] = {}
         self._early: list[Message] = []
-        # librdkafka keeps a partition paused while somebody else has it, too.
+        # librdkafka keeps a partition paused while another member has it, too.
         self._paused: set[_Place] = set()
 
     def open(self) -> None:
@@ -306,7 +306,7 @@ class Kafka(Transport):
             place, offset = _place_of(message.native)
             partition = self._partitions.get(place)
             if partition is None or partition.following is None:
-                continue  # it was revoked: somebody else will be told that it is a duplicate
+                continue  # it was revoked: its next owner gets a duplicate
             partition.open.discard(offset)
             offsets[place] = min(partition.open, default=partition.following)
         if offsets:
@@ -407,7 +407,7 @@ class Kafka(Transport):
     def _produce(self, topic: str, message: Incoming, error: Exception) -> None:
         """Send it to a topic, and return when Kafka has it."""
         problems: list[Any] = []
-        told = {"dead-letter-reason": reason(error).encode()}
+        added = {"dead-letter-reason": reason(error).encode()}
         ours = {"bootstrap.servers", "security.protocol"}
         config = {
             name: value
@@ -419,7 +419,7 @@ class Kafka(Transport):
             topic,
             message.body,
             key=message.native.key(),
-            headers=[*message.headers, *told.items()],
+            headers=[*message.headers, *added.items()],
             on_delivery=lambda problem, _: problems.append(problem),
         )
         producer.flush(_FLUSH)

@@ -103,11 +103,11 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the broker; what was not acknowledged is delivered to somebody else."""
+        """Leave the broker; what was not acknowledged is delivered to another consumer."""
 
 
 MAX_HEADERS: Final = 64 * 1024
-"""How many characters the names and values of a message's headers may have."""
+"""The most characters that the names and values of a message's headers may have."""
 
 _ATTRIBUTE: Final = re.compile(r"(?:ce[_-]|cloudevents[:_])(.+)", re.IGNORECASE)
 _ENVELOPE: Final = "application/cloudevents"
@@ -317,7 +317,7 @@ logger = logging.getLogger("idempotency_django")
 
 _DOWN: Final = (StoreUnavailable, DatabaseError, InterfaceError)
 _REMEMBERED: Final = 10_000
-"""Of how many messages to know the failures: SQS may deliver a message to somebody else next."""
+"""The messages whose failures are known: SQS may deliver one to another process next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +461,7 @@ class MessageProcessor:
         dead_letters.keep_raw(self._consumer, message.place, message.body, error, message.texts)
 
     def _count(self, message: Incoming) -> int:
-        """How often the message has failed here, with this time."""
+        """The failures of the message here, with this one."""
         failures = self._failures[message.place] = self._failures.pop(message.place, 0) + 1
         while len(self._failures) > _REMEMBERED:
             del self._failures[next(iter(self._failures))]

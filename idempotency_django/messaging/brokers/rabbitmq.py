@@ -60,7 +60,7 @@ def topic_exchange(name: str) -> kombu.Exchange:
 
 
 PREFIX: Final = "cloudEvents_"
-"""What the headers begin with that carry an event's attributes: the AMQP binding of CloudEvents."""
+"""The prefix of the headers that carry an event's attributes: the AMQP binding of CloudEvents."""
 
 _UNFIT: Final = (struct.error, ValueError, TypeError)
 """What py-amqp raises for what AMQP cannot say, such as a routing key of more than 255 bytes."""
@@ -257,7 +257,7 @@ _CONFIRM: Final = 30.0  # seconds
 _NOT_FOUND: Final = 404
 _OTHER: Final = 406  # it exists with other properties
 _BROKERS: Final = "x-"
-"""What the names of headers begin with that a broker adds, such as ``x-delivery-count``."""
+"""The prefix of the headers that a broker adds, such as ``x-delivery-count``."""
 _UNREADABLE: Final = "idempotency-unreadable"
 """The header that carries the properties of a message that py-amqp cannot read."""
 _CONTENT_HEADER: Final = 2
@@ -601,7 +601,7 @@ def _plain(value: Any) -> Any:
 
 
 def _identified(message: _Message, headers: Mapping[str, Any]) -> str:
-    """What a message is known by: a delivery tag is another one at each delivery.
+    """The name of a message: a delivery tag is another one at each delivery.
 
     Its id alone will not do: some senders give all of their messages one.
     """

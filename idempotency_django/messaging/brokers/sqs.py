@@ -177,7 +177,7 @@ def _fit(text: str) -> str:
 logger = logging.getLogger("idempotency_django")
 
 AT_MOST: Final = 10
-"""How many messages SQS returns to one call."""
+"""The most messages that SQS returns to one call."""
 _LONGEST: Final = 43_200  # seconds that SQS lets a message be invisible
 _LONGEST_WAIT: Final = 20  # seconds that a call to SQS may wait for messages
 _CONNECT: Final = 5  # seconds

@@ -11,7 +11,7 @@ from ...stores.redis.server import FAULTS, Client, RedisServer
 from . import SeenFilter, validate_sizes
 
 ROTATIONS: Final = 3
-"""How often a batch of ids may find its generation full, or gone, before it is left out."""
+"""The number of times that a batch of ids may find its generation full, or gone."""
 
 
 class RedisSet(SeenFilter):
@@ -140,14 +140,14 @@ class RedisBloom(SeenFilter):
         """The generation to go on with after one that takes no more, which may be a new one."""
         newest = self._read()
         if newest is not None and newest > number:
-            return newest  # somebody else was faster
+            return newest  # another process was faster
         exists = self._execute("EXISTS", self._key(number))
         new = number + 1 if exists else number
         try:
             size = (str(self.error), str(self.capacity), "NONSCALING")
             self._execute("BF.RESERVE", self._key(new), *size)
         except FAULTS as error:
-            if "exists" not in str(error):  # somebody else was faster
+            if "exists" not in str(error):  # another process was faster
                 raise
         self._execute("SET", self._key("newest"), str(new))
         self._execute("UNLINK", self._key(new - self.generations))
