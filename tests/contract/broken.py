@@ -195,11 +195,11 @@ class AnswersAgeBeforeTheyAreStored(_Broken):
     """The time to live counts from the claim, so that a slow attempt's answer has none."""
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        entry = self.entry(claim)
-        started = entry and entry.started
+        claimed = self.entry(claim)
         completed = super().complete(claim, payload)
-        if entry and started and completed:
-            entry.started = started
+        entry = self.entry(claim)
+        if claimed and entry and completed:
+            entry.started = claimed.started
         return completed
 
 
