@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -194,6 +194,26 @@ class RacesContract(ContractSetting):
         assert self.record(operation).payload == ANSWER
 
 
+NEXT: Mapping[str, tuple[str, str]] = {
+    "running": ("in_progress", "in_progress"),
+    "interrupted": ("resumes", "in_progress"),
+    "interrupted, and held": ("held", "held"),
+    "interrupted, then failed": ("repeats", "failed"),
+    "failed": ("repeats", "begins"),
+    "failed, and pinned": ("repeats", "failed"),
+    "failed, pinned, then failed": ("repeats", "failed"),
+    "failed, pinned, expired, then failed": ("repeats", "begins"),
+    "failed, and held": ("held", "held"),
+    "completed": ("completed", "completed"),
+    "completed, and expired": ("begins", "begins"),
+}
+"""How an attempt ended, and what the next request for its key gets: the same one, and any other.
+
+It gets the record, by its status or as ``held``; or a claim that ``resumes`` an interrupted
+attempt, ``repeats`` a failed one, or ``begins`` a record of its own.
+"""
+
+
 class LeasesContract(ContractSetting):
     """Claims that live as long as their lease."""
 
@@ -214,6 +234,39 @@ class LeasesContract(ContractSetting):
     def taken_over(self, late: Claim, **changes: object) -> Claim:
         """The claim of the successor of a late owner."""
         return as_claim(self.again(late, **{"lease": SECOND * 99, **changes}))
+
+    def ended(self, how: str) -> Claim:
+        """The claim of an attempt that has ended in one of the ways of ``NEXT``."""
+        life = MOMENT if "expired" in how else SECOND * 99
+        if how.startswith("interrupted"):
+            claim = self.interrupted(hold="held" in how)
+        else:
+            claim = self.leased(life, ttl=life)
+        if how.startswith("completed"):
+            assert self.store.complete(claim, ANSWER)
+        if how.startswith("failed"):
+            assert self.store.fail(claim, "no", pinned="pinned" in how, held="held" in how)
+        if "expired" in how:
+            self.expire(claim.operation)
+        if "then failed" in how:
+            claim = self.taken_over(claim, ttl=SECOND * 99)
+            assert self.store.fail(claim, "before it did anything")
+        return claim
+
+    def next_request(self, claim: Claim, *, other: bool = False) -> Operation:
+        """The next request for the key of a claim: the same one, or another one."""
+        fingerprint = "0" * 64 if other else claim.operation.fingerprint
+        return replace(claim.operation, fingerprint=fingerprint, lease=SECOND * 99, ttl=SECOND * 99)
+
+    def described(self, before: Claim, found: Claim | Record) -> str:
+        """What a request after a claim has got, in the words of ``NEXT``."""
+        if isinstance(found, Record):
+            return "held" if found.held else str(found.status)
+        assert found.token != before.token
+        if found.origin != before.origin:
+            return "begins"
+        assert found.attempt == before.attempt + 1
+        return "resumes" if found.interrupted else "repeats"
 
     def refused(self, claim: Claim, **changes: object) -> Record:
         """The record that a store returns to whoever asks for the operation of a claim again."""
@@ -263,27 +316,23 @@ class LeasesContract(ContractSetting):
         assert self.store.complete(claim, ANSWER)
         assert self.record(claim.operation).attempt == 2
 
-    def test_attempts_at_one_record_have_one_origin(self) -> None:
-        """However an attempt ended, the next one at the same record has the beginning of its token.
+    def test_next_request(self) -> None:
+        """What the next request for a key gets depends on how the attempt before it has ended.
 
-        By that beginning, an attempt recognises the messages that an earlier one has published.
+        All attempts at one record have the beginning of their tokens in common, by which they
+        recognise the messages that earlier ones have published. A request that is refused leaves
+        the key to the one that would get it.
         """
-        late = self.interrupted()
-        second = self.taken_over(late)
-        assert self.store.fail(second, "no", pinned=True)
-        third = self.taken_over(second)
-        assert late.origin == second.origin == third.origin
-        assert len({late.token, second.token, third.token}) == 3
-
-    def test_records_have_origins_of_their_own(self) -> None:
-        """An expired record, or one of another request, leaves its origin to nobody."""
-        expired, failed = self.leased(ttl=MOMENT), self.leased()
-        assert self.store.complete(expired, ANSWER)
-        assert self.store.fail(failed, "no")
-        self.expire(expired.operation)
-        again = self.taken_over(expired, ttl=SECOND * 99)
-        other = self.taken_over(failed, fingerprint="0" * 64)
-        assert len({each.origin for each in (expired, failed, again, other)}) == 4
+        for how, (same, other) in NEXT.items():
+            one, two = self.ended(how), self.ended(how)
+            found = self.store.acquire(self.next_request(one))
+            assert self.described(one, found) == same, how
+            found = self.store.acquire(self.next_request(two, other=True))
+            assert self.described(two, found) == other, how
+            if isinstance(found, Record):
+                assert found.fingerprint == "f" * 64
+                found = self.store.acquire(self.next_request(two))
+                assert self.described(two, found) == same, how
 
     def test_late_owner_of_a_lease_writes_nothing(self) -> None:
         """An owner that was taken over can neither complete, fail nor extend, now or later."""
@@ -329,48 +378,6 @@ class LeasesContract(ContractSetting):
         assert list(self.store.extend_many([mine], 0.001)) == [True]
         eventually(lambda: self.record(mine.operation).interrupted)
 
-    def test_pinned_key_is_kept_for_its_request(self) -> None:
-        """A failed attempt that is pinned frees its key for the same request only, for its life."""
-        first = self.leased()
-        assert self.store.fail(first, "no", pinned=True)
-        found = self.refused(first, fingerprint="0" * 64)
-        assert (found.status, found.fingerprint) == (Status.FAILED, "f" * 64)
-        second = self.taken_over(first)
-        assert self.store.fail(second, "before it did anything")  # the first one did
-        assert self.refused(first, fingerprint="0" * 64)
-        assert self.taken_over(first).attempt == 3
-
-    def test_key_without_a_pin(self) -> None:
-        """A failed attempt that is not pinned frees its key for any request, which starts over."""
-        first = self.leased()
-        assert self.store.fail(first, "no")
-        second = self.taken_over(first, fingerprint="0" * 64)
-        assert self.store.fail(second, "no", pinned=True)
-        assert self.refused(first)
-
-    def test_pin_ends_with_its_record(self) -> None:
-        """A request after the time to live may ask for anything, and is not pinned."""
-        first = self.leased(MOMENT, ttl=MOMENT)
-        assert self.store.fail(first, "no", pinned=True)
-        self.expire(first.operation)
-        second = self.taken_over(first, fingerprint="0" * 64, ttl=SECOND * 99)
-        assert self.store.fail(second, "no")
-        assert self.taken_over(first)
-
-    def test_interruption_pins(self) -> None:
-        """Nobody knows what an interrupted attempt has done: its key is its request's from then."""
-        claim = self.taken_over(self.interrupted())
-        assert self.store.fail(claim, "before it did anything")
-        assert self.refused(claim, fingerprint="0" * 64)
-        assert self.taken_over(claim).attempt == 3
-
-    def test_another_request_resumes_nothing(self) -> None:
-        """An interrupted attempt is not resumed by a request that asks for something else."""
-        late = self.interrupted()
-        found = self.refused(late, fingerprint="0" * 64)
-        assert (found.status, found.fingerprint) == (Status.IN_PROGRESS, "f" * 64)
-        assert self.taken_over(late).attempt == 2
-
     def test_held_claim_is_not_taken_over(self) -> None:
         """An interrupted attempt with ``hold`` is not resumed, and its owner may complete."""
         late = self.interrupted(hold=True)
@@ -390,19 +397,8 @@ class LeasesContract(ContractSetting):
         record = self.record(claim.operation)
         assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
         assert (record.interrupted, record.held) == (True, True)
-        assert self.refused(claim)
-        assert self.refused(claim, fingerprint="0" * 64)
         assert self.store.purge(timedelta(0), 10) == 0
         assert self.record(claim.operation).held
-
-    def test_attempt_after_an_interruption(self) -> None:
-        """A claim says whether the attempt before it was interrupted, and not ended."""
-        first = self.leased()
-        assert not first.interrupted
-        assert self.store.fail(first, "no")
-        assert not self.taken_over(first).interrupted
-        late = self.interrupted()
-        assert self.taken_over(late).interrupted
 
     def test_one_of_many_takes_over_a_lease(self) -> None:
         """Of many contenders for an interrupted claim, one gets it, the others get its record."""
@@ -420,13 +416,6 @@ class LeasesContract(ContractSetting):
         found = in_threads([lambda: self.store.acquire(operation)] * 16)
         records = [each.status for each in found if isinstance(each, Record)]
         assert records == [Status.IN_PROGRESS] * 15
-
-    def test_expired_key_is_free_for_a_lease(self) -> None:
-        """After its time to live, any request can claim a record's key."""
-        done = self.completed(an_operation(ttl=MOMENT))
-        self.expire(done.operation)
-        claim = self.taken_over(done, fingerprint="0" * 64)
-        assert claim.attempt == (1 if self.forgets_expired else 2)
 
     def test_purge_and_leases(self) -> None:
         """A running operation is never purged; an interrupted one is, after its time to live."""
@@ -802,27 +791,16 @@ class BatchesContract(StepsContract):
             return self.store.acquire_many(operations)
 
     def test_batch_of_all_kinds(self) -> None:
-        """New, failed, interrupted, expired, running, completed and held: each as it is alone."""
-        new, running = self.several(2, lease=SECOND * 99)
-        late, held = self.interrupted(), self.interrupted(hold=True)
-        failed, done, old = self.leased(), self.leased(), self.leased(ttl=MOMENT)
-        assert as_claim(self.store.acquire(running))
-        assert self.store.fail(failed, "no")
-        assert self.store.complete(done, ANSWER)
-        assert self.store.complete(old, ANSWER)
-        self.expire(old.operation)
-        asked = [c.operation for c in (late, held, failed, done, old)]
-        again = [replace(one, lease=SECOND * 99, ttl=SECOND * 99) for one in asked]
-        found = self.store.acquire_many([again[0], running, *again[1:], new])
-        attempts = [one.attempt if isinstance(one, Claim) else one.status for one in found]
-        progress, expired = Status.IN_PROGRESS, 1 if self.forgets_expired else 2
-        assert attempts == [2, progress, progress, 2, Status.COMPLETED, expired, 1]
-        assert as_record(found[2]).held
-        assert as_record(found[4]).payload == ANSWER
-        claims = claims_in(found)
-        assert claims[0].interrupted
+        """However the attempts before it have ended, each request of a batch gets its own."""
+        before = [self.ended(how) for how in NEXT]
+        new = an_operation(lease=SECOND * 99)
+        *found, last = self.store.acquire_many([*map(self.next_request, before), new])
+        said = [self.described(*each) for each in zip(before, found, strict=True)]
+        assert said == [same for same, _ in NEXT.values()]
+        claims = claims_in([*found, last])
+        assert claims[-1].operation == new
         assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
-        assert not self.store.complete(late, ANSWER)
+        assert not self.store.complete(before[1], ANSWER)  # which was interrupted
 
     def test_same_operation_twice_in_a_batch(self) -> None:
         """An operation that is there twice is claimed once, and replayed each time."""
