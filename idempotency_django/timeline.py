@@ -1,17 +1,20 @@
-"""What a timeline is made of: the members of a chain of causes, and what happened to each."""
+"""What belongs to one operation, through its causes: one timeline, in whatever tables it is.
+
+Each record or message names the operation that caused it. A source finds those of one table in one
+database; :func:`trace` follows the causes through all sources, up to the root and down to the last
+effect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import groupby, islice
-from operator import attrgetter
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final
 
 from django.apps import apps
 from django.db import InterfaceError, OperationalError, router
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince, timeuntil
@@ -24,8 +27,10 @@ from .errors import StoreUnavailable
 from .models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyStep
 from .policy import Policy, keys
 from .policy.seals import derived_keys
-from .records import Record, Status, reference, referred
-from .stores import Store, stores
+from .records import Status, reference, referred
+from .stores import stores
+
+# Moments, as people read them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ def local(moment: datetime) -> datetime:
     return localtime(moment) if is_aware(moment) else moment
 
 
+# The states of records, as people read them.
+
 INTERRUPTED: Final = "interrupted"
 HELD: Final = "held"
 
@@ -90,203 +97,14 @@ STATES: Final[dict[str, Any]] = {
 
 
 def state_of(record: Any) -> str:
-    """The state of a record as the admin's queryset reads it: one of ``STATES``."""
+    """The state of a record that was read with its database's ``now``: one of ``STATES``."""
     ends = record.lease_expires_at or record.created_at + GRACE
     if record.status != Status.IN_PROGRESS or ends > record.now:
         return str(record.status)
     return HELD if record.hold else INTERRUPTED
 
 
-def logged(members: Sequence[Member]) -> list[Entry]:
-    """What was done in the admin to members that are rows of one table, and by whom.
-
-    The log has the clock of the server that the operator used, not the database's.
-
-    Args:
-        members: those that the admin shows; it logs which row of a table it changed, and not in
-            which database.
-    """
-    if not (members and apps.is_installed("django.contrib.admin")):
-        return []
-    by_pk = {str(member.row.pk): member for member in members}
-    content_type = apps.get_model("contenttypes", "ContentType").objects.get_for_model(
-        members[0].row
-    )
-    log = apps.get_model("admin", "LogEntry").objects.filter(
-        content_type=content_type, object_id__in=list(by_pk)
-    )
-    return [
-        Entry(
-            at=entry.action_time,
-            now=member.row.now,
-            what=entry.get_change_message() or str(entry.get_action_flag_display()),
-            member=member,
-            by=entry.user.get_username(),
-        )
-        for entry in log.select_related("user").order_by("action_time", "pk")
-        if (member := by_pk.get(str(entry.object_id)))
-    ]
-
-
-def lives(members: Sequence[Member], shown: Confidential) -> Iterator[Entry]:
-    """What happened to members that are rows of records.
-
-    One query for each database reads their steps; two more, if confidential things are shown.
-    """
-    # In the order in which it may have happened at one moment.
-    yield from (_entry(member, *next(moments(member.row))) for member in members)
-    for using, group in groupby(sorted(members, key=attrgetter("where")), attrgetter("where")):
-        yield from _steps({member.row.pk: member for member in group}, using, shown)
-    for member in members:
-        yield from (_entry(member, *moment) for moment in islice(moments(member.row), 1, None))
-
-
-def _entry(member: Member, what: str, at: Any) -> Entry:
-    return Entry(at=at, now=member.row.now, what=what, member=member)
-
-
-def moments(record: Any) -> Iterator[tuple[str, Any]]:
-    """What happened to a record, besides its steps, and when; ``None``: never. It begins first."""
-    yield _begun(record), record.created_at
-    if record.completed_at:
-        yield record.get_status_display(), record.completed_at
-    if record.lease_expires_at:
-        over = record.lease_expires_at <= record.now
-        yield _("lease ended") if over else _("lease ends"), record.lease_expires_at
-    if record.last_replayed_at:
-        yield _replays(record.replay_count), record.last_replayed_at
-    if record.status != Status.FAILED:  # whose key is free already
-        yield _("expires"), record.expires_at
-    if record.purge_at and state_of(record) != HELD:
-        yield _("may be purged"), record.purge_at
-
-
-def _begun(record: Any) -> str:
-    if record.attempt == 1:
-        return _("created")
-    return _("attempt %(attempt)d began") % {"attempt": record.attempt}
-
-
-def _replays(count: int) -> str:
-    return ngettext("replayed", "replayed %(count)d times, last", count) % {"count": count}
-
-
-def _steps(members: dict[Any, Member], using: str, shown: Confidential) -> Iterator[Entry]:
-    steps = list(
-        IdempotencyStep.objects.using(using)
-        .filter(record__in=list(members))
-        .order_by("record", "position")
-        .annotate(failed=~Q(failure=""))
-        .defer("result", "failure")
-    )
-    results = _results(members, using, shown)
-    derived = _derived(members, using, steps) if shown.derived and steps else {}
-    for step in steps:
-        member = members[step.record_id]
-        yield Entry(
-            at=step.completed_at,
-            now=member.row.now,
-            what=_named(step),
-            member=member,
-            result=results.get(step.pk, ""),
-            derived=derived.get(step.record_id, {}).get(step.name, ""),
-        )
-
-
-def _named(step: Any) -> str:
-    values = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
-    if step.failed:
-        return _("step %(place)d, %(name)s, failed in attempt %(attempt)d") % values
-    return _("step %(place)d, %(name)s, by attempt %(attempt)d") % values
-
-
-def _results(members: dict[Any, Member], using: str, shown: Confidential) -> dict[Any, str]:
-    """What the steps of the one record returned or failed with, by the step."""
-    chosen = [pk for pk, member in members.items() if member.reference == shown.results_of]
-    if not chosen:
-        return {}
-    steps = IdempotencyStep.objects.using(using).filter(record__in=chosen)
-    columns = ("pk", "failure", "result")
-    return {pk: failure or result for pk, failure, result in steps.values_list(*columns)}
-
-
-def _derived(
-    members: dict[Any, Member], using: str, steps: Sequence[Any]
-) -> dict[Any, dict[str, str]]:
-    """The keys that steps gave other services if each derived one of its own name, by record."""
-    names: dict[Any, list[str]] = {}
-    for step in steps:
-        names.setdefault(step.record_id, []).append(step.name)
-    rows = IdempotencyKey.objects.using(using).filter(pk__in=list(names))
-    found = {}
-    for pk, fingerprint in rows.values_list("pk", "fingerprint"):
-        member = members[pk]
-        try:
-            found[pk] = derived_keys(
-                scope=member.scope, key=member.key, fingerprint=fingerprint, names=names[pk]
-            )
-        except ValueError:  # sealed under a secret that is no longer known
-            continue
-    return found
-
-
-UNREACHABLE: Final = (StoreUnavailable, OperationalError, InterfaceError)
-"""Errors of a place that cannot be asked now."""
-
-
-class Source(Protocol):
-    """Finds the members of one kind, each in as few queries as there are places to look.
-
-    A source with several places skips one that cannot be reached, and adds it to ``unreachable``.
-    """
-
-    def by_name(self, name: str, scope: str | None, unreachable: set[str]) -> Iterable[Member]:
-        """The members with this key or message id, in this scope or in any."""
-
-    def by_reference(self, reference: str, unreachable: set[str]) -> Iterable[Member]:
-        """The members with this reference: several, if they are in several places."""
-
-    def of(self, row: Any) -> Member | None:
-        """The member that is a row of a table; ``None``: it is of another source, or is gone."""
-
-    def caused_by(
-        self, members: Collection[Member], limit: int, unreachable: set[str]
-    ) -> Iterable[Member]:
-        """The members whose cause is one of these: the oldest ones, at most ``limit``."""
-
-    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
-        """What happened to members of this source."""
-
-
-_sources: dict[type[Source], Source] = {}
-
-
-def register(source: Source) -> None:
-    """Have timelines include what a source finds. A second one of its class replaces the first."""
-    _sources[type(source)] = source
-
-
-def sources() -> list[Source]:
-    """The sources that are registered, in the order of their registration."""
-    return list(_sources.values())
-
-
-def find(name: str, scope: str | None = None) -> tuple[list[Member], list[str]]:
-    """The members with a key or message id, and what could not be asked for them.
-
-    Args:
-        name: the key or message id.
-        scope: the scope that it is in; ``None``: any scope of any database.
-    """
-    unreachable: set[str] = set()
-    found = [member for source in sources() for member in source.by_name(name, scope, unreachable)]
-    return found, sorted(unreachable)
-
-
-def member_of(row: Any) -> Member | None:
-    """The member that is a row of a table; ``None``: no source knows the row."""
-    return next((found for source in sources() if (found := source.of(row))), None)
-
+# What a timeline is made of.
 
 MISSING: Final = "missing"
 """The kind of a member that is referred to, and that no source has."""
@@ -294,34 +112,29 @@ MISSING: Final = "missing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A record or a message in a chain of causes.
+    """A record or a message in a chain of causes. Two are equal if they are the same one.
 
     Attributes:
         kind: what it is: ``"record"``, ``"outbox message"``, ``"inbox message"`` or ``"missing"``.
-        reference: what its children name as their cause; see :func:`~..records.reference`.
+        reference: what its effects name as their cause: key and scope, or message id and scope.
+        where: the alias of the database that it is in, or of the store if that is none.
         title: what is done, for people.
         state: how far it is, for people.
-        caused_by: the reference of its cause; empty: it has none, or nobody knows.
+        caused_by: the reference of its cause; empty: it has none, or none is known.
         since: when it came to be, or its last attempt began; ``None``: unknown.
-        where: the alias of the database that it is in, or of the store if that is none.
         row: the row as its source has read it; ``None``: it is none of a database.
-        source: the source that knows what happened to it; ``None``: it is missing.
+        source: the source that has found it; ``None``: it is missing.
     """
 
     kind: str
     reference: str
-    title: str
-    state: str = ""
-    caused_by: str = ""
-    since: datetime | None = None
     where: str = ""
+    title: str = field(compare=False)
+    state: str = field(default="", compare=False)
+    caused_by: str = field(default="", compare=False)
+    since: datetime | None = field(default=None, compare=False)
     row: Any = field(default=None, compare=False, repr=False)
     source: Any = field(default=None, compare=False, repr=False)
-
-    @classmethod
-    def missing(cls, reference: str) -> Member:
-        """What a child names as its cause, and nobody has."""
-        return cls(kind=MISSING, reference=reference, title=referred(reference)[0])
 
     @property
     def key(self) -> str:
@@ -343,7 +156,7 @@ class Entry(Moment):
         now: that clock when the member was read.
         what: what happened, for people.
         member: what it happened to.
-        by: the user who did it; empty: nobody in the admin.
+        by: the user who did it; empty: no user of the admin.
         result: what came of it, as JSON; only of steps, and for those who may see answers.
         derived: the key that the step gave another service if it called ``derive_key()`` with its
             own name; for those who may see answers.
@@ -400,107 +213,245 @@ class Timeline:
     unreachable: tuple[str, ...] = ()
 
 
-def in_order(entries: Iterable[Entry], members: Sequence[Member]) -> tuple[Entry, ...]:
-    """The entries in order of time; at one moment, in the order of the members and of the source.
+# Sources.
 
-    Some databases tell time in milliseconds, in which an operation can have caused another.
+
+@dataclass(frozen=True)
+class Source:
+    """Finds the members that are rows of one table in one database; subclass it for each table.
+
+    Attributes:
+        using: the alias of the database.
+        model: of the table. It has a column ``caused_by`` with an index, or :meth:`effects` is
+            overridden.
+        deferred: columns that are not read: they are long, or confidential.
     """
-    places = {member: place for place, member in enumerate(members)}
-    return tuple(sorted(entries, key=lambda entry: (*by_time(entry.at), places[entry.member])))
+
+    using: str
+    model: ClassVar[type[Model]]
+    deferred: ClassVar[Sequence[str]] = ()
+
+    @classmethod
+    def everywhere(cls) -> Iterable[Source]:
+        """One source for each database that the table is in, as the settings are now."""
+        raise NotImplementedError
+
+    def find(self, name: str, scope: str | None) -> Iterable[Member]:
+        """The members with this key or message id, in this scope or in any."""
+        raise NotImplementedError
+
+    def member(self, row: Any) -> Member:
+        """The member that a row of the table is."""
+        raise NotImplementedError
+
+    def moments(self, member: Member) -> Iterable[Entry]:
+        """What happened to a member, in order, and what will."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> str:
+        """What a timeline names if it cannot be reached."""
+        return f"database {self.using!r}"
+
+    def rows(self) -> QuerySet[Any]:
+        """The rows of the table, with the database's time as ``now``."""
+        rows: QuerySet[Any] = self.model._base_manager.using(self.using).order_by("pk")
+        with_now: QuerySet[Any] = rows.annotate(now=DatabaseNow())
+        return with_now.defer(*self.deferred)
+
+    def members(self, rows: QuerySet[Any]) -> Iterable[Member]:
+        """The members that these rows are."""
+        return map(self.member, rows)
+
+    def effects(self, members: Collection[Member], limit: int) -> Iterable[Member]:
+        """The members whose cause is one of these: the oldest ones, at most ``limit``."""
+        causes = [member.reference for member in members]
+        # That it is not empty is what a partial index asks for.
+        return self.members(self.rows().filter(~Q(caused_by=""), caused_by__in=causes)[:limit])
+
+    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
+        """What happened to members of this source."""
+        for member in members:
+            yield from self.moments(member)
+        yield from _logged(members)
 
 
-def by_time(at: datetime | None) -> tuple[bool, float]:
-    """What sorts by time, with what has none at the end."""
-    return at is None, 0.0 if at is None else at.timestamp()
+_registered: Final[dict[type[Source], None]] = {}
 
 
-KIND: Final = "record"
+def register(source: type[Source]) -> type[Source]:
+    """Have timelines include what a class of sources finds; a decorator of the class."""
+    _registered[source] = None
+    return source
+
+
+def _sources() -> Iterator[Source]:
+    for source in _registered:
+        yield from source.everywhere()
+
+
+def entry(member: Member, what: Any, at: datetime | None, **more: Any) -> Entry:
+    """The entry of what happened to a row, by the clock of its database."""
+    return Entry(at=at, now=member.row.now, what=str(what), member=member, **more)
+
+
+def _logged(members: Sequence[Member]) -> Iterator[Entry]:
+    """What was done in the admin to members that are rows of one table, and by whom.
+
+    The log has the clock of the server that the operator used, not the database's.
+    """
+    if not apps.is_installed("django.contrib.admin"):
+        return
+    by_pk = {str(member.row.pk): member for member in members}
+    types: Any = apps.get_model("contenttypes", "ContentType").objects
+    log: Any = apps.get_model("admin", "LogEntry").objects.filter(
+        content_type=types.get_for_model(members[0].row), object_id__in=list(by_pk)
+    )
+    for done in log.select_related("user").order_by("action_time", "pk"):
+        what = done.get_change_message() or done.get_action_flag_display()
+        by = done.user.get_username()
+        yield entry(by_pk[done.object_id], what, done.action_time, by=by)
+
+
+# The sources of records.
 
 CONFIDENTIAL: Final = ("owner_token", "fingerprint", "response_headers", "response_body", "error")
 """Columns that are read for those only who may see answers."""
 
-_Found = TypeVar("_Found")
 
+@register
+class Records(Source):
+    """The records of a database tell all that happened to them."""
 
-class RecordSource:
-    """The records of all stores.
+    model = IdempotencyKey
+    deferred = CONFIDENTIAL
 
-    Those of a database tell all that happened to them. A store outside of a database finds a
-    record by key and scope only, and tells neither times nor causes.
-    """
+    @classmethod
+    def everywhere(cls) -> Iterable[Source]:
+        return map(cls, dict.fromkeys(store.using for store in stores.all() if store.using))
 
-    def by_name(self, name: str, scope: str | None, unreachable: set[str]) -> Iterable[Member]:
-        names = _possible_keys(name)
-        if scope is not None:
-            for key in names:
-                yield from self.by_reference(reference(key, scope), unreachable)
-            return
-        for using in _databases():
-            rows = _rows(using).filter(key__in=names).order_by("pk")
-            yield from self._members(rows, unreachable)
+    def find(self, name: str, scope: str | None) -> Iterable[Member]:
+        rows = self.rows().filter(key__in=_possible_keys(name))
+        return self.members(rows if scope is None else rows.filter(scope=scope))
 
-    def by_reference(self, reference: str, unreachable: set[str]) -> Iterable[Member]:
-        key, scope = referred(reference)
-        for using in _databases():
-            yield from self._members(_rows(using).filter(key=key, scope=scope), unreachable)
-        for store in _without_database():
-            record = _asked(
-                lambda store=store: store.get(key, scope),  # type: ignore[misc]
-                f"store {store.alias!r}",
-                unreachable,
-            )
-            if record is not None:
-                yield self._elsewhere(store, record)
-
-    def of(self, row: Any) -> Member | None:
-        if not isinstance(row, IdempotencyKey):
-            return None
-        return next(map(self._member, _rows(str(row._state.db)).filter(pk=row.pk)), None)
-
-    def caused_by(
-        self, members: Collection[Member], limit: int, unreachable: set[str]
-    ) -> Iterable[Member]:
-        references = [member.reference for member in members]
-        for using in _databases():
-            # That it is not empty is what the partial index asks for.
-            effects = _rows(using).filter(~Q(caused_by=""), caused_by__in=references)
-            yield from self._members(effects.order_by("pk")[:limit], unreachable)
-
-    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
-        for member in members:
-            if member.row is None:
-                yield Entry(at=None, now=None, what=member.state, member=member, timed=False)
-        rows = [member for member in members if member.row is not None]
-        yield from lives(rows, shown)
-        yield from logged([member for member in rows if member.where == administered()])
-
-    def _members(self, rows: QuerySet[Any], unreachable: set[str]) -> list[Member]:
-        found = _asked(lambda: list(rows), f"database {rows.db!r}", unreachable)
-        return [self._member(row) for row in found or ()]
-
-    def _member(self, row: Any) -> Member:
+    def member(self, row: Any) -> Member:
         return Member(
-            kind=KIND,
+            kind="record",
             reference=reference(row.key, row.scope),
+            where=self.using,
             title=row.operation,
             state=str(STATES[state_of(row)]),
             caused_by=row.caused_by,
             since=row.created_at,
-            where=row._state.db,
             row=row,
             source=self,
         )
 
-    def _elsewhere(self, store: Store, record: Record) -> Member:
-        state = HELD if record.held else INTERRUPTED if record.interrupted else str(record.status)
-        return Member(
-            kind=KIND,
-            reference=reference(record.key, record.scope),
-            title=record.key,
-            state=str(STATES[state]),
-            where=store.alias,
-            source=self,
+    def moments(self, member: Member) -> Iterator[Entry]:
+        row = member.row
+        begun = _("created") if row.attempt == 1 else _("attempt %(attempt)d began")
+        yield entry(member, begun % {"attempt": row.attempt}, row.created_at)
+        if row.completed_at:
+            yield entry(member, row.get_status_display(), row.completed_at)
+        if row.lease_expires_at:
+            over = row.lease_expires_at <= row.now
+            yield entry(member, _("lease ended") if over else _("lease ends"), row.lease_expires_at)
+        if row.last_replayed_at:
+            count = row.replay_count
+            replayed = ngettext("replayed", "replayed %(count)d times, last", count)
+            yield entry(member, replayed % {"count": count}, row.last_replayed_at)
+        if row.status != Status.FAILED:  # whose key is free already
+            yield entry(member, _("expires"), row.expires_at)
+        if row.purge_at and state_of(row) != HELD:
+            yield entry(member, _("may be purged"), row.purge_at)
+
+    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterator[Entry]:
+        steps: dict[Any, list[Entry]] = {}
+        for step in self._steps({member.row.pk: member for member in members}, shown):
+            steps.setdefault(step.member, []).append(step)
+        for member in members:
+            # In the order in which it may have happened at one moment.
+            begun, *others = self.moments(member)
+            yield from (begun, *steps.get(member, ()), *others)
+        if self.using == administered():  # the log does not tell in which database a row is
+            yield from _logged(members)
+
+    def _steps(self, members: dict[Any, Member], shown: Confidential) -> Iterator[Entry]:
+        """The steps of all members, in one query; two more, if confidential things are shown."""
+        every = IdempotencyStep.objects.using(self.using).order_by("record", "position")
+        steps = every.filter(record__in=list(members)).annotate(failed=~Q(failure=""))
+        own = [pk for pk, member in members.items() if member.reference == shown.results_of]
+        results = every.filter(record__in=own).values_list("pk", "failure", "result") if own else ()
+        returned = {pk: failure or result for pk, failure, result in results}
+        found = list(steps.defer("result", "failure"))
+        fingerprints: dict[Any, str] = {}
+        if shown.derived and found:
+            rows = IdempotencyKey.objects.using(self.using)
+            rows = rows.filter(pk__in={step.record_id for step in found})
+            fingerprints = dict(rows.values_list("pk", "fingerprint"))
+        for step in found:
+            member = members[step.record_id]
+            values = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
+            what = _("step %(place)d, %(name)s, by attempt %(attempt)d")
+            if step.failed:
+                what = _("step %(place)d, %(name)s, failed in attempt %(attempt)d")
+            yield entry(
+                member,
+                what % values,
+                step.completed_at,
+                result=returned.get(step.pk, ""),
+                derived=_derived(member, fingerprints.get(step.record_id, ""), step.name),
+            )
+
+
+def _derived(member: Member, fingerprint: str, name: str) -> str:
+    """The key that a step gave another service if it derived one of its own name."""
+    try:
+        names = derived_keys(
+            scope=member.scope, key=member.key, fingerprint=fingerprint, names=[name]
         )
+    except ValueError:  # not shown, or sealed under a secret that is no longer known
+        return ""
+    return names[name]
+
+
+@register
+class StoredRecords(Source):
+    """The records of a store outside of a database are found by key and scope only.
+
+    They tell neither times nor causes.
+    """
+
+    @classmethod
+    def everywhere(cls) -> Iterable[Source]:
+        return (cls(store.alias) for store in stores.all() if not store.using)
+
+    @property
+    def place(self) -> str:
+        return f"store {self.using!r}"
+
+    def find(self, name: str, scope: str | None) -> Iterator[Member]:
+        if scope is None:
+            return
+        for key in _possible_keys(name):
+            record = stores[self.using].get(key, scope)
+            if record is not None:
+                state = INTERRUPTED if record.interrupted else str(record.status)
+                yield Member(
+                    kind="record",
+                    reference=reference(key, scope),
+                    where=self.using,
+                    title=key,
+                    state=str(STATES[HELD if record.held else state]),
+                    source=self,
+                )
+
+    def effects(self, members: Collection[Member], limit: int) -> Iterable[Member]:
+        return ()
+
+    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
+        for each in members:
+            yield Entry(at=None, now=None, what=each.state, member=each, timed=False)
 
 
 def administered() -> str:
@@ -515,35 +466,15 @@ def administered() -> str:
     return router.db_for_write(IdempotencyKey)
 
 
-def _databases() -> list[str]:
-    """The databases with records, each once."""
-    return list(dict.fromkeys(store.using for store in stores.all() if store.using))
-
-
-def _without_database() -> list[Store]:
-    return [store for store in stores.all() if not store.using]
-
-
-def _rows(using: str) -> QuerySet[Any]:
-    rows: QuerySet[Any] = IdempotencyKey.objects.using(using).annotate(now=DatabaseNow())
-    return rows.defer(*CONFIDENTIAL)
-
-
 def _possible_keys(name: str) -> list[str]:
-    """The keys that a record may have for a key, or for somebody else's identifier."""
+    """The keys that a record may have for a key, or for an identifier of another system."""
     if not name:
         return []
     fitted = keys.fit(name)
     return [name, fitted] if fitted != name and keys.VALID.fullmatch(name) else [fitted]
 
 
-def _asked(ask: Callable[[], _Found], where: str, unreachable: set[str]) -> _Found | None:
-    try:
-        return ask()
-    except UNREACHABLE:
-        unreachable.add(where)
-        return None
-
+# The chain of causes.
 
 MOST: Final = 200
 """Members that a timeline holds. A chain that a batch job began may have a hundred thousand."""
@@ -551,7 +482,28 @@ MOST: Final = 200
 DEEPEST: Final = 50
 """Causes that are followed one after the other, in each direction."""
 
-_Place = tuple[str, str, str]
+
+def find(name: str, scope: str | None = None) -> tuple[list[Member], list[str]]:
+    """The members with a key or message id, and what could not be asked for them.
+
+    Args:
+        name: the key or message id.
+        scope: the scope that it is in; ``None``: any scope of any database.
+    """
+    unreachable: set[str] = set()
+    found = [
+        member for source in _sources() for member in _ask(source, unreachable, "find", name, scope)
+    ]
+    return found, sorted(unreachable)
+
+
+def member_of(row: Any) -> Member | None:
+    """The member that a row is; ``None``: no source knows its table, or it is gone."""
+    for kind in _registered:
+        if issubclass(type(row), getattr(kind, "model", ())):
+            source = kind(str(row._state.db))
+            return next(iter(source.members(source.rows().filter(pk=row.pk))), None)
+    return None
 
 
 def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # frozen
@@ -562,24 +514,29 @@ def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # f
     A cause that no source has is a member of the kind ``"missing"``.
 
     Args:
-        focus: where to begin, from :func:`~.sources.find`.
+        focus: where to begin, from :func:`find`.
         shown: what of it is confidential and shown nevertheless.
     """
-    walk = _Walk(focus)
-    walk.down([focus])
-    walk.down(walk.causes)
-    members = tuple(walk.ordered())
-    return Timeline(
-        focus=focus,
-        members=members,
-        entries=in_order(walk.entries(shown), [member for _, member in members]),
-        more=walk.more,
-        unreachable=tuple(sorted(walk.unreachable)),
-    )
+    chain = _Chain(focus)
+    chain.up(focus)
+    chain.down([focus])
+    chain.down(chain.causes)
+    members = tuple(chain.ordered())
+    entries = tuple(chain.entries([member for _, member in members], shown))
+    return Timeline(focus, members, entries, chain.more, tuple(sorted(chain.unreachable)))
 
 
-class _Walk:
-    """What was found so far.
+def _ask(source: Source, unreachable: set[str], question: str, *args: Any) -> list[Any]:
+    """What a source answers; nothing if it cannot be reached, which is noted."""
+    try:
+        return list(getattr(source, question)(*args))
+    except (StoreUnavailable, OperationalError, InterfaceError):
+        unreachable.add(source.place)
+        return []
+
+
+class _Chain:
+    """What was found so far of a chain of causes.
 
     Attributes:
         causes: the cause of the focus, its cause, and so on to the root.
@@ -588,15 +545,14 @@ class _Walk:
     """
 
     def __init__(self, focus: Member) -> None:
+        self.causes: list[Member] = []
         self.more = False
         self.unreachable: set[str] = set()
-        self.causes: list[Member] = []
-        self._members: dict[_Place, Member] = {}
+        self._members: dict[Member, None] = {focus: None}
         self._followed: set[str] = set()
-        self._members[_place(focus)] = focus
-        self._up(focus)
 
-    def _up(self, member: Member) -> None:
+    def up(self, member: Member) -> None:
+        """Take in the cause of the member, its cause, and so on."""
         while member.caused_by and len(self.causes) < DEEPEST:
             cause = self._cause(member.caused_by)
             if cause is None:  # a key that was used again may be caused by what it had caused
@@ -610,20 +566,17 @@ class _Walk:
 
         A message and the record of what was done for it may have one reference.
         """
-        known = any(member.reference == reference for member in self._members.values())
-        for source in sources():
-            new = [
-                member
-                for member in source.by_reference(reference, self.unreachable)
-                if _place(member) not in self._members
-            ]
-            self._members.update((_place(member), member) for member in new)
+        key, scope = referred(reference)
+        for source in _sources():
+            found = _ask(source, self.unreachable, "find", key, scope)
+            new: list[Member] = [member for member in found if member not in self._members]
+            self._members.update(dict.fromkeys(new))
             if new:
                 return new[0]
-        if known:
+        if any(member.reference == reference for member in self._members):
             return None
-        missing = Member.missing(reference)
-        self._members[_place(missing)] = missing
+        missing = Member(kind=MISSING, reference=reference, title=key)
+        self._members[missing] = None
         return missing
 
     def down(self, generation: list[Member]) -> None:
@@ -637,50 +590,53 @@ class _Walk:
         self.more = self.more or bool(generation)
 
     def _effects(self, asked: list[Member]) -> Iterator[Member]:
-        for source in sources():
+        for source in _sources():
             limit = MOST + 1  # one more than there is room for says that there are more
-            for member in source.caused_by(asked, limit, self.unreachable):
-                if _place(member) in self._members:
+            for member in _ask(source, self.unreachable, "effects", asked, limit):
+                if member in self._members:
                     continue
                 if len(self._members) >= MOST:
                     self.more = True
                     break
-                self._members[_place(member)] = member
+                self._members[member] = None
                 yield member
 
     def ordered(self) -> Iterator[tuple[int, Member]]:
         """The members with their depth, each cause before its effects."""
         effects: dict[str, list[Member]] = {}
-        for member in sorted(self._members.values(), key=_since):
+        for member in sorted(self._members, key=lambda m: (*_by_time(m.since), m.reference)):
             effects.setdefault(member.caused_by, []).append(member)
-        known = {member.reference for member in self._members.values()}
-        top = self.causes[-1] if self.causes else next(iter(self._members.values()))
-        others = (m for m in self._members.values() if m.caused_by not in known)
-        seen: set[_Place] = set()
-        pending = [(0, member) for member in (*reversed(list(others)), top)]
+        known = {member.reference for member in self._members}
+        top = self.causes[-1] if self.causes else next(iter(self._members))
+        others = [member for member in self._members if member.caused_by not in known]
+        seen: set[Member] = set()
+        pending = [(0, member) for member in (*reversed(others), top)]
         while pending:
             depth, member = pending.pop()
-            if _place(member) in seen:
-                continue
-            seen.add(_place(member))
-            yield depth, member
-            below = effects.get(member.reference, ())
-            pending += [(depth + 1, effect) for effect in reversed(below)]
+            if member not in seen:
+                seen.add(member)
+                yield depth, member
+                below = effects.get(member.reference, ())
+                pending += [(depth + 1, effect) for effect in reversed(below)]
 
-    def entries(self, shown: Confidential) -> Iterable[Entry]:
-        """What happened to all of them."""
-        for source in sources():
-            mine = [member for member in self._members.values() if member.source is source]
-            if mine:
-                yield from source.entries(mine, shown)
+    def entries(self, ordered: Sequence[Member], shown: Confidential) -> list[Entry]:
+        """What happened, in order of time; at one moment, in the order of members and sources.
+
+        Some databases tell time in milliseconds, in which an operation can have caused another.
+        """
+        by_source: dict[Source, list[Member]] = {}
+        for member in ordered:
+            if member.source is not None:
+                by_source.setdefault(member.source, []).append(member)
+        told = [
+            entry
+            for source, members in by_source.items()
+            for entry in _ask(source, self.unreachable, "entries", members, shown)
+        ]
+        places = {member: place for place, member in enumerate(ordered)}
+        return sorted(told, key=lambda entry: (*_by_time(entry.at), places[entry.member]))
 
 
-def _since(member: Member) -> tuple[object, ...]:
-    return *by_time(member.since), member.reference
-
-
-def _place(member: Member) -> _Place:
-    return member.kind, member.reference, member.where
-
-
-register(RecordSource())
+def _by_time(at: datetime | None) -> tuple[bool, float]:
+    """What sorts by time, with what has none at the end."""
+    return at is None, 0.0 if at is None else at.timestamp()

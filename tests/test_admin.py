@@ -26,12 +26,10 @@ from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import an_operation
 from idempotency_django.timeline import (
     MOST,
-    Entry,
     Member,
     Moment,
-    in_order,
+    Records,
     member_of,
-    moments,
     trace,
 )
 from tests.admin_pages import ALIASES, LIST, alias, detail, forgotten, member, messages, page
@@ -874,9 +872,11 @@ class TestTimeline:
         """A record's life is told in order, for as much of it as there is."""
         made: Any = IdempotencyKeyFactory.build(created_at=NOW, **traits)
         made.now = NOW
-        life = Member(kind="record", reference="k s", title="")
-        entries = [Entry(at=at, now=NOW, what=what, member=life) for what, at in moments(made)]
-        assert [entry.what for entry in in_order(entries, [life])] == told
+        life = Member(kind="record", reference="k s", title="", row=made)
+        entries = sorted(
+            Records("default").moments(life), key=lambda each: (each.at is None, each.at or NOW)
+        )
+        assert [entry.what for entry in entries] == told
 
 
 def answer(body: bytes | None, content_type: str = "application/json", **headers: str) -> Answer:

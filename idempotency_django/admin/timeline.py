@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from django.contrib.admin import AdminSite, ModelAdmin
@@ -53,90 +53,70 @@ class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable 
         member = member_of(row) if row is not None else None
         if member is not None:
             timeline = trace(member, self.confidential(request, row))
-            context["chain"] = Chain(timeline, Links(self.admin_site, request, timeline))
+            members = [member for _depth, member in timeline.members]
+            context["chain"] = Chain(timeline, _addresses(self.admin_site, request, members))
         return super().render_change_form(request, context, *args, **options)
 
 
-class Links:
-    """The pages of a timeline's members, as far as the user may see them.
-
-    Args:
-        site: the admin.
-        request: the user's.
-        timeline: the timeline.
-    """
-
-    def __init__(self, site: AdminSite, request: HttpRequest, timeline: Timeline) -> None:
-        self._site = site
-        self._request = request
-        self._addresses: dict[Member, str] = {}
-        by_table: dict[Any, list[Member]] = {}
-        for _depth, member in timeline.members:
-            if member.row is not None:
-                by_table.setdefault((type(member.row), member.where), []).append(member)
-            elif member.kind != MISSING and request.user.has_perm(VIEW_RECORDS):
-                self._addresses[member] = ""  # it has no page
-        for (model, where), members in by_table.items():
-            self._look_at(model, where, members)
-
-    def __getitem__(self, member: Member) -> str | None:
-        """The address of its page, empty if it has none; ``None``: the user may not see it."""
-        return self._addresses.get(member)
-
-    def _look_at(self, model: Any, where: str, members: list[Member]) -> None:
-        page = self._site._registry.get(model)
-        if page is None or not page.has_view_permission(self._request):
-            return
-        rows = page.get_queryset(self._request)
-        here = rows.using(where).filter(pk__in=[member.row.pk for member in members])
+def _addresses(
+    site: AdminSite, request: HttpRequest, members: Iterable[Member]
+) -> dict[Member, str]:
+    """The pages of the members that the user may see; empty where one has no page."""
+    addresses: dict[Member, str] = {}
+    by_table: dict[Any, list[Member]] = {}
+    for member in members:
+        if member.row is not None:
+            by_table.setdefault((type(member.row), member.where), []).append(member)
+        elif member.kind != MISSING and request.user.has_perm(VIEW_RECORDS):
+            addresses[member] = ""
+    for (model, where), found in by_table.items():
+        page = site._registry.get(model)
+        if page is None or not page.has_view_permission(request):
+            continue
+        rows = page.get_queryset(request)
+        here = rows.using(where).filter(pk__in=[member.row.pk for member in found])
         allowed = set(here.values_list("pk", flat=True))
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
-        for member in members:
+        for member in found:
             if member.row.pk in allowed:
-                pk = quote(member.row.pk)
-                address = reverse(name, args=[pk], current_app=self._site.name)
+                address = reverse(name, args=[quote(member.row.pk)], current_app=site.name)
                 # The page of another database's row would be that of another row.
-                self._addresses[member] = address if where == rows.db else ""
+                addresses[member] = address if where == rows.db else ""
+    return addresses
 
 
+@dataclass(frozen=True)
 class Chain:
     """A timeline as the template shows it.
 
     Attributes:
-        more: whether members were left out.
-        unreachable: what could not be asked.
+        timeline: the timeline.
+        addresses: the pages of its members, as far as the user may see them.
         most: how many members a timeline holds.
         deepest: how many causes or effects one after the other.
-        shown: how many members this one holds.
     """
 
+    timeline: Timeline
+    addresses: dict[Member, str]
     most = MOST
     deepest = DEEPEST
 
-    def __init__(self, timeline: Timeline, links: Links) -> None:
-        self._timeline = timeline
-        self._links = links
-        self.shown = len(timeline.members)
-        self.more = timeline.more
-        self.unreachable = timeline.unreachable
-
     @property
     def entries(self) -> Iterator[tuple[Entry, SafeString]]:
-        """What happened, and to whom, where that is not the row of the page.
+        """What happened, and to what, where that is not the row of the page.
 
         Of the others, what is yet to come is left to their own pages.
         """
-        focus = self._timeline.focus
-        for entry in self._timeline.entries:
-            if entry.member == focus:
+        for entry in self.timeline.entries:
+            if entry.member == self.timeline.focus:
                 yield replace(entry, result=indented(entry.result)), SafeString("")
-            elif self._links[entry.member] is not None and not entry.ahead:
+            elif entry.member in self.addresses and not entry.ahead:
                 yield entry, self._linked(entry.member)
 
     @property
     def tree(self) -> list[Any]:
         """The members as ``unordered_list`` takes them; empty if there is one alone."""
-        members = self._timeline.members
+        members = self.timeline.members
         lists: list[list[Any]] = [[]]
         for depth, member in members if len(members) > 1 else ():
             del lists[depth + 1 :]
@@ -147,18 +127,18 @@ class Chain:
         return lists[0]
 
     def _described(self, member: Member) -> SafeString:
-        if member == self._timeline.focus:
+        if member == self.timeline.focus:
             return format_html('<strong aria-current="page">{}</strong>', member.title)
         if member.kind == MISSING:
             return format_html("{} {}", _("Purged, rolled back or elsewhere:"), member.key)
-        if self._links[member] is None:
+        if member not in self.addresses:
             return format_html('<span class="quiet">{}</span>', _("You may not see this one."))
         return format_html(
             '{} <span class="quiet">{}, {}</span>', self._linked(member), member.key, member.state
         )
 
     def _linked(self, member: Member) -> SafeString:
-        address = self._links[member]
+        address = self.addresses[member]
         if not address:
             return format_html("{}", member.title)
         return format_html('<a href="{}">{}</a>', address, member.title)

@@ -22,7 +22,11 @@ class MessagingConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
-        from . import health, tables, timeline  # noqa: PLC0415
+        from . import (  # noqa: PLC0415
+            health,
+            tables,
+            timeline,  # noqa: F401  # registers the sources of messages
+        )
         from .inbox import checks as inbox_checks  # noqa: PLC0415
         from .inbox import purging as inbox_purging  # noqa: PLC0415
         from .outbox import calls as enqueueing  # noqa: PLC0415
@@ -33,6 +37,5 @@ class MessagingConfig(AppConfig):
         register(tables.check_tables, Tags.database)
         inbox_purging.register_purge()
         purging.register_purges()
-        timeline.register_messages()
         health.register_health()
         register_way(enqueueing.enqueue)

@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone
 
+from idempotency_django import timeline as timelines
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import DeadLettered, UnknownEventType
@@ -39,13 +40,18 @@ from idempotency_django.timeline import (
     DEEPEST,
     MOST,
     Confidential,
+    Entry,
     Member,
+    Source,
     Timeline,
+    entry,
     find,
     member_of,
+    register,
     trace,
 )
 from tests.factories import ago, copies, record, step
+from tests.models import Effect
 from tests.plans import rows_read
 from tests.servers import valkey
 from tests.support import new_key, post
@@ -588,3 +594,46 @@ def test_two_databases() -> None:
         assert {member.where for member in find("root")[0]} == {default, other}
         assert isinstance(find("root")[0][0], Member)
         assert same.pk
+
+
+class Effects(Source):
+    """A project's own table, whose column ``reference`` names what has caused a row."""
+
+    model = Effect
+
+    @classmethod
+    def everywhere(cls) -> Iterator[Source]:
+        yield cls("default")
+
+    def find(self, name: str, scope: str | None) -> Any:
+        return self.members(self.rows().filter(pk=int(name))) if scope == "effects" else ()
+
+    def member(self, row: Any) -> Member:
+        return Member(
+            kind="effect",
+            reference=reference(str(row.pk), "effects"),
+            title="an effect",
+            caused_by=row.reference,
+            row=row,
+            source=self,
+        )
+
+    def moments(self, member: Member) -> Iterator[Entry]:
+        yield entry(member, "made", member.row.now)
+
+    def effects(self, members: Any, limit: int) -> Any:
+        causes = [member.reference for member in members]
+        return self.members(self.rows().filter(reference__in=causes)[:limit])
+
+
+def test_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timeline includes the rows of a table of the project's, for which it has a source."""
+    monkeypatch.setattr(timelines, "_registered", dict(timelines._registered))
+    register(Effects)
+    cause = record(key="order-17")
+    row = Effect.objects.create(reference=named(cause))
+    member = member_of(row)
+    assert member is not None
+    for timeline in (trace(member), traced("order-17")):
+        assert titles(timeline) == [(0, cause.operation), (1, "an effect")]
+        assert "made" in [entry.what for entry in timeline.entries]

@@ -15,8 +15,6 @@ from ...timeline import (
     MISSING,
     MOST,
     Confidential,
-    Entry,
-    Member,
     Timeline,
     find,
     local,
@@ -50,24 +48,26 @@ class Command(BaseCommand):
 
     def handle(self, *, name: str, scope: str | None, **options: Any) -> None:
         try:
-            timeline = self._timeline(name, scope)
+            timeline = _timeline(name, scope)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-        written = _as_json if options["format"] == "json" else _as_text
-        self.stdout.write(written(timeline))
+        if options["format"] == "json":
+            self.stdout.write(json.dumps(_document(timeline), indent=2, ensure_ascii=False))
+        else:
+            self.stdout.write("\n".join(_lines(timeline)))
 
-    def _timeline(self, name: str, scope: str | None) -> Timeline:
-        """The one timeline that there is of whatever has the name."""
-        members, unreachable = find(name, scope)
-        if not members:
-            raise CommandError(_nothing(name, scope, unreachable))
-        timeline = trace(members[0], Confidential(derived=True))
-        within = {member for _, member in timeline.members}
-        if not within.issuperset(members):
-            scopes = sorted({member.scope for member in members})
-            listed = "\n".join(f"  --scope '{scope}'" for scope in scopes)
-            raise CommandError(f"{name!r} is in several chains of causes. Choose one:\n{listed}")
-        return timeline
+
+def _timeline(name: str, scope: str | None) -> Timeline:
+    """The one timeline that there is of whatever has the name."""
+    members, unreachable = find(name, scope)
+    if not members:
+        raise CommandError(_nothing(name, scope, unreachable))
+    timeline = trace(members[0], Confidential(derived=True))
+    if not {member for _, member in timeline.members}.issuperset(members):
+        scopes = sorted({member.scope for member in members})
+        listed = "\n".join(f"  --scope '{scope}'" for scope in scopes)
+        raise CommandError(f"{name!r} is in several chains of causes. Choose one:\n{listed}")
+    return timeline
 
 
 def _nothing(name: str, scope: str | None, unreachable: list[str]) -> str:
@@ -83,17 +83,16 @@ def _nothing(name: str, scope: str | None, unreachable: list[str]) -> str:
     return f"{text} It may have been purged, or rolled back."
 
 
-def _as_text(timeline: Timeline) -> str:
-    return "\n".join(_lines(timeline))
-
-
 def _lines(timeline: Timeline) -> Iterator[str]:
     numbers = {member: number for number, (_, member) in enumerate(timeline.members, 1)}
     width = len(str(len(numbers)))
     yield "Causes"
     for depth, member in timeline.members:
         mark = "*" if member == timeline.focus else " "
-        yield f"{mark} [{numbers[member]:>{width}}] {'  ' * depth}{_described(member)}"
+        described = f"{member.title} ({member.kind}, {member.state}): {member.key}  {member.scope}"
+        if member.kind == MISSING:
+            described = f"purged, rolled back or elsewhere: {member.reference}"
+        yield f"{mark} [{numbers[member]:>{width}}] {'  ' * depth}{described}"
     if timeline.more:
         yield (
             f"  There are more than these {len(numbers)}: a timeline holds {MOST} members, and "
@@ -104,31 +103,16 @@ def _lines(timeline: Timeline) -> Iterator[str]:
     yield ""
     yield "Timeline"
     for entry in timeline.entries:
-        yield f"  {_when(entry):<32}  [{numbers[entry.member]:>{width}}] {_told(entry)}"
+        when = local(entry.at).isoformat(" ", "microseconds") if entry.at else entry.age
+        by = f" (by {entry.by})" if entry.by else ""
+        yield f"  {when:<32}  [{numbers[entry.member]:>{width}}] {entry.what}{by}"
         if entry.derived:
             yield f"{'':<38}derived key, if the step derived one of its name: {entry.derived}"
 
 
-def _described(member: Member) -> str:
-    if member.kind == MISSING:
-        return f"purged, rolled back or elsewhere: {member.reference}"
-    return f"{member.title} ({member.kind}, {member.state}): {member.key}  {member.scope}"
-
-
-def _when(entry: Entry) -> str:
-    if entry.at is None:
-        return entry.age
-    return local(entry.at).isoformat(sep=" ", timespec="microseconds")
-
-
-def _told(entry: Entry) -> str:
-    by = f" (by {entry.by})" if entry.by else ""
-    return f"{entry.what}{by}"
-
-
-def _as_json(timeline: Timeline) -> str:
+def _document(timeline: Timeline) -> dict[str, Any]:
     numbers = {member: number for number, (_, member) in enumerate(timeline.members)}
-    document = {
+    return {
         "focus": numbers[timeline.focus],
         "members": [
             {
@@ -157,4 +141,3 @@ def _as_json(timeline: Timeline) -> str:
         "more": timeline.more,
         "unreachable": list(timeline.unreachable),
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
