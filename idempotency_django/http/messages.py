@@ -173,7 +173,10 @@ def principal_of(user: Any, auth: Any = None) -> str:
     if user is not None and getattr(user, "is_authenticated", False):
         pk = getattr(user, "pk", None)
         if pk is None:
-            raise _no_primary_key(user)
+            raise ImproperlyConfigured(
+                f"The user of this request, {type(user).__name__}, has no primary key that tells "
+                "it from other callers. Give the idempotency policy a principal= that names it."
+            )
         # Of its class: a lazy user passes for one, but is none.
         return f"{_kind(user.__class__, settings.AUTH_USER_MODEL)}:{pk}"
     if isinstance(auth, str | bytes):
@@ -229,13 +232,6 @@ def _kind(caller: type, user_model: str) -> str:
         return f"object {caller.__module__}.{caller.__qualname__}"
     label: str = model._meta.label_lower
     return "user" if label == user_model.lower() else label
-
-
-def _no_primary_key(user: Any) -> ImproperlyConfigured:
-    return ImproperlyConfigured(
-        f"The user of this request, {type(user).__name__}, has no primary key that tells it "
-        "from other callers. Give the idempotency policy a principal= that names it."
-    )
 
 
 # From an answer to a payload and back.
@@ -401,16 +397,14 @@ def without_own_frames(error: Exception) -> Exception:
     while trace is not None:
         entries.append(trace)
         trace = trace.tb_next
-    ours = [each.tb_frame.f_globals.get("__name__", "").startswith(_OURS) for each in entries]
-    if all(ours):
-        return error
-    end = len(ours) - ours[::-1].index(False)
-    kept = None
-    for place in reversed(range(len(entries))):
-        if place >= end or not ours[place]:
-            each = entries[place]
-            kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return error.with_traceback(kept)
+    below_a_view = True
+    shown = None
+    for each in reversed(entries):
+        is_ours = each.tb_frame.f_globals.get("__name__", "").startswith(_OURS)
+        below_a_view = below_a_view and is_ours
+        if below_a_view or not is_ours:
+            shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return error.with_traceback(shown)
 
 
 def has_body(record: Record) -> bool:
@@ -470,10 +464,7 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     unwanted: frozenset[str] = NEVER_STORED_HEADERS
     if conf.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in conf.exclude_headers)
-    headers = []
-    for pair in response.items():
-        if pair[0].lower() not in unwanted:
-            headers.append(pair)  # noqa: PERF401  # a comprehension would be another frame
+    headers = [pair for pair in response.items() if pair[0].lower() not in unwanted]
     if response.reason_phrase != reasons.get(response.status_code, UNKNOWN_REASON):
         headers.append((REASON, response.reason_phrase))
     body = None

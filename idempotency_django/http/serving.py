@@ -199,35 +199,25 @@ def _explain(error: IdempotencyError, operation: Operation) -> None:
 
 def _response(adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome) -> HttpResponseBase:
     """The response that the client gets; a header tells it the key that was derived."""
-    if isinstance(outcome, Executed):
-        response = cast("HttpResponseBase", outcome.response)
-    else:
-        response = _unexecuted(adapter, policy, plan, outcome)
-    if plan.derived:
-        response[conf.header] = keys.quoted(plan.operation.key)
-    return response
-
-
-def _unexecuted(
-    adapter: Adapter, policy: Policy, plan: Plan, outcome: Replayed | InProgress | Held | Mismatched
-) -> HttpResponseBase:
+    response: HttpResponseBase
     match outcome:
+        case Executed():
+            response = cast("HttpResponseBase", outcome.response)
         case Replayed(record):
-            return _replay(adapter, policy, record)
-        case InProgress():
-            if policy.on_conflict == "accepted" and not outcome.busy:
-                retry_after = _retry_after()
-                owner = plan.operation.principal + plan.operation.since
-                if policy.principal:  # which the status view does not know
-                    owner = credentials_of(adapter.http_request)
-                return adapter.native(
-                    accepted_response(plan.store, plan.operation, owner, retry_after)
-                )
-            raise refusal(outcome)
-        case Held() | Mismatched():
+            response = _replay(adapter, policy, record)
+        case InProgress(busy=False) if policy.on_conflict == "accepted":
+            owner = plan.operation.principal + plan.operation.since
+            if policy.principal:  # which the status view does not know
+                owner = credentials_of(adapter.http_request)
+            accepted = accepted_response(plan.store, plan.operation, owner, _retry_after())
+            response = adapter.native(accepted)
+        case InProgress() | Held() | Mismatched():
             raise refusal(outcome)
         case _:
             assert_never(outcome)
+    if plan.derived:
+        response[conf.header] = keys.quoted(plan.operation.key)
+    return response
 
 
 def _retry_after() -> int:
@@ -236,8 +226,8 @@ def _retry_after() -> int:
 
 def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBase:
     payload = record.payload
-    if payload is None or not has_body(record):
-        response = adapter.rebuild(record, policy)
-        response[conf.replayed_header] = "true"
-        return response
-    return adapter.native(adapter.replayed(payload, policy))
+    if payload is not None and payload.body is not None:
+        return adapter.native(adapter.replayed(payload, policy))
+    response = adapter.rebuild(record, policy)
+    response[conf.replayed_header] = "true"
+    return response
