@@ -56,7 +56,7 @@ class IdempotencyMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         validate_order()
         self.get_response = get_response
-        self._handler = _handler_in_the_making()
+        self._handler = _loading_handler()
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
             # Django calls this one directly. It would run the sync one in a thread, even for
@@ -86,7 +86,7 @@ class IdempotencyMiddleware:
         try:
             return _claimed(view, request, protected(request, *args, **kwargs))
         except Exception as error:
-            response = self._offered(error, request)
+            response = self._response_to_error(error, request)
             if response is None:
                 raise
             return response
@@ -107,17 +107,17 @@ class IdempotencyMiddleware:
         try:
             return _claimed(view, request, await known.protected(request, *args, **kwargs))
         except Exception as error:
-            response = await sync_to_async(self._offered)(error, request)
+            response = await sync_to_async(self._response_to_error)(error, request)
             if response is None:
                 raise
             return response
 
-    def _to_protect(self, request: HttpRequest, view: ViewFunction) -> _Known | None:
+    def _to_protect(self, request: HttpRequest, view: ViewFunction) -> _ViewFacts | None:
         """The view, if this request runs with protection."""
         method = request.method or ""
         if method not in UNSAFE_METHODS:
             return None
-        known: _Known = cached_on(view, "_idempotency_in_middleware", partial(_Known, view))
+        known: _ViewFacts = cached_on(view, "_idempotency_in_middleware", partial(_ViewFacts, view))
         if known.is_exempt or (known.is_async and asks_for_transaction(view)):
             return None  # Django refuses to run the latter, and says why
         if method not in known.methods:
@@ -133,7 +133,7 @@ class IdempotencyMiddleware:
             return None
         return None if conf.middleware_exempt and is_exempt_by_module(view) else known
 
-    def _offered(self, error: Exception, request: HttpRequest) -> HttpResponseBase | None:
+    def _response_to_error(self, error: Exception, request: HttpRequest) -> HttpResponseBase | None:
         """The response of a ``process_exception`` of any middleware to what the view raised.
 
         Django calls them for what a view raises, but not for what a ``process_view`` raises.
@@ -143,8 +143,8 @@ class IdempotencyMiddleware:
         return self._handler.process_exception_by_middleware(error, request)  # type: ignore[no-any-return]
 
 
-class _Known:
-    """What a view says of itself, which is looked up once.
+class _ViewFacts:
+    """The facts about a view that the middleware looks up once.
 
     Args:
         view: what the URL leads to.
@@ -169,7 +169,7 @@ class _Known:
         return protect(self.view, PROJECT_POLICY if declared is UNSET else declared)
 
 
-def _handler_in_the_making() -> Any:
+def _loading_handler() -> Any:
     """Django's handler that is loading its middleware now; ``None``: ours was made by hand.
 
     It knows the other middleware, and Django passes it to none of them.

@@ -104,7 +104,7 @@ def assign_changes(obj: models.Model, using: str, changes: Mapping[str, Any]) ->
 
 
 def _restorer(obj: models.Model, field: Any) -> Callable[[], None]:
-    """What gives the object a field as it is now, with the related object that was loaded."""
+    """Make what gives the object a field as it is now, with the related object if loaded."""
     places = [(obj.__dict__, field.attname)]
     if field.is_relation:
         places.append((obj._state.fields_cache, field.cache_name))

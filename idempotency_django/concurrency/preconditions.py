@@ -69,7 +69,7 @@ class Conditions:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Conditions:
-        """Those of a request with these headers."""
+        """The conditions of a request with these headers."""
         names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
         return cls(*(headers.get(name) for name in names))
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
@@ -95,17 +95,6 @@ def version_field(model: type[models.Model]) -> VersionField:
     return found[0]
 
 
-_POSITIONAL: Final = ("force_insert", "force_update", "using", "update_fields")
-
-
-def _named(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of ``save()`` by their names: up to 5.2, Django takes them by place, too."""
-    named = dict(zip(_POSITIONAL, args, strict=False))
-    if len(args) > len(named) or named.keys() & options.keys():
-        raise TypeError(f"save() takes {', '.join(_POSITIONAL)}, and each of them once.")
-    return named | options
-
-
 class _Save:
     """One call of ``save()``.
 
@@ -136,8 +125,7 @@ class Versioned(models.Model):
     class Meta:
         abstract = True
 
-    def save(self, *args: Any, **options: Any) -> None:
-        options = _named(args, options)
+    def save(self, **options: Any) -> None:  # by name only, as in Django 6
         field, fields = version_field(type(self)), options.get("update_fields")
         expected = _expected(self)
         if fields:

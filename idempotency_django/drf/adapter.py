@@ -39,7 +39,7 @@ from ..records import Payload, Record
 
 
 class IdempotencyAPIException(APIException):
-    """What a custom ``EXCEPTION_HANDLER`` sees of an :exc:`~.errors.IdempotencyError`.
+    """An :exc:`~.errors.IdempotencyError`, as a custom ``EXCEPTION_HANDLER`` gets it.
 
     ``detail`` holds the members of the problem, and ``error`` the error itself. DRF's own handler
     turns ``wait`` into ``Retry-After``.
@@ -270,7 +270,7 @@ class DRFAdapter(Adapter):
         return finished  # type: ignore[no-any-return]
 
     def _body(self) -> Body:
-        """What was sent, as the view's parser has it; the view can read it again."""
+        """The body, as the view's parser has it; the view can read it again."""
         http: Any = self.http_request
         if "HTTP_TRANSFER_ENCODING" in http.META:
             unseen = body_that_django_ignores(http)

@@ -100,7 +100,7 @@ class PreconditionMixin:  # see below
         return version_etag(obj, named_by_key=is_named_by_key(self, obj))
 
     def get_last_modified(self, obj: Any) -> datetime | None:
-        """When the object was last changed; by default conditions on dates are ignored."""
+        """The time of the object's last change; by default conditions on dates are ignored."""
         return None
 
 

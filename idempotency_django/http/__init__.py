@@ -1,1 +1,1 @@
-"""What all HTTP adapters have in common, and how they protect a view."""
+"""The parts of all HTTP adapters, in the order in which a request meets them, from the top."""

@@ -186,7 +186,7 @@ def _atomic(aliases: list[str]) -> Iterator[None]:
 
 
 def request_transactions(excluded: set[str]) -> RequestTransactions:
-    """What ``ATOMIC_REQUESTS`` asks for, except for the databases in ``excluded``, to be opened."""
+    """The transactions that ``ATOMIC_REQUESTS`` asks for, without the excluded databases."""
     aliases = []
     for alias, settings in connections.settings.items():
         # An ExcludedDatabases is asked for its members: it says yes to any `in`.
@@ -201,4 +201,4 @@ def asks_for_transaction(view: Callable[..., Any]) -> bool:
 
 
 NONE: Final = RequestTransactions([])
-"""What most projects ask for."""
+"""No transactions, as most projects have it."""

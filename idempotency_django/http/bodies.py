@@ -55,7 +55,7 @@ def rewindable(request: Any) -> Any:
 
 
 def spooled(source: Any) -> Any:
-    """What is left of a stream, in memory or in a temporary file."""
+    """The rest of a stream, in memory or in a temporary file."""
     spool = _Spool(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, dir=settings.FILE_UPLOAD_TEMP_DIR)
     while chunk := source.read(CHUNK):
         if spool.tell() + len(chunk) > LONGEST:
@@ -146,19 +146,12 @@ def hashed(stream: Any) -> Hashed:
     return Hashed(size=size, sha256=sha256.hexdigest())
 
 
-def stream_of(request: Any) -> Any:
-    """The stream of a request whose body may have been read; it can be read again."""
-    if hasattr(request, "_body"):
-        return request._stream
-    return rewindable(request)
-
-
 MULTIPART: Final = "multipart/form-data"
 URLENCODED: Final = "application/x-www-form-urlencoded"
 
 
 def body_of(request: Any) -> Body:
-    """What was sent: forms by field and file, anything else byte for byte.
+    """The body of a request: a form by field and file, anything else byte for byte.
 
     Raises:
         ImproperlyConfigured: somebody has read the stream before, and it cannot be read again.
@@ -207,9 +200,9 @@ def body_that_django_ignores(request: HttpRequest) -> Hashed | None:
 # Digests.
 
 
-def _multipart(request: HttpRequest) -> Form | Hashed:
+def _multipart(request: Any) -> Form | Hashed:
     """The form by field and file, without making use of the request's own upload handlers."""
-    stream = stream_of(request)
+    stream = request._stream if hasattr(request, "_body") else rewindable(request)
     # The length that was sent may be missing (a chunked body): then the view sees an empty form,
     # but whoever streams the body sees all of it.
     meta = {**request.META, "CONTENT_LENGTH": stream.seek(0, os.SEEK_END)}

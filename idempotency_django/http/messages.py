@@ -1,4 +1,4 @@
-"""Between HTTP and plain values: requests to calls, answers to payloads and back, problems."""
+"""Turns requests into calls, and responses into payloads and back: HTTP as plain values."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def invocation_of(
     auth: Any = None,
     body: Callable[[], Body] | None = None,
 ) -> Invocation:
-    """What the policy needs to know of a request.
+    """The invocation that a request is, for its policy.
 
     Args:
         request: Django's request.
@@ -159,7 +159,7 @@ def operation_name(request: HttpRequest) -> str:
 
 
 def principal_of(user: Any, auth: Any = None) -> str:
-    """Who is calling: ``"user:42"``; empty for callers who are not told apart.
+    """The caller's name, ``"user:42"``; empty for callers who are not told apart.
 
     Args:
         user: the request's user.
@@ -188,12 +188,12 @@ def principal_of(user: Any, auth: Any = None) -> str:
 
 
 def caller_of(user: Any, auth: Any = None) -> str:
-    """Who is calling, told from those who had the same name before."""
+    """The caller's name, distinct from those who had the same primary key before."""
     return principal_of(user, auth) + since_of(user)
 
 
 def since_of(user: Any) -> str:
-    """When the user's account began; empty if its primary key is no other's at any time.
+    """The time when the user's account began; empty if its primary key is never given again.
 
     A user name that is a primary key may be given to a second person after the first one is
     deleted.
@@ -234,7 +234,7 @@ def _kind(caller: type, user_model: str) -> str:
     return "user" if label == user_model.lower() else label
 
 
-# From an answer to a payload and back.
+# From a response to a payload and back.
 
 
 def render(response: HttpResponseBase) -> HttpResponseBase:
@@ -316,7 +316,7 @@ class Adapter(ABC):
         return key_header(self.http_request)
 
     def invocation(self, policy: Policy) -> Invocation:
-        """What the policy needs to know of the request."""
+        """The invocation that the request is, for its policy."""
         return invocation_of(self.http_request, policy)
 
     def scope(self) -> str | None:
@@ -428,7 +428,7 @@ NEVER_STORED_HEADERS: Final = frozenset(
 
 
 def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Result:
-    """What the engine is to store of an answer, or why nothing."""
+    """The result for the engine: the response, and the payload to store or why there is none."""
     status = response.status_code
     if status >= 500:
         return Result(response, None, error=f"The answer was {status}.", failed=True)
@@ -440,7 +440,7 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
 
 
 def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:
-    """What is kept of an answer; a tombstone of a page that was made for one visitor."""
+    """The payload of a response; a tombstone for a page that was made for one visitor."""
     meta = adapter.http_request.META
     storable = response
     given_out = adapter.tokens or CSRF_USED in meta or nonce_of(adapter.http_request)
@@ -460,7 +460,7 @@ def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Pa
 
 
 def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
-    """What is kept of an answer; a tombstone if it was streamed or is too large."""
+    """The payload of a response; a tombstone if it was streamed or is too large."""
     unwanted: frozenset[str] = NEVER_STORED_HEADERS
     if conf.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in conf.exclude_headers)
@@ -513,7 +513,7 @@ def _wanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> boo
 def result_of_error(
     adapter: Adapter, response: HttpResponseBase, error: Exception, policy: Policy
 ) -> Result:
-    """The same of the answer to an error; its payload is made after the rollback."""
+    """The result for the engine of a view's error; its payload is made after the rollback."""
 
     def payload() -> Payload:
         with adapter.tracking_tokens():  # it may be called later than what recovers

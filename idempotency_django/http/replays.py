@@ -1,4 +1,4 @@
-"""What must hold of the caller and of the request before an answer is replayed."""
+"""Checks before a replay: the caller, the object in the URL, and the form of the answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _matches: Final[Callable[[str, str], bool]] = csrf._does_token_match  # type: ig
 """Django has no public name for it: whether a token, or a secret, is that of a secret."""
 
 _LETTERS: Final = re.compile(rb"[A-Za-z0-9]{%d,}" % csrf.CSRF_SECRET_LENGTH)
-"""What may hold a token, or the secret that it is made of."""
+"""Letters that may hold a token, or the secret that it is made of."""
 
 
 class CsrfTokenTracker:
@@ -99,7 +99,7 @@ def nonce_is_in(response: HttpResponseBase, request: HttpRequest) -> bool:
 
 
 def _candidates(content: bytes) -> Iterator[str]:
-    """What may be a token; letters of an escape sequence may stand before it or after it."""
+    """Texts that may be a token; letters of an escape sequence may stand before or after it."""
     for match in _LETTERS.finditer(content):
         letters = match[0].decode()
         for length in (csrf.CSRF_TOKEN_LENGTH, csrf.CSRF_SECRET_LENGTH):
@@ -162,7 +162,7 @@ _OF_OBJECTS: Final = {"RetrieveModelMixin", "UpdateModelMixin", "DestroyModelMix
 _VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 _NO_MODEL: Final = (Http404, ImproperlyConfigured, AttributeError, AssertionError)
-"""What a view raises when it is asked for its model, and has none."""
+"""Errors of a view that is asked for its model, and has none."""
 
 
 def check_object(view: Any, record: Record) -> None:
@@ -298,7 +298,7 @@ def _mixins(view_class: type) -> frozenset[str]:
 
 
 def _module(view: Any, name: str) -> str:
-    """Where a method of a view is from."""
+    """The module that a method of a view is from."""
     return defining_module(view.__class__, name)
 
 
@@ -390,7 +390,7 @@ def _exists(view: Any, lookup: dict[str, Any]) -> bool | None:
 
 
 def _fields_in_url(view: Any) -> dict[str, Any]:
-    """What the URL has under the names of the model's fields."""
+    """The arguments of the URL that have the names of the model's fields."""
     model = _model(view)
     fields = model._meta.concrete_fields if model is not None else ()
     names = {name for field in fields for name in (field.name, field.attname)}

@@ -17,7 +17,7 @@ from django.contrib.admindocs.utils import (
 _REGULAR: Final = re.compile(r"[\\^$()\[\]?*+|]")
 _PARAMETER: Final = re.compile(r"<(?:[^<>:]+:)?(\w+)>")
 _ROUTERS: Final = re.compile(r"\(\?P<(\w+)>\[\^/\.\]\+\)")
-"""How REST framework's routers write a parameter."""
+"""A parameter as REST framework's routers write it."""
 
 
 def readable(route: str) -> str:

@@ -43,7 +43,7 @@ from ..stores.atomic_blocks import atomic_request_databases, refuse_other_transa
 from .atomic_requests import RequestTransactions
 from .messages import Adapter, credentials_of, has_body, result_of, result_of_error
 from .replays import CSRF_USED, CsrfTokenTracker
-from .sessions import Before, save_session
+from .sessions import SessionSnapshot, save_session
 from .status import accepted_response
 
 logger = logging.getLogger("idempotency_django")
@@ -79,7 +79,7 @@ def serve(
             _give_none(request, policy, asynchronous=False)
         return adapter.respond()
 
-    store, before = plan.store, Before(request)
+    store, before = plan.store, SessionSnapshot(request)
     atomic = transactions if transactions and transactions.aliases else None
     if transactions is None:  # then those that are open were opened by Django
         refuse_other_transactions(
@@ -125,7 +125,11 @@ def _running(adapter: Adapter, execution: ExecutionContext) -> Iterator[None]:
 
 
 def _execute(
-    adapter: Adapter, policy: Policy, plan: Plan, before: Before, execution: ExecutionContext
+    adapter: Adapter,
+    policy: Policy,
+    plan: Plan,
+    before: SessionSnapshot,
+    execution: ExecutionContext,
 ) -> Result:
     """Run the view. In the claim's transaction, what it wrote to the session is saved, too."""
     request, using = adapter.http_request, plan.store.using

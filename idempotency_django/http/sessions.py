@@ -1,4 +1,4 @@
-"""What a view writes to the session: committed with its effects, forgotten with them.
+"""Commits with a view's effects what it writes to the session, and forgets it with them.
 
 Django saves the session after the view, when the effects are already committed. If a worker died in
 between, the effects would be there without the session. And what a rolled-back attempt wrote to the
@@ -20,7 +20,7 @@ from django.http import HttpRequest
 _CONTENT = "_session_cache"
 _KEY = "_SessionBase__session_key"
 _STATE = (_CONTENT, _KEY, "accessed", "modified")
-"""What Django's sessions know until they are saved."""
+"""The attributes of Django's sessions that hold what is not saved yet."""
 
 
 def save_session(request: HttpRequest, using: str | None) -> None:
@@ -57,8 +57,8 @@ def _forget_cached(session: cached_db.SessionStore, former: str | None) -> None:
             cache.delete(f"{session.cache_key_prefix}{key}")
 
 
-class Before:
-    """What the session and the messages of a request are before its view runs.
+class SessionSnapshot:
+    """The session and the messages of a request, as they are before its view runs.
 
     Attributes:
         is_cached: whether other requests may read the session from a cache.

@@ -87,7 +87,7 @@ def record_of(token: str, caller: str, credentials: str) -> Record | None:
 
 
 def describe_operation(record: Record) -> dict[str, Any]:
-    """What the view shows of a record: its status, its attempt, and its answer if it has one.
+    """The description of a record: its status, its attempt, and its answer if it has one.
 
     The status is ``in_progress``, ``interrupted`` (a retry resumes it), ``held`` (an operator must
     settle it), ``completed`` or ``failed`` (a retry is a new attempt).

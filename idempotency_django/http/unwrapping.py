@@ -113,12 +113,12 @@ if VERSION >= (6, 0):
     )
 
 _HELD_AS: Final = ("view_func", "viewfunc", "view", "func", "method")
-"""What they call the function that they decorate."""
+"""The names by which they hold the function that they decorate."""
 
 _CONDITIONAL: Final = "django.views.decorators.http"
 _WRAPPING: Final = f"{__name__.rpartition('.')[0]}.wrapping"
 _RUN_ONCE: Final = {f"{_WRAPPING}.{maker}" for maker in ("_sync", "_async", "_once")}
-"""What makes the functions that run once."""
+"""The makers of the functions that run once."""
 
 _AS_VIEW: Final = ("django.views.generic.base", "rest_framework.viewsets")
 
@@ -144,7 +144,7 @@ _DATA: Final = (
     UUID,
 )
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset)
-"""What a view may hold: none of it runs a view. So may it modules, classes and translated texts."""
+"""Types that a view may hold: none runs a view. Nor do modules, classes and translated texts."""
 
 
 def mark_part_of_view(function: AnyT) -> AnyT:
@@ -186,7 +186,7 @@ def protect_innermost(view: Any, protect: Protect) -> Any:
 
 
 def known_decorator(view: Any) -> tuple[Any, Protect] | None:
-    """What a known decorator, a bound method or a partial is around, and what puts it on again."""
+    """The function in a known decorator, bound method or partial, and what puts that on again."""
     if isinstance(view, MethodType):
         return view.__func__, lambda function: MethodType(function, view.__self__)
     if isinstance(view, partial):
@@ -262,14 +262,14 @@ def _protected_class_or_handler(view: Any, method: str, seen: set[int]) -> Any:
 
 
 def innermost(view: Any) -> Any:
-    """What all decorators wrap, known or not, as far as they tell."""
+    """The function that all decorators wrap, known or not, as far as they tell."""
     while (inner := _inside(view)) is not None:
         view = inner
     return view
 
 
 def _inside(view: Any) -> Any:
-    """What a decorator, a bound method or a partial says that it is around."""
+    """The function that a decorator, a bound method or a partial says it wraps; ``None``: none."""
     if is_made_by_as_view(view):
         return None
     known = known_decorator(view)
@@ -317,7 +317,7 @@ def _is_plain(view: Any) -> bool:
 
 
 def _held(view: Any) -> list[Any]:
-    """What a function, a bound method, a partial or an object holds itself."""
+    """The values that a function, a bound method, a partial or an object holds itself."""
     if isinstance(view, MethodType):
         bases = type(view.__self__).__mro__
         is_known = any(base.__module__ in _OWNERS for base in bases)
@@ -345,7 +345,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What a container or an object holds itself."""
+    """The values in a container, or the attributes of an object."""
     if issubclass(type(value), type | ModuleType | FunctionType | MethodType | partial):
         return
     for part in gc.get_referents(value):
@@ -404,7 +404,7 @@ def vars_of(view: Any) -> dict[str, Any]:
 
 
 def module_of(view: Any) -> str:
-    """Where a function's code is from; ``functools.wraps`` cannot change that."""
+    """The module of a function's code, which ``functools.wraps`` cannot change."""
     names = getattr(view, "__globals__", None)
     return str(names.get("__name__", "") if names is not None else type(view).__module__)
 
@@ -421,7 +421,7 @@ def name_of(view: Any) -> str:
 
 
 def cached_on(view: Any, where: str, make: Callable[[], Any]) -> Any:
-    """What ``make()`` returns, made once and kept with the view, so that both end together.
+    """The result of ``make()``, cached on the view, so that both end together.
 
     Args:
         view: a function, or a method, which its function keeps it for.

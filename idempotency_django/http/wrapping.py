@@ -1,4 +1,4 @@
-"""How a view of any kind is protected: functions, class-based views, DRF's views.
+"""Protects a view of any kind: a function, a class-based view, a view of REST framework.
 
 ``@idempotent`` and the middleware protect a view in the same way, from the inside: the innermost
 function runs once. The decorators around it (``login_required``, a rate limit) run for every
@@ -166,7 +166,7 @@ _ONCE: Final = "_idempotency_once"
 """Where the function that stands in for a handler is kept with the handler's."""
 
 _frameworks: Final[list[tuple[type, type, type, ServeWithin]]] = []
-"""What :func:`register_framework` was called with."""
+"""The arguments of each call of :func:`register_framework`."""
 
 
 def protect(view: Any, policy: Policy | None) -> Any:
@@ -340,7 +340,7 @@ def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
             # method_decorator has decorated a stand-in that is not async, so Django does not know.
             raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
         run = functools.partial(dispatch, view, *args, **kwargs)
-        return _dispatched(view, _request_among(args, kwargs), policy, left_out, run)
+        return _run_dispatch(view, _request_among(args, kwargs), policy, left_out, run)
 
     take_over_transactions(protected)
     if iscoroutinefunction(dispatch):
@@ -348,14 +348,14 @@ def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
     return protected
 
 
-def _dispatched(
+def _run_dispatch(
     view: Any,
     request: HttpRequest,
     policy: Policy,
     left_out: ExcludedDatabases | None,
     run: Callable[[], Any],
 ) -> Any:
-    """What ``dispatch()`` returns, of a view whose handler runs once."""
+    """Run the ``dispatch()`` of a view whose handler runs once."""
     init_idempotency(request)
     if is_async(type(view)):
         replace_handler(view, request, functools.partial(aserve_view, policy, view))
@@ -439,7 +439,7 @@ def method_of(view: Any, handler: Any) -> Any:
 
 
 def _once(function: Any) -> Any:
-    """What stands in for a handler's innermost function."""
+    """Make the function that stands in for a handler's innermost function."""
 
     @functools.wraps(function)
     def once(*args: Any, **kwargs: Any) -> Any:

@@ -113,16 +113,12 @@ class TestSave:
             stale.save(update_fields=["state"])
 
     def test_by_place(self, using: str) -> None:
-        """Arguments without names mean what Django 5.2 takes them for."""
+        """Arguments without names, which Django 6 does not take, are refused."""
         ticket = new(using, title="a")
-        ticket.title, ticket.amount = "b", 5
-        ticket.save(False, True, using, ["title"])
-        assert (row(ticket).title, row(ticket).amount, row(ticket).version) == ("b", 0, 2)
-        with pytest.raises(IntegrityError):
-            ticket.save(True)
-        for args in ((False,) * 5, (False,)):
-            with pytest.raises(TypeError, match=r"save\(\) takes force_insert"):
-                ticket.save(*args, force_insert=False)
+        ticket.title = "b"
+        with pytest.raises(TypeError, match="positional argument"):
+            ticket.save(False, True, using, ["title"])  # type: ignore[misc]
+        assert (row(ticket).title, row(ticket).version) == ("a", 1)
 
     def test_no_fields(self, using: str) -> None:
         """A save of no fields is no change, as in Django."""
