@@ -89,9 +89,8 @@ ANY_DRIVER := $(addprefix tests/, docs seen transports \
 test-inside:
 	$(PY) -m coverage run -m pytest -m "not e2e and not soak"
 
-# The coverage is the same without it.
 test-psycopg2:
-	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m pytest -m "not e2e and not soak" \
+	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m coverage run -m pytest -m "not e2e and not soak" \
 	    $(ANY_DRIVER:%=--ignore %)
 
 # Projects with USE_TZ=False: what writes times into messages, and compares them.

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.db.backends.signals import connection_created
 
 from idempotency_django import engine
@@ -151,6 +151,37 @@ def test_thread_of_a_store_ends_in_its_sleep() -> None:
     gc.collect()
     thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("fault", ["open", "close"])
+def test_heartbeat_that_cannot_connect_tries_again(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where its connections can be neither opened nor closed, it says so, and renews the lease."""
+
+    class Faulty(Noted):
+        faults = 1
+
+        @contextmanager
+        def dedicated_connection(self) -> Iterator[None]:
+            faulty, self.faults = self.faults, 0
+            if faulty and fault == "open":
+                raise OperationalError("too many connections")
+            with super().dedicated_connection():
+                yield
+            if faulty:
+                raise OperationalError("the server has gone away")
+
+    store = Faulty(str(uuid4()))
+    with kept_alive(a_lease(store, 0.3)):
+        eventually(lambda: store.asked)
+    if fault == "open":
+        assert "The heartbeat could not open or close its connections." in caplog.text
+    else:
+        eventually(lambda: "could not open or close its connections." in caplog.text)
+    store.asked.clear()
+    with kept_alive(a_lease(store, 0.3)):  # it goes on with the next lease
+        eventually(lambda: store.asked)
 
 
 def test_leases_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -423,8 +423,10 @@ class Kafka(Transport):
             on_delivery=lambda problem, _: problems.append(problem),
         )
         producer.flush(_FLUSH)
-        if problems != [None]:
-            raise KafkaException(*problems)
+        if not problems:
+            raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+        if problems[0] is not None:  # a KafkaError cannot be compared with None
+            raise KafkaException(problems[0])
 
 
 def _place_of(message: Message) -> tuple[_Place, int]:
