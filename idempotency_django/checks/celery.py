@@ -10,12 +10,11 @@ from typing import Any, Final
 
 from celery import current_app
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
-from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules
 
 from ..jobs.celery import IdempotentTask, counts_parts
 from ..policy import Policy
-from .configuration import check_policy, each_once
+from .configuration import check_policy, each_once, tried
 
 _NO_APP: Final = "default"
 """The name of the app that Celery makes where the project has made none."""
@@ -33,15 +32,11 @@ def check_celery(**_: Any) -> Sequence[CheckMessage]:
     autodiscover_modules("tasks")
     everything = [task for name, task in sorted(app.tasks.items()) if not name.startswith(_OWN)]
     tasks = [task for task in everything if isinstance(task, IdempotentTask)]
-    forgotten = [*_without_base(task for task in everything if task not in tasks)]
-    if not tasks:
-        return forgotten
-    messages = [
-        message
-        for task in tasks
-        for message in check_policy(task.idempotency_policy, f"the task {task.name}")
-    ]
-    return [*forgotten, *each_once(messages), *_visibility(app, tasks), *_chords(app)]
+    messages = [*_without_base(task for task in everything if task not in tasks)]
+    for task in tasks:
+        messages += check_policy(task.idempotency_policy, f"the task {task.name}")
+    chords = _chords(app) if tasks else ()
+    return [*each_once(messages), *_visibility(app, tasks), *chords]
 
 
 def _without_base(tasks: Iterable[Any]) -> Iterator[CheckMessage]:
@@ -64,11 +59,8 @@ def _visibility(app: Any, tasks: Iterable[IdempotentTask]) -> Iterator[CheckMess
     if not seconds:
         return
     for task in tasks:
-        try:
-            policy = (task.idempotency_policy or Policy()).resolved()
-        except ImproperlyConfigured:
-            continue  # check_settings reports it
-        if policy.lease.total_seconds() > seconds:
+        policy, _ = tried((task.idempotency_policy or Policy()).resolved)
+        if policy and policy.lease.total_seconds() > seconds:  # else check_settings reports it
             yield Warning(
                 f"The broker delivers a message again after {seconds} seconds, but the task "
                 f"{task.name} has a lease of {policy.lease.total_seconds():g} seconds.",

@@ -5,16 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.core.checks import (
-    WARNING,
-    CheckMessage,
-    Error,
-    Warning,  # noqa: A004  # Django's name
-)
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
@@ -28,8 +23,10 @@ from ..stores import stores
 
 PROJECT: Final = "IDEMPOTENCY['POLICY']"
 
-NAMED: Final = 3
+_NAMED: Final = 3
 """How many policies or routes one message names; the others are counted."""
+
+_T = TypeVar("_T")
 
 _PROMISES: Final = ("idempotency_django.E019", "idempotency_django.E020")
 
@@ -50,20 +47,25 @@ def check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
 
 def promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
     """What the policy needs and nothing can promise; the hint names the policy."""
-    try:
-        resolved = policy.resolved()
-        store = stores[resolved.store]
-    except ImproperlyConfigured:
+    resolved, _ = tried(policy.resolved)
+    store, _ = tried(lambda: stores[resolved.store]) if resolved else (None, "")
+    if resolved is None or store is None:
         return  # another check reports it
-    try:
-        lease_of(resolved, store)
-    except ImproperlyConfigured as error:
-        yield Error(str(error), hint=where, id="idempotency_django.E019")
+    needs: dict[str, Callable[[], object]] = {"E019": partial(lease_of, resolved, store)}
     if resolved.on_conflict == "accepted":
-        try:
-            status_url("token")
-        except ImproperlyConfigured as error:
-            yield Error(str(error), hint=where, id="idempotency_django.E020")
+        needs["E020"] = partial(status_url, "token")
+    for number, need in needs.items():
+        _, error = tried(need)
+        if error:
+            yield Error(error, hint=where, id=f"idempotency_django.{number}")
+
+
+def tried(read: Callable[[], _T]) -> tuple[_T | None, str]:
+    """What is read or, if the configuration is wrong, ``None`` and the error's text."""
+    try:
+        return read(), ""
+    except ImproperlyConfigured as error:
+        return None, str(error)
 
 
 def each_once(messages: Iterable[CheckMessage]) -> Sequence[CheckMessage]:
@@ -71,30 +73,27 @@ def each_once(messages: Iterable[CheckMessage]) -> Sequence[CheckMessage]:
     places: dict[str, list[str]] = {}
     merged: list[CheckMessage] = []
     for message in messages:
-        if message.id in _PROMISES:
-            places.setdefault(message.msg, []).append(str(message.hint))
-        if message.id not in _PROMISES or len(places[message.msg]) == 1:
+        shared = message.id in _PROMISES
+        if not (shared and message.msg in places):
             merged.append(message)
+        if shared:
+            places.setdefault(message.msg, []).append(str(message.hint))
     for message in merged:
         if message.id in _PROMISES:
-            message.hint = f"Found in {_listed(places[message.msg])}."
+            message.hint = f"Found in {listed(places[message.msg], 'policy', 'policies')}."
     return merged
 
 
-def _listed(places: list[str]) -> str:
-    more = len(places) - NAMED
-    named = ", ".join(places[:NAMED])
-    if more > 0:
-        named += f" and {more} more {'policies' if more > 1 else 'policy'}"
-    return named
+def listed(names: Sequence[str], one: str, many: str) -> str:
+    """The first names, and how many others there are."""
+    more = len(names) - _NAMED
+    others = f" and {more} more {many if more > 1 else one}" if more > 0 else ""
+    return ", ".join(names[:_NAMED]) + others
 
 
 def known_stores() -> list[str]:
     """The aliases of the stores; none if ``check_settings`` reports what is wrong with them."""
-    try:
-        return list(stores)
-    except ImproperlyConfigured:
-        return []
+    return tried(lambda: list(stores))[0] or []
 
 
 def unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
@@ -126,13 +125,12 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
     """Whether a script of another origin may send a key and read the headers of a replay."""
     if CORS not in settings.MIDDLEWARE:
         return
-    try:
-        header, marks = conf.header, [conf.replayed_header, "Retry-After"]
-    except ImproperlyConfigured:
+    ours = tried(lambda: (conf.header, conf.replayed_header))[0]
+    if ours is None:
         return  # check_settings reports it
+    header, marks = ours[0], [ours[1], "Retry-After"]
     if _left_out([header], "CORS_ALLOW_HEADERS"):
-        yield CheckMessage(
-            WARNING,
+        yield Warning(
             f"{header!r} is not in CORS_ALLOW_HEADERS. Browsers block every request from another "
             "origin that has a key.",
             hint="from corsheaders.defaults import default_headers; "
@@ -141,11 +139,10 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
         )
     hidden = _left_out(marks, "CORS_EXPOSE_HEADERS")
     if hidden:
-        named = ", ".join(map(repr, hidden))
-        yield CheckMessage(
-            WARNING,
-            f"{named} {'are' if len(hidden) > 1 else 'is'} not in CORS_EXPOSE_HEADERS. Scripts of "
-            "other origins cannot see that an answer is a replay, or when to retry.",
+        yield Warning(
+            f"{', '.join(map(repr, hidden))} {'are' if len(hidden) > 1 else 'is'} not in "
+            "CORS_EXPOSE_HEADERS. Scripts of other origins cannot see that an answer is a replay, "
+            "or when to retry.",
             hint=f"CORS_EXPOSE_HEADERS = {tuple(marks)!r}",
             id="idempotency_django.W030",
         )
@@ -165,10 +162,9 @@ AUTHENTICATION: Final = "django.contrib.auth.middleware.AuthenticationMiddleware
 
 def check_settings(**_: Any) -> Sequence[CheckMessage]:
     """The names and values in ``IDEMPOTENCY``."""
-    try:
-        names = conf.raw
-    except ImproperlyConfigured as error:
-        return [Error(str(error), id="idempotency_django.E002")]
+    names, error = tried(lambda: conf.raw)
+    if names is None:
+        return [Error(error, id="idempotency_django.E002")]
     unknown: list[CheckMessage] = [
         Error(
             f"IDEMPOTENCY has no setting {name!r}.",
@@ -178,7 +174,13 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
         for name in names
         if name not in NAMES
     ]
-    return [*unknown, *_wrong_values(), *_misnamed()]
+    readers: list[Callable[[], object]] = [
+        *(partial(getattr, conf, name.lower()) for name in sorted(NAMES)),
+        Policy().resolved,
+    ]
+    errors = [error for _, error in map(tried, readers) if error]
+    wrong = [Error(error, id="idempotency_django.E002") for error in errors]
+    return [*unknown, *wrong, *_misnamed()]
 
 
 def _misnamed() -> Iterator[CheckMessage]:
@@ -203,39 +205,27 @@ def _misnamed() -> Iterator[CheckMessage]:
             )
 
 
-def _wrong_values() -> Iterator[CheckMessage]:
-    readers: list[Callable[[], object]] = [
-        partial(getattr, conf, name.lower()) for name in sorted(NAMES)
-    ]
-    for read in [*readers, Policy().resolved]:
-        try:
-            read()
-        except ImproperlyConfigured as error:
-            yield Error(str(error), id="idempotency_django.E002")
-
-
 def check_stores(**_: Any) -> Sequence[CheckMessage]:
     """Whether every store can be made, and what each reports about its configuration."""
     messages: list[CheckMessage] = []
     for alias in known_stores():
-        try:
-            messages += stores[alias].check()
-        except ImproperlyConfigured as error:
-            messages.append(Error(str(error), id="idempotency_django.E003"))
-    try:
-        policy = Policy().resolved()
-    except ImproperlyConfigured:
-        return messages  # check_settings reports it
-    return [*messages, *unknown_store(policy.store, PROJECT)]
+        found, error = tried(partial(_check_of, alias))
+        messages += [Error(error, id="idempotency_django.E003")] if found is None else found
+    policy, _error = tried(Policy().resolved)
+    return [*messages, *(unknown_store(policy.store, PROJECT) if policy else ())]
+
+
+def _check_of(alias: str) -> Sequence[CheckMessage]:
+    return stores[alias].check()
 
 
 def check_callers(**_: Any) -> Sequence[CheckMessage]:
     """Whether a second person with a deleted user's primary key is told from the first one."""
-    try:
-        model, policy = get_user_model(), Policy().resolved()
-    except ImproperlyConfigured:
+    known, _error = tried(lambda: (get_user_model(), Policy().resolved()))
+    if known is None:
         return []  # Django, or check_settings, reports it
-    if policy.principal is not None or known_since(model) is not None:
+    model, policy = known
+    if policy.principal or known_since(model) is not None:
         return []
     return [
         Warning(
@@ -253,15 +243,13 @@ def check_live_stores(
     *, databases: Sequence[str] | None = None, **_: Any
 ) -> Sequence[CheckMessage]:
     """Ask the stores themselves, where their database may be asked (``check --database``)."""
-    messages: list[CheckMessage] = []
-    for alias in known_stores():
-        try:
-            store = stores[alias]
-        except ImproperlyConfigured:
-            continue  # check_stores reports it
-        if store.using in (databases or ()):
-            messages += store.check_live()
-    return messages
+    found = [tried(partial(stores.__getitem__, alias))[0] for alias in known_stores()]
+    return [
+        message
+        for store in found
+        if store and store.using in (databases or ())  # else check_stores reports it
+        for message in store.check_live()
+    ]
 
 
 def check_template_middleware(**_: Any) -> Iterator[CheckMessage]:

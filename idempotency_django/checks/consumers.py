@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.core.checks import CheckMessage, Error
-from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..messaging.consumers import Consumer, consumer_at
+from .configuration import tried
 
 
 def check_consumers(**_: Any) -> list[CheckMessage]:
     """Report paths that lead to no consumer, and two consumers of one name."""
-    try:
-        paths = conf.consumers
-    except ImproperlyConfigured:
-        return []  # E002
     problems: list[CheckMessage] = []
     named: dict[str, Consumer] = {}
-    for path in paths:
-        try:
-            consumer = consumer_at(path)
-        except ImproperlyConfigured as error:
+    for path in tried(lambda: conf.consumers)[0] or ():  # else E002
+        consumer, error = tried(partial(consumer_at, path))
+        if consumer is None:
             problems.append(
                 Error(
                     f"IDEMPOTENCY['CONSUMERS']: {error}",
@@ -30,8 +26,7 @@ def check_consumers(**_: Any) -> list[CheckMessage]:
                     id="idempotency_django.E050",
                 )
             )
-            continue
-        if named.setdefault(consumer.name, consumer) is not consumer:
+        elif named.setdefault(consumer.name, consumer) is not consumer:
             problems.append(
                 Error(
                     f"IDEMPOTENCY['CONSUMERS'] lists two consumers called {consumer.name!r}; the "

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
-from django.urls import URLPattern, get_resolver
+from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
+from rest_framework.viewsets import ModelViewSet, ViewSetMixin
 
 from ..conf import MIDDLEWARE, did_you_mean
 from ..drf import IdempotentViewMixin
@@ -22,34 +23,18 @@ from ..http.unwrapping import PROTECTED, is_exempt
 from ..http.wrapping import BY_DECORATOR
 from ..policy import UNSAFE_METHODS, Policy
 from .configuration import check_policy
+from .inventory import Route, routes
 from .views import of_frameworks
-
-_FRAMEWORKS: Final = ("django", "idempotency_django", "rest_framework")
 
 
 def check_drf_views() -> Iterator[CheckMessage]:
     """The views with the mixin, and those with object permissions that no replay can check."""
-    if getattr(settings, "ROOT_URLCONF", None):
-        _views = get_resolver().url_patterns  # imports them
+    served = [*routes()]  # which imports the views
     for view in dict.fromkeys(_subclasses(IdempotentViewMixin)):
         if vars(view).get(PROTECTED) != BY_DECORATOR:  # which is among the endpoints
             yield from _check_view(view)
-    yield from check_objects()
-
-
-of_frameworks.append(check_drf_views)
-
-
-def check_objects() -> Iterator[CheckMessage]:
-    """The views with object permissions that a replay cannot check."""
-    if not getattr(settings, "ROOT_URLCONF", None):
-        return
-    views = {
-        callback.cls
-        for callback, args, kwargs in _with_arguments(get_resolver().url_patterns)
-        if _takes_part(callback) and not _is_looked_up(callback, args, kwargs)
-    }
-    for view_class in sorted(views, key=lambda view: (view.__module__, view.__qualname__)):
+    unseen = {each.view.cls for each in served if _takes_part(each.view) and not _is_seen(each)}
+    for view_class in sorted(unseen, key=lambda view: (view.__module__, view.__qualname__)):
         if _is_unchecked(view_class):
             yield Warning(
                 f"{view_class.__module__}.{view_class.__qualname__} has object permissions and an "
@@ -63,24 +48,16 @@ def check_objects() -> Iterator[CheckMessage]:
             )
 
 
-def _with_arguments(
-    patterns: Any, args: int = 0, kwargs: frozenset[str] = frozenset()
-) -> Iterator[tuple[Any, int, frozenset[str]]]:
-    """What the URLs with arguments lead to, how many of them have no name, and the names."""
-    for each in patterns:
-        regex = each.pattern.regex
-        names = kwargs | frozenset(regex.groupindex)
-        unnamed = args + regex.groups - len(regex.groupindex)
-        if not isinstance(each, URLPattern):
-            yield from _with_arguments(each.url_patterns, unnamed, names)
-        elif unnamed or names:
-            yield each.callback, 0 if names else unnamed, names  # as Django's resolver does
+of_frameworks.append(check_drf_views)
 
 
-def _is_looked_up(callback: Any, args: int, kwargs: frozenset[str]) -> bool:
-    """Whether a replay can call ``get_object()`` with such arguments."""
-    view = callback.cls(**callback.initkwargs)
-    view.request, view.args, view.kwargs = None, (None,) * args, dict.fromkeys(kwargs)
+def _is_seen(route: Route) -> bool:
+    """Whether a replay can look up the object that a route names, if it names one."""
+    if not (route.args or route.names):
+        return True
+    view = route.view.cls(**route.view.initkwargs)
+    view.request, view.args = None, (None,) * route.args
+    view.kwargs = dict.fromkeys(route.names)
     return lookup_of(view) is not None
 
 
@@ -139,30 +116,14 @@ def _check_action(view: Any, action: str, where: str) -> Iterator[CheckMessage]:
 
 
 def _handlers_of(view: Any) -> set[str]:
-    """The names that ``idempotency_policies`` can hold for a view.
-
-    They are the handlers of unsafe methods, and in a viewset the actions: DRF's, which are in its
-    mixins, and the methods that the project's own classes add to what DRF's have.
-    """
-    theirs: set[str] = set()
-    actions: set[str] = set()
-    for base in view.__mro__:
-        module, functions = base.__module__, {*filter(_is_public, vars(base))}
-        if module == "rest_framework.mixins":
-            actions |= {name for name in functions if not name.startswith(("perform_", "get_"))}
-        elif module.partition(".")[0] in _FRAMEWORKS:
-            theirs |= functions
-        else:
-            actions |= {name for name in functions if inspect.isfunction(vars(base)[name])}
-    handlers = {method.lower() for method in UNSAFE_METHODS if hasattr(view, method.lower())}
-    if not hasattr(view, "get_extra_actions"):
-        return handlers
-    overridable = {name for name in actions if name.startswith("perform_")}
-    return handlers | actions - theirs - overridable
-
-
-def _is_public(name: str) -> bool:
-    return not name.startswith("_")
+    """The names that ``idempotency_policies`` can hold for a view: its methods and actions."""
+    names = {method.lower() for method in UNSAFE_METHODS}
+    if issubclass(view, ViewSetMixin):
+        for route in SimpleRouter.routes:
+            names.update(getattr(route, "mapping", {}).values())
+        known = {*dir(ModelViewSet), *dir(IdempotentViewMixin)}
+        names |= {name for name in {*dir(view)} - known if inspect.isfunction(getattr(view, name))}
+    return {name for name in names if hasattr(view, name) and not name.startswith("_")}
 
 
 def _subclasses(of: type[Any]) -> Iterator[type[Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -65,18 +65,44 @@ class Endpoint:
 
 def endpoints() -> Iterator[Endpoint]:
     """Every unsafe method of every route of the project's ``ROOT_URLCONF``, in order."""
-    for route, view in _routes(get_resolver().url_patterns, ""):
-        for method, handler in _handlers(view):
-            yield _endpoint(readable(route), method, view, handler)
+    for route in routes():
+        for method, handler in _handlers(route.view):
+            yield _endpoint(readable(route.path), method, route.view, handler)
 
 
-def _routes(patterns: Iterable[Any], before: str) -> Iterator[tuple[str, Any]]:
-    for pattern in patterns:
-        route = f"{before}{pattern.pattern}"
-        if isinstance(pattern, URLPattern):
-            yield route, pattern.callback
+class Route(NamedTuple):
+    """A route of the project.
+
+    Attributes:
+        path: as Django writes it.
+        view: what it leads to.
+        args: how many positional arguments the view gets from it.
+        names: the names of the keyword arguments.
+    """
+
+    path: str
+    view: Any
+    args: int
+    names: frozenset[str]
+
+
+def routes() -> Iterator[Route]:
+    """Every route of the project's ``ROOT_URLCONF``, in order; none without this setting."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        yield from _routes(get_resolver().url_patterns, "", 0, frozenset())
+
+
+def _routes(
+    patterns: Iterable[Any], before: str, args: int, names: frozenset[str]
+) -> Iterator[Route]:
+    for each in patterns:
+        path, regex = f"{before}{each.pattern}", each.pattern.regex
+        named = names | frozenset(regex.groupindex)
+        unnamed = args + regex.groups - len(regex.groupindex)
+        if isinstance(each, URLPattern):  # names replace positions, as for Django's resolver
+            yield Route(path, each.callback, 0 if named else unnamed, named)
         else:
-            yield from _routes(pattern.url_patterns, route)
+            yield from _routes(each.url_patterns, path, unnamed, named)
 
 
 def _handlers(view: Any) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,6 @@ from django.core.checks import (
     Error,
     Warning,  # noqa: A004  # Django's name
 )
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from ..conf import conf, did_you_mean
@@ -39,7 +38,7 @@ from ..http.unwrapping import (
     view_class_of,
 )
 from ..policy import UNSET, Policy
-from .configuration import NAMED, PROJECT, check_policy, each_once, promise
+from .configuration import PROJECT, check_policy, each_once, listed, promise, tried
 from .inventory import Endpoint, endpoints
 
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
@@ -79,9 +78,7 @@ def check_views(**_: Any) -> Sequence[CheckMessage]:
 def _of_endpoints() -> Iterator[CheckMessage]:
     if not getattr(settings, "ROOT_URLCONF", None):
         return
-    try:
-        _settings = conf.middleware_exempt, conf.middleware_protects
-    except ImproperlyConfigured:
+    if tried(lambda: (conf.middleware_exempt, conf.middleware_protects))[1]:
         return  # check_settings reports it
     everything = list(endpoints())
     yield from _frameworks(everything)
@@ -96,47 +93,47 @@ def _of_endpoints() -> Iterator[CheckMessage]:
 
 def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
     """One message for each framework that has no adapter, with its routes."""
-    routes: dict[str, list[str]] = {}
-    problems: dict[str, str] = {}
+    found: dict[str, list[Endpoint]] = {}
     for endpoint in everything:
         if endpoint.framework is not None:
-            problems.setdefault(endpoint.framework, endpoint.problem)
-            routes.setdefault(endpoint.framework, []).append(endpoint.route)
-    for framework, problem in problems.items():
-        hint = f"It serves {_routes(routes[framework])}."
-        yield Error(problem, hint=hint, id="idempotency_django.E023")
+            found.setdefault(endpoint.framework, []).append(endpoint)
+    for served in found.values():
+        hint = f"It serves {_routes(served)}."
+        yield Error(served[0].problem, hint=hint, id="idempotency_django.E023")
 
 
-def _routes(routes: Sequence[str]) -> str:
-    more = len(routes) - NAMED
-    return f"{', '.join(routes[:NAMED])}{f' and {more} more routes' if more > 0 else ''}"
+def _routes(served: Iterable[Endpoint]) -> str:
+    return listed([*dict.fromkeys(each.route for each in served)], "route", "routes")
 
 
 def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
     """One warning where the project's policy requires a key of forms that have none."""
-    try:
-        policy = Policy().resolved()
-    except ImproperlyConfigured:
-        return  # said by check_settings
+    policy, _ = tried(Policy().resolved)
     locked = [
-        endpoint.route
+        endpoint
         for endpoint in everything
-        if endpoint.how == "middleware"
+        if policy
+        and endpoint.how == "middleware"
         and endpoint.policy is not None  # what it declares is a policy
         and policy_of(endpoint.view, endpoint.method) is UNSET
-        and policy.requires_key("POST" if endpoint.method == "*" else endpoint.method)
+        and policy.requires_key(_typical(endpoint.method))
         and is_from(endpoint.view, _FORMS_WITHOUT_KEYS)
     ]
     if locked:
         yield Warning(
             f"{PROJECT} requires a key of Django's own forms, which send none. They are refused: "
-            f"{_routes([*dict.fromkeys(locked)])}.",
+            f"{_routes(locked)}.",
             hint=(
                 "Put 'django.contrib.admin' and 'django.contrib.auth' into "
                 "IDEMPOTENCY['MIDDLEWARE_EXEMPT']."
             ),
             id="idempotency_django.W031",
         )
+
+
+def _typical(method: str) -> str:
+    """The method, or the one that stands for those that a view does not declare."""
+    return "POST" if method == "*" else method
 
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
@@ -199,17 +196,12 @@ def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
 def _without_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
     """A view that publishes in the transaction of its claim, and may be called without a key."""
     view, method = endpoint.view, endpoint.method
-    try:
-        policy = (endpoint.policy or Policy()).resolved()
-    except ImproperlyConfigured:
-        return  # said elsewhere
-    if policy.key or policy.mode == "leased" or asks_for_transaction(view):
-        return
-    if policy.requires_key("POST" if method == "*" else method):
+    policy, _ = tried((endpoint.policy or Policy()).resolved)
+    if policy is None or policy.key or policy.mode == "leased" or asks_for_transaction(view):
         return
     handler: Any = getattr(view_class_of(view), handlers_of(view).get(method, ""), view)
     function = innermost(handler)
-    if not isinstance(function, FunctionType):
+    if policy.requires_key(_typical(method)) or not isinstance(function, FunctionType):
         return
     names = {*function.__code__.co_names}
     if "atomic" in names or _is_atomic(inspect.unwrap(handler, stop=_is_atomic)):
