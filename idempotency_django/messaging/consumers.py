@@ -258,11 +258,11 @@ class EventExecution:
     handler: Handler
     seen: SeenFilter | None = None
 
-    def run(self, *, visibly: bool = False) -> Handled | Duplicate:
+    def run(self, *, claim_first: bool = False) -> Handled | Duplicate:
         """Handle it now.
 
         Args:
-            visibly: commit the claim first, even in the transactional mode.
+            claim_first: commit the claim first, even in the transactional mode.
 
         Raises:
             Exception: it is not handled, and was not before.
@@ -270,7 +270,7 @@ class EventExecution:
         if known := self._known_duplicate():
             return known
         plan, operation, atomic = self.plan, self.plan.operation, Atomic()
-        if visibly and operation.lease is None:
+        if claim_first and operation.lease is None:
             operation, atomic = replace(operation, lease=plan.policy.lease), _ClaimCommittedFirst()
         try:
             ended = engine.run(plan.store, operation, self.execute, _raise, atomic=atomic)
@@ -569,7 +569,7 @@ class Consumer:
         """
         execution = self._execution(event, sender)
         self._validate_no_transaction(execution)
-        return execution.run(visibly=redelivered)
+        return execution.run(claim_first=redelivered)
 
     async def ahandle(
         self, event: Event, *, sender: str = "", redelivered: bool = False
@@ -615,7 +615,7 @@ class Consumer:
         if redelivered:
             for place, execution in executions.items():
                 try:
-                    outcomes[place] = execution.run(visibly=True)
+                    outcomes[place] = execution.run(claim_first=True)
                 except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
                     outcomes[place] = Failed(error)
         elif executions:

@@ -117,7 +117,7 @@ def handling_of(message: InboxMessage) -> Callable[[], object] | None:
     plan = _plan(receiver, message, handler)
     handling = EventExecution(plan, event, handler)
     # The claim is committed first, so that an attempt counts that ends with its process.
-    return lambda: handling.run(visibly=True)
+    return lambda: handling.run(claim_first=True)
 
 
 def contents_of(message: InboxMessage) -> Contents:
