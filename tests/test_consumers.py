@@ -489,7 +489,7 @@ class TestFailures:
         answer = {"attempt": row.attempt, "status": 200, "content_type": kind, "body": body}
         client = member("view_idempotencykey", "settle")
         told = client.post(detail(row, "complete"), answer | {"reason": "Lost."}, follow=True)
-        assert messages(told) == ["The idempotency key was completed by hand."]
+        assert messages(told) == ["1 idempotency key: completed by hand."]
         assert billing.handle(poison) == Duplicate(result)
         neighbour = paid("2")
         assert billing.handle_many([neighbour, poison])[1] == Duplicate(result)
@@ -599,7 +599,7 @@ def _release(row: IdempotencyKey) -> None:
     client = member("view_idempotencykey", "settle")
     answer = {"attempt": row.attempt, "reason": "Mended.", "status": 200, "body": "{}"}
     told = messages(client.post(detail(row, "release"), answer, follow=True))
-    assert told == ["The idempotency key was released: the next retry is executed."]
+    assert told == ["1 idempotency key: released; the next retry is executed."]
 
 
 def run(coroutine: Any) -> Any:
