@@ -1,4 +1,4 @@
-"""The frozen values that adapters, policy, engine and stores adapter; none knows HTTP or DRF."""
+"""The frozen values that adapters, policy, engine and stores share; none knows HTTP or DRF."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 
 class Status(StrEnum):
-    """What is known of an operation."""
+    """The state of an operation."""
 
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -44,7 +44,7 @@ class Operation:
         hold: do not resume an attempt whose lease expired until an operator settles it.
         max_attempts: how many attempts may fail or be interrupted before an operator must settle
             it; ``None``: any number.
-        wait: how long to wait for somebody else's execution; ``None``: not at all.
+        wait: how long to wait for another execution of it; ``None``: not at all.
         execute_without_store: execute it without protection if its store cannot be reached.
         count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
@@ -144,14 +144,14 @@ class Claim:
 
     @property
     def origin(self) -> str:
-        """What names this record among all that ever had the key: random, and the same for all of
+        """The name of this record among all that ever had the key: random, and the same for all of
         its attempts.
         """
         return self.token[:ORIGIN]
 
 
 NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
-"""Of the keys that :func:`derived_key` makes."""
+"""The namespace of the keys that :func:`derived_key` makes."""
 
 
 def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
@@ -194,7 +194,7 @@ class Payload:
 
     @property
     def result(self) -> Any:
-        """What a function, a task or a handler of events returned, of which this is the answer.
+        """The result of the function, task or handler of events that this is the answer of.
 
         An answer that was written by hand may be no JSON: an empty body is ``None``, and any other
         is a text.
@@ -208,7 +208,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a store holds under ``(key, scope)``.
+    """The record that a store holds under ``(key, scope)``.
 
     Attributes:
         status: see :class:`Status`; an expired record is reported as it was stored.
@@ -221,7 +221,7 @@ class Record:
         held: whether it waits for an operator to settle it: it was interrupted, or its last attempt
             has failed. It is ``interrupted`` in both cases.
         lease_left: seconds until its owner's lease ends, by the store's clock, 0 if it is over;
-            ``None``: it has none, or nobody can say. It takes no part in comparisons.
+            ``None``: it has none, or it is unknown. It takes no part in comparisons.
         counted: whether this look at it has been counted as a replay already.
         record_id: the store's own number of it; 0 where it has none.
     """

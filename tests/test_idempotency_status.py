@@ -231,9 +231,9 @@ def test_table(using: str) -> None:
 
 def test_bounded(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More messages than anybody wants to count are not counted."""
-    monkeypatch.setattr("idempotency_django.messaging.health.MOST", 10)
-    monkeypatch.setattr(health, "MOST", 10)
-    monkeypatch.setattr("idempotency_django.management.commands.idempotency_status.MOST", 10)
+    monkeypatch.setattr("idempotency_django.messaging.health.MAX_COUNTED", 10)
+    monkeypatch.setattr(health, "MAX_COUNTED", 10)
+    monkeypatch.setattr("idempotency_django.management.commands.idempotency_status.MAX_COUNTED", 10)
     outbox(using, 25)
     records(25, held=True, alias=using)
     _code, wrong = status()

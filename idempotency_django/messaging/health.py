@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q, QuerySet
 
 from ..models import DatabaseNow
-from ..stores.health import MOST, Finding, Limits, found, overdue, register
+from ..stores.health import MAX_COUNTED, Finding, Limits, finding_of, overdue, register
 from .consumers import consumers
 from .databases import database
 from .inbox.purging import over as inbox_over
@@ -38,7 +38,7 @@ def outbox(limits: Limits) -> Iterator[Finding]:
         idle = f"Run relay_outbox, for this topic too. {_LOGGED} Or an earlier one is dead."
         yield _waiting("outbox messages waiting", name, pending, limits, _no_relay, idle)
     for name, waited in _dead(rows, "topic", "created_at"):
-        yield found("outbox messages dead", name, waited, f"Their groups wait. {_MEND}")
+        yield finding_of("outbox messages dead", name, waited, f"Their groups wait. {_MEND}")
     yield overdue("outbox messages to purge", database(), outbox_over(limits.purge_age))
 
 
@@ -53,7 +53,7 @@ def inbox(limits: Limits) -> Iterator[Finding]:
         ("inbox messages to accept", rows.filter(is_suspect=True), _ACCEPT),
     ):
         for name, waited in _dead(dead, "source", "received_at"):
-            yield found(what, name, waited, problem)
+            yield finding_of(what, name, waited, problem)
     yield overdue("inbox messages to purge", database(), inbox_over(limits.purge_age))
 
 
@@ -68,7 +68,7 @@ def _pending(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, li
     dated = waiting.annotate(failed=~Q(error=""), now=DatabaseNow())
     columns = dated.values_list(by, "process_after", since, "failed", "now")
     by_name: dict[str, list[Pending]] = defaultdict(list)
-    for name, process_after, created, failed, now in columns[:MOST]:
+    for name, process_after, created, failed, now in columns[:MAX_COUNTED]:
         by_name[name].append((now - process_after, now - created, failed))
     yield from sorted(by_name.items())
 
@@ -89,7 +89,7 @@ def _waiting(
     if failing:
         problems.append(f"{failing} failed and are tried again. Their errors say why.")
     waited = [age for _, age, _ in pending]
-    return found(what, where, waited, " ".join(problems), idle=len(problems) > bool(failing))
+    return finding_of(what, where, waited, " ".join(problems), idle=len(problems) > bool(failing))
 
 
 def _no_relay(name: str) -> str:
@@ -123,6 +123,6 @@ def _dead(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[
     """How long the dead letters have waited, by topic or source."""
     by_name: dict[str, list[timedelta]] = defaultdict(list)
     columns = rows.filter(state=MessageState.DEAD).values_list(by, since, DatabaseNow())
-    for name, created, now in columns[:MOST]:
+    for name, created, now in columns[:MAX_COUNTED]:
         by_name[name].append(now - created)
     yield from sorted(by_name.items())

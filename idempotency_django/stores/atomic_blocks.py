@@ -1,4 +1,4 @@
-"""What surrounds a claim and must not affect it: open transactions, pools of connections."""
+"""The surroundings that must not affect a claim: open transactions, pools of connections."""
 
 from __future__ import annotations
 

@@ -24,8 +24,13 @@ def no_transactional_mode(reason: str) -> ImproperlyConfigured:
     )
 
 
+def in_progress(operation: Operation) -> Record:
+    """The record that stands for one that cannot be seen, or cannot be locked, now."""
+    return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
+
+
 class Store(ABC):
-    """Where records live. One instance per alias, shared by all threads.
+    """A place where records live. There is one instance per alias, shared by all threads.
 
     To write a store of your own, subclass this class and run the contract suite over it, as the
     stores of this package do. You must write :meth:`acquire`, :meth:`complete`, :meth:`fail`,
@@ -42,8 +47,8 @@ class Store(ABC):
     supports_transactions: ClassVar[bool] = False
     """Whether what the store writes commits and rolls back with the effects of the handler.
 
-    The open transaction of such a store holds a claim without a lease: nobody else sees the claim,
-    and it is gone when the transaction rolls back or its process dies.
+    The open transaction of such a store holds a claim without a lease: no other transaction sees
+    the claim, and it is gone when the transaction rolls back or its process dies.
     """
 
     supports_steps: ClassVar[bool] = False
@@ -81,7 +86,7 @@ class Store(ABC):
         counts as in progress.) It never waits for another owner. When this returns, a claim with
         ``operation.lease`` is visible to all, even if its owner dies. Recovery points are kept with
         the claim, and so is the pin; those of an expired record are not. An interrupted record is
-        pinned from then on, as nobody knows what its owner has done.
+        pinned from then on, as it is unknown what its owner has done.
 
         A store that can do both in one step may count the replay, if the operation asks for it and
         the completed record is of the same request. The record that it returns is then ``counted``.
@@ -108,7 +113,7 @@ class Store(ABC):
             pinned: free it for the same fingerprint only: the attempt may have had effects
                 elsewhere, under keys that were derived from this one. A pin that the claim has
                 from an earlier attempt stays in any case.
-            held: do not free it: nobody gets the key, and no purge takes the record, until an
+            held: do not free it: no request gets the key, and no purge takes the record, until an
                 operator settles it. The record is in progress, ``interrupted`` and ``held`` then,
                 and has no owner.
         """
@@ -140,7 +145,7 @@ class Store(ABC):
     def purge(self, older_than: timedelta, limit: int) -> int:
         """Delete up to ``limit`` records whose lifetime and retention ended ``older_than`` ago.
 
-        The oldest are deleted first, in one short transaction. A record that somebody holds is left
+        The oldest are deleted first, in one short transaction. A record that is locked is left
         for later, so that a purge waits neither for traffic nor for a second purge. A record in
         progress is never deleted before its lease is over, and never if it is held. Returns how
         many were deleted: 0 if there is nothing left, or if the store deletes expired records by
@@ -279,7 +284,7 @@ class Store(ABC):
         except OperationInProgress:
             if operation.lease is None:  # then the transaction may be of no use any more
                 raise
-            return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
+            return in_progress(operation)
 
     def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
         """:meth:`get` for several keys, each with its scope, in their order."""
@@ -338,5 +343,5 @@ class Store(ABC):
     # The purge.
 
     def purgeable(self, older_than: timedelta) -> int:
-        """How many records :meth:`purge` would delete; counts, so it may take a while."""
+        """The number of records that :meth:`purge` would delete; to count them may take a while."""
         return 0

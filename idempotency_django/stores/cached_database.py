@@ -52,11 +52,11 @@ class FailoverEpoch:
 
     @property
     def last_known(self) -> str | None:
-        """What it was when this process last asked; ``None``: unknown."""
+        """The epoch when this process last asked; ``None``: unknown."""
         return None if self._known is None else self._known[0]
 
     def current(self) -> str | None:
-        """What it is now, asked no longer ago than ``recheck``; ``None``: unknown."""
+        """The epoch now, asked for no longer ago than ``recheck``; ``None``: unknown."""
         known = self._known
         if known is None or time.monotonic() - known[1] >= (self._recheck or 0):
             known = self._known = self._ask()
@@ -326,7 +326,7 @@ class CachedStore(DatabaseStore):
             logger.warning("An answer could not be cached in %r.", self.cache, exc_info=True)
 
     def _lifetime_left(self, record: Record) -> timedelta | None:
-        """How long a record still lives, by the database's clock; ``None``: forever."""
+        """The rest of a record's life, by the database's clock; ``None``: it has no end."""
         left = ExpressionWrapper(F("expires_at") - DatabaseNow(), fields.DurationField())
         rows = self._rows.filter(pk=record.record_id).annotate(left=left)
         times: Any = rows.values_list("left", "expires_at").first()

@@ -1,6 +1,7 @@
-"""What waits for a process or an operator, and for how long: the command, and the check at deploy.
+"""Findings of what waits for a process or an operator: for the command, and the check at deploy.
 
-Nothing here counts a whole table: each finding reads up to ``MOST`` rows that an index leads to.
+Nothing here counts a whole table: each finding reads up to ``MAX_COUNTED`` rows that an index leads
+to.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from ..models import DatabaseNow, IdempotencyKey
 from ..records import Status
 from . import stores
 
-MOST: Final = 10_000
+MAX_COUNTED: Final = 10_000
 """The most rows that a finding counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long something may wait.
+    """The limits of how long something may wait.
 
     Attributes:
         max_age: for a process or a retry.
@@ -35,12 +36,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What waits, and what is wrong about it.
+    """Rows that wait, and what is wrong about that.
 
     Attributes:
         what: which rows: ``"outbox messages waiting"``. Programs may compare it.
         where: the database, topic or source that they are of.
-        count: how many there are: ``MOST`` at most, which stands for any number from there.
+        count: how many there are: ``MAX_COUNTED`` at most, which stands for any number from there.
         oldest: how long the oldest of them has waited; ``None``: there is none.
         problem: what is wrong and what to do; empty: nothing.
         idle: whether a process does not run, or not for these; else an operator must decide.
@@ -71,7 +72,7 @@ def register(name: str, using: Callable[[], str], source: Source) -> None:
 
 
 def findings(limits: Limits, databases: Collection[str] | None = None) -> Iterator[Finding]:
-    """What waits, in the databases of the stores and of the sources.
+    """Find what waits, in the databases of the stores and of the sources.
 
     Args:
         limits: how long something may wait.
@@ -86,17 +87,17 @@ def findings(limits: Limits, databases: Collection[str] | None = None) -> Iterat
 
 
 def ages(rows: QuerySet[Any], since: str) -> list[timedelta]:
-    """How long each of the rows has waited, the oldest ones: ``MOST`` at most.
+    """The time that each of the rows has waited, the oldest ones: ``MAX_COUNTED`` at most.
 
     Args:
         rows: the rows.
         since: the column that says since when. It has an index, which leads to them.
     """
     dated = rows.order_by(since).values_list(since, DatabaseNow())
-    return [now - then for then, now in dated[:MOST]]
+    return [now - then for then, now in dated[:MAX_COUNTED]]
 
 
-def found(
+def finding_of(
     what: str, where: str, waited: list[timedelta], problem: str, *, idle: bool = False
 ) -> Finding:
     """The finding of rows that have waited so long; without any, nothing is wrong."""
@@ -115,18 +116,18 @@ def found(
 def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
     """The finding of rows that a purge should have deleted."""
     waited = ages(rows, "purge_at")
-    return found(what, where, waited, "Run purge_idempotency_keys every hour.", idle=True)
+    return finding_of(what, where, waited, "Run purge_idempotency_keys every hour.", idle=True)
 
 
 def _keys(using: str, limits: Limits) -> Iterator[Finding]:
-    """The keys that nobody finishes, found by the index of the leases.
+    """The keys that no process finishes, found by the index of the leases.
 
     A row without a lease is not looked for: none is visible but what was cut off within GRACE.
     """
     rows = IdempotencyKey.objects.using(using)
     unfinished = rows.filter(status=Status.IN_PROGRESS)
     held = unfinished.filter(hold=True, lease_expires_at__lte=DatabaseNow())
-    yield found(
+    yield finding_of(
         "keys held",
         using,
         ages(held, "lease_expires_at"),
@@ -134,7 +135,7 @@ def _keys(using: str, limits: Limits) -> Iterator[Finding]:
     )
     late = DatabaseNow() - limits.max_age
     interrupted = unfinished.filter(hold=False, lease_expires_at__lte=late)
-    yield found(
+    yield finding_of(
         "keys interrupted",
         using,
         ages(interrupted, "lease_expires_at"),

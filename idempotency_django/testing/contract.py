@@ -207,7 +207,7 @@ NEXT: Mapping[str, tuple[str, str]] = {
     "completed": ("completed", "completed"),
     "completed, and expired": ("begins", "begins"),
 }
-"""How an attempt ended, and what the next request for its key gets: the same one, and any other.
+"""The ways in which an attempt ends, and what the next request gets: the same one, and any other.
 
 It gets the record, by its status or as ``held``; or a claim that ``resumes`` an interrupted
 attempt, ``repeats`` a failed one, or ``begins`` a record of its own.
@@ -259,7 +259,7 @@ class LeasesContract(ContractSetting):
         return replace(claim.operation, fingerprint=fingerprint, lease=SECOND * 99, ttl=SECOND * 99)
 
     def described(self, before: Claim, found: Claim | Record) -> str:
-        """What a request after a claim has got, in the words of ``NEXT``."""
+        """The outcome of a request after a claim, in the words of ``NEXT``."""
         if isinstance(found, Record):
             return "held" if found.held else str(found.status)
         assert found.token != before.token
@@ -269,7 +269,7 @@ class LeasesContract(ContractSetting):
         return "resumes" if found.interrupted else "repeats"
 
     def refused(self, claim: Claim, **changes: object) -> Record:
-        """The record that a store returns to whoever asks for the operation of a claim again."""
+        """The record that a store returns to a further request for the operation of a claim."""
         return as_record(self.again(claim, **changes))
 
     def test_lease_is_seen(self) -> None:
@@ -338,13 +338,16 @@ class LeasesContract(ContractSetting):
         """An owner that was taken over can neither complete, fail nor extend, now or later."""
         late = self.interrupted()
         claim = self.taken_over(late)
-        other = Payload(500, (), b"late")
         for _ in range(2):
-            assert not self.store.complete(late, other)
-            assert not self.store.fail(late, "late")
-            assert not self.store.extend(late, 99)
+            self.assert_powerless(late)
             self.store.complete(claim, ANSWER)
         assert self.record(claim.operation).payload == ANSWER
+
+    def assert_powerless(self, claim: Claim) -> None:
+        """The owner of a claim that has ended can write nothing."""
+        assert not self.store.complete(claim, Payload(500, (), b"late"))
+        assert not self.store.fail(claim, "late")
+        assert not self.store.extend(claim, 99)
 
     def test_late_owner_without_successor(self) -> None:
         """An owner that is late, but was not taken over, may still complete, or go on."""
@@ -355,14 +358,12 @@ class LeasesContract(ContractSetting):
         assert self.store.complete(self.interrupted(), ANSWER)
 
     def test_settled_claim_cannot_be_extended(self) -> None:
-        """A completed or failed record no longer has a lease."""
-        claim, failed = self.leased(), self.leased()
-        assert self.store.complete(claim, ANSWER)
-        assert self.store.fail(failed, "no")
-        assert not self.store.extend(claim, 99)
-        assert not self.store.extend(failed, 99)
-        assert not self.store.complete(claim, Payload(200, (), b"another"))
-        assert self.record(claim.operation).payload == ANSWER
+        """A completed or failed record no longer has a lease, nor an owner."""
+        for how in ("completed", "failed", "failed, and held"):
+            claim = self.ended(how)
+            before = self.record(claim.operation)
+            self.assert_powerless(claim)
+            assert self.record(claim.operation) == before
 
     def test_many_leases_are_extended_together(self) -> None:
         """Each of several claims is extended, or refused, as it would be alone."""
@@ -391,9 +392,6 @@ class LeasesContract(ContractSetting):
         """What fails with ``held`` has no owner, and no request gets its key, however late."""
         claim = self.leased(ttl=MOMENT)
         assert self.store.fail(claim, "ValueError: no", held=True)
-        assert not self.store.complete(claim, ANSWER)
-        assert not self.store.fail(claim, "late")
-        assert not self.store.extend(claim, 99)
         record = self.record(claim.operation)
         assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
         assert (record.interrupted, record.held) == (True, True)

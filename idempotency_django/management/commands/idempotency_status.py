@@ -14,7 +14,7 @@ from django.db import DatabaseError
 
 from ...arguments import duration
 from ...errors import StoreUnavailable
-from ...stores.health import MOST, Finding, Limits, findings
+from ...stores.health import MAX_COUNTED, Finding, Limits, findings
 
 _MAX_AGE: Final = "15m"
 _PURGE_AGE: Final = "3d"
@@ -93,7 +93,7 @@ def _table(shown: list[Finding]) -> Iterator[str]:
 
 
 def _count(finding: Finding) -> str:
-    return f"{finding.count:,}{'+' if finding.count == MOST else ''}"
+    return f"{finding.count:,}{'+' if finding.count == MAX_COUNTED else ''}"
 
 
 def _length(age: timedelta | None) -> str:
@@ -115,7 +115,7 @@ def _as_json(found: list[Finding], limits: Limits) -> str:
                 "what": each.what,
                 "where": each.where,
                 "count": each.count,
-                "at_least": each.count == MOST,
+                "at_least": each.count == MAX_COUNTED,
                 "oldest": None if each.oldest is None else each.oldest.total_seconds(),
                 "problem": each.problem,
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -140,12 +139,11 @@ def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
 def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
     """Ask the database itself whether it has the tables, and all of their columns.
 
-    ``manage.py migrate`` runs this check as well, before it makes them: it is not warned. (Called
-    from code, it runs no checks.) Elsewhere it is a warning and no error, because commands of the
-    project that call for this check may have to run before ``migrate`` has.
+    It is a warning and no error, because commands of the project that call for this check may have
+    to run before ``migrate`` has.
     """
     missing = list(missing_from(using, IdempotencyKey, IdempotencyStep))
-    if missing and sys.argv[1:2] != ["migrate"]:  # which is about to make them
+    if missing:
         yield Warning(
             f"The store {alias!r} uses the database {using!r}, which lacks {', '.join(missing)}.",
             hint=f"Run: manage.py migrate idempotency_django --database {using}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
@@ -30,7 +30,7 @@ from ...models import (
 )
 from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
 from ..atomic_blocks import unpooled_connection
-from ..base import Store
+from ..base import Store, in_progress
 from .checks import check_database, check_migrated, check_writable, lacks_functions
 from .dialects import DIALECTS, Dialect, plain
 from .transactions import (
@@ -41,11 +41,6 @@ from .transactions import (
 )
 
 logger = logging.getLogger("idempotency_django")
-
-
-def in_progress(operation: Operation) -> Record:
-    """The record that stands for a row that cannot be seen, or cannot be locked, now."""
-    return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
 
 
 def lifetime(operation: Operation) -> dict[str, Any]:
@@ -98,7 +93,7 @@ def take_over(dialect: Dialect, operation: Operation, before: Record) -> Claim |
         return in_progress(operation)  # since we looked; the next retry is answered
     steps = IdempotencyStep.objects.using(dialect.using).filter(record=before.record_id)
     if status == Status.IN_PROGRESS:
-        pinned = True  # nobody knows what its owner has done
+        pinned = True  # it is unknown what its owner has done
     elif expired or status == Status.COMPLETED:
         pinned = False
         steps.delete()
@@ -118,7 +113,7 @@ def take_over(dialect: Dialect, operation: Operation, before: Record) -> Claim |
 def _locked(
     dialect: Dialect, operation: Operation, rows: QuerySet[Any, Any]
 ) -> tuple[Any, ...] | None:
-    """What a take-over depends on; the row is locked from here on."""
+    """The facts that a take-over depends on; the row is locked from here on."""
     skip = connections[dialect.using].features.has_select_for_update_skip_locked
     described: QuerySet[Any, Any] = rows.annotate(
         same=_is(fingerprint=operation.fingerprint),
@@ -166,59 +161,11 @@ def _fresh(claim: Claim) -> dict[str, Any]:
     }
 
 
-Name = tuple[str, str]
-"""A key and its scope."""
-
-
-def acquire_many(
-    dialect: Dialect,
-    operations: Sequence[Operation],
-    asked_at: float,
-    resolved: Callable[[Operation, Record], Claim | Record],
-) -> list[Claim | Record]:
-    """Claim the operations, or return their records: one statement, and one look at what is left.
-
-    Args:
-        dialect: of the database.
-        operations: what is wanted.
-        asked_at: a value of ``time.monotonic()`` from now.
-        resolved: takes over the key of a record if it is free.
-    """
-    wanted: dict[Name, Operation] = {}
-    for operation in operations:
-        wanted.setdefault(_name(operation), operation)
-    # In one order everywhere, so that two batches do not wait for each other.
-    tokens = {name: new_token() for name in sorted(wanted)}
-    ids = dialect.claim_many([(wanted[name], token) for name, token in tokens.items()])
-    rest = [name for name, token in tokens.items() if token not in ids]
-    rows = dialect.read_many(rest) if rest else {}
-    by_name: dict[Name, Claim | Record] = {}
-    for name, token in tokens.items():
-        operation = wanted[name]
-        if token in ids:
-            by_name[name] = Claim(operation, 1, token, ids[token], asked_at)
-        elif name in rows:
-            by_name[name] = resolved(operation, record_of(*name, rows[name]))
-        else:  # an insert that is not committed yet holds the key
-            by_name[name] = in_progress(operation)
-    results: list[Claim | Record] = []
-    for operation in operations:
-        result = by_name[_name(operation)]
-        results.append(result)
-        if isinstance(result, Claim):  # which the first one gets; for others, it is in progress
-            by_name[_name(operation)] = in_progress(operation)
-    return results
-
-
-def _name(operation: Operation) -> Name:
-    return operation.key, operation.scope
-
-
 PROMPT: Final = 10
 """An attempt is prompt if it takes less than this fraction of its time to live."""
 
 _FREE: Final = {"status": Status.FAILED, "completed_at": DatabaseNow(), "lease_expires_at": None}
-# In progress under a lease that is over, with a token that nobody has.
+# In progress under a lease that is over, with a token that no owner has.
 _HELD: Final = {"hold": True, "lease_expires_at": DatabaseNow(), "owner_token": NO_OWNER}
 
 
@@ -306,28 +253,43 @@ class DatabaseStore(Store):
         return record
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
-        dialect = self._dialect
-        if not (operations and dialect.batches):
+        if not (operations and self._dialect.batches):
             return super().acquire_many(operations)
         for operation in {operation.lease is None: operation for operation in operations}.values():
             self._forbid_misplaced(operation)
+        wanted = {(operation.key, operation.scope): operation for operation in reversed(operations)}
         with self._translated():
-            claims_and_records = acquire_many(dialect, operations, time.monotonic(), self._resolved)
-        for claim in claims_and_records:
-            if isinstance(claim, Claim) and claim.operation.lease is None:
-                dialect.claimed(claim)
-        return claims_and_records
+            found = self._acquire_batch(wanted)
+        results: list[Claim | Record] = []
+        for operation in operations:
+            result = found[operation.key, operation.scope]
+            results.append(result)
+            if isinstance(result, Claim):  # which the first one gets; for others, it is in progress
+                found[operation.key, operation.scope] = in_progress(operation)
+                if operation.lease is None:
+                    self._dialect.claimed(result)
+        return results
 
-    def is_running(self, operation: Operation) -> bool:
-        if self._dialect.is_claimed(operation.key, operation.scope):
-            return True
-        if connections[self.using].needs_rollback:
-            return False  # a request's transaction that has met the lock cannot be asked
-        try:
-            record = self.get(operation.key, operation.scope)
-        except (OperationInProgress, StoreUnavailable):
-            return False
-        return record is not None and record.status is Status.IN_PROGRESS
+    def _acquire_batch(
+        self, wanted: Mapping[tuple[str, str], Operation]
+    ) -> dict[tuple[str, str], Claim | Record]:
+        """Claim operations by key and scope: one statement, and one look at what is left."""
+        asked_at = time.monotonic()
+        # In one order everywhere, so that two batches do not wait for each other.
+        tokens = {name: new_token() for name in sorted(wanted)}
+        ids = self._dialect.claim_many([(wanted[name], token) for name, token in tokens.items()])
+        rest = [name for name, token in tokens.items() if token not in ids]
+        rows = self._dialect.read_many(rest) if rest else {}
+        found: dict[tuple[str, str], Claim | Record] = {}
+        for name, token in tokens.items():
+            operation = wanted[name]
+            if token in ids:
+                found[name] = Claim(operation, 1, token, ids[token], asked_at)
+            elif name in rows:
+                found[name] = self._resolved(operation, record_of(*name, rows[name]))
+            else:  # an insert that is not committed yet holds the key
+                found[name] = in_progress(operation)
+        return found
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         try:  # likewise
@@ -453,16 +415,13 @@ class DatabaseStore(Store):
         return check_database(self.alias, self.using)
 
     def check_live(self) -> Sequence[CheckMessage]:
-        return (
-            check_writable(self.alias, self.using)
-            or [*check_migrated(self.alias, self.using)]
-            or self._check_functions()
-        )
-
-    def _check_functions(self) -> Sequence[CheckMessage]:
-        if sys.argv[1:2] == ["migrate"] or not self._dialect.lacks_functions():
-            return []  # or about to be made
-        return [lacks_functions(self.alias, self.using)]
+        problems = check_writable(self.alias, self.using)
+        if sys.argv[1:2] == ["migrate"]:  # which is about to make the tables and the functions
+            return problems
+        problems = problems or [*check_migrated(self.alias, self.using)]
+        if not problems and self._dialect.lacks_functions():
+            return [lacks_functions(self.alias, self.using)]
+        return problems
 
     # Transactions.
 
@@ -483,7 +442,7 @@ class DatabaseStore(Store):
     def fenced(self, claim: Claim) -> Iterator[None]:
         with StoreTransaction(self._dialect):
             yield
-            # Last, so that nobody waits for an owner that is paused before it commits.
+            # Last, so that no request waits for an owner that is paused before it commits.
             with self._translated():
                 if not self._dialect.fence(claim):
                     raise ClaimLost

@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from .server import FAULTS, Client, RedisServer
 
-PATIENCE: Final = 1.0
+TIMEOUT: Final = 1.0
 """Seconds to wait for an answer of a server."""
 
 OLDEST: Final = (6, 2)
@@ -43,8 +43,8 @@ def _info(node: Redis) -> dict[str, Any]:
     """Ask on a connection of its own: the timeouts of the others may be long."""
     pool = node.connection_pool
     options = pool.connection_kwargs | {
-        "socket_timeout": PATIENCE,
-        "socket_connect_timeout": PATIENCE,
+        "socket_timeout": TIMEOUT,
+        "socket_connect_timeout": TIMEOUT,
         "retry": Retry(NoBackoff(), 0),
         "decode_responses": True,
     }

@@ -37,7 +37,7 @@ logger = logging.getLogger("idempotency_django")
 Client = Redis | RedisCluster  # whose annotations say too little to check anything by them
 FAULTS: Final = (RedisError, RedisClusterException, OSError)
 REDIRECTIONS: Final = 5
-"""How often a cluster may say that a key is elsewhere before it counts as unreachable."""
+"""The number of times that a cluster may redirect a command before it counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ def _on_primary(
             if not asking:
                 cluster.nodes_manager.initialize()
             # The node that sends us on knows best: others hear of a moved slot some time later.
-            node = _named(cluster, elsewhere) or cluster.get_node_from_key(key)
+            node = _redirected(cluster, elsewhere) or cluster.get_node_from_key(key)
         except (RedisConnectionError, RedisTimeoutError, ClusterDownError):
             with suppress(*FAULTS):  # so that the next call finds a new primary
                 cluster.nodes_manager.initialize()
@@ -234,8 +234,8 @@ def _on_primary(
     raise RedisError("The cluster redirected the command too many times.")
 
 
-def _named(cluster: Any, elsewhere: AskError) -> Any:
-    """The node we are sent to; ``None``: nobody has told us of it yet."""
+def _redirected(cluster: Any, elsewhere: AskError) -> Any:
+    """The node of a redirection; ``None``: the cluster has not named it yet."""
     named = {"host": elsewhere.host, "port": elsewhere.port}
     node = cluster.get_node(**named)
     if node is None:

@@ -37,7 +37,7 @@ def text(value: str) -> bytes:
 
 
 def read_record(key: str, scope: str, reply: list[bytes]) -> Record:
-    """What a script described.
+    """The record that a script described.
 
     Raises:
         ValueError: it is not what the store writes.
@@ -183,7 +183,7 @@ class RedisStore(Store):
 
     def _extension(self, claim: Claim, reply: Any) -> bool | None:
         try:
-            return bool(self._whole(claim.key, claim.scope, reply))
+            return bool(self._checked(claim.key, claim.scope, reply))
         except StoreUnavailable:  # this one is broken, the others are not
             return None
 
@@ -236,9 +236,9 @@ class RedisStore(Store):
         """The reply of a script, and how many replicas know what it wrote."""
         name = self.redis_key(key, scope)
         reply, acknowledged = self._server.run(script, name, key, scope, *arguments, wait=wait)
-        return self._whole(key, scope, reply), acknowledged
+        return self._checked(key, scope, reply), acknowledged
 
-    def _whole(self, key: str, scope: str, reply: Any) -> Any:
+    def _checked(self, key: str, scope: str, reply: Any) -> Any:
         if isinstance(reply, list) and reply[0] == b"broken":
             self._broken(key, scope, reply[1].decode("utf-8", "replace"))
         return reply

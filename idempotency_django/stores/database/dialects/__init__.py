@@ -1,4 +1,4 @@
-"""What differs between databases on the hot path, one module each, by Django's ``vendor``."""
+"""The differences between databases on the hot path, one module each, by Django's ``vendor``."""
 
 from __future__ import annotations
 

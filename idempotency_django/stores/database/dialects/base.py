@@ -1,4 +1,4 @@
-"""What differs between databases on the hot path: how a key is locked, and the SQL.
+"""The differences between databases on the hot path: the lock of a key, and the SQL.
 
 On every database, the unique index makes two owners impossible. The lock tells a duplicate at once
 that it is one; the index alone would make it wait.
@@ -87,7 +87,7 @@ class Dialect(ABC):
     """Those that say that the server has ended the transaction, because it took too long."""
     ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
     """Matches the beginning of a statement that ends the transaction that it is executed in."""
-    aside: ClassVar[str] = ""
+    quoted: ClassVar[str] = ""
     """Matches strings and comments, where a cursor may be given several statements at once.
 
     What is not closed is one up to the end, so that nothing of it is looked at twice.
@@ -96,7 +96,7 @@ class Dialect(ABC):
     batches: ClassVar[bool] = False
     """Whether one statement claims, reads or completes many rows."""
     locks_database: ClassVar[bool] = False
-    """Whether whoever writes locks the database for everybody else."""
+    """Whether a transaction that writes locks the database for all others."""
     in_transaction: Callable[[Any], object]
     """Called with the driver's connection; false: no transaction is known to be open on it."""
 
@@ -109,7 +109,7 @@ class Dialect(ABC):
         self.sql = statements(self.vendor, connections[using].ops.quote_name)
         self._held = threading.local()
         self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
-        self._aside = re.compile(self.aside)
+        self._quoted = re.compile(self.quoted)
 
     def _cursor(self) -> AbstractContextManager[Any]:
         return connections[self.using].cursor()
@@ -133,7 +133,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
-        """Renew the leases that are their owners' and that nobody has locked; their records.
+        """Renew the leases that are their owners' and that are not locked; their records.
 
         It takes as many statements for a thousand claims as for one, and waits for none of them.
         """
@@ -218,7 +218,7 @@ class Dialect(ABC):
     def lockable(
         self, rows: QuerySet[IdempotencyKey], operation: Operation
     ) -> QuerySet[IdempotencyKey]:
-        """The rows, narrowed to nothing when the operation's key is locked by somebody else."""
+        """The rows, narrowed to nothing when the operation's key is locked elsewhere."""
         return rows
 
     def new_pipeline(self) -> Pipeline | None:
@@ -251,7 +251,7 @@ class Dialect(ABC):
         """Free what a transaction of this thread has held."""
 
     def text_of(self, sql: Any) -> str:
-        """What a cursor is given as text: it may be bytes, or one of psycopg's ``Composable``."""
+        """The text of a statement: it may be bytes, or one of psycopg's ``Composable``."""
         if isinstance(sql, bytes):
             return sql.decode("utf-8", "replace")
         if hasattr(sql, "as_string"):
@@ -262,9 +262,9 @@ class Dialect(ABC):
         """Whether the statement, or one of several, would end the transaction it is executed in."""
         if self._ends.match(text):
             return True
-        if not self.aside or ";" not in text:
+        if not self.quoted or ";" not in text:
             return False
-        return any(map(self._ends.match, self._aside.sub(" ", text).split(";")))
+        return any(map(self._ends.match, self._quoted.sub(" ", text).split(";")))
 
     def write_answer(self, claim: Claim, given: Parameters) -> bool:
         """Execute what stores an answer."""

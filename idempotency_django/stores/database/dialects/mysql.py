@@ -35,7 +35,7 @@ class MySQL(Dialect):
         r"CACHE|LOAD\s+INDEX|INSTALL|UNINSTALL|STOP|CHANGE|SET\s+PASSWORD|"
         r"SET\s+(SESSION\s+|@@(SESSION\.)?)?AUTOCOMMIT"
     )
-    aside = (
+    quoted = (
         r"'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\(?s:.))*+(?:\"|\\?\Z)|`[^`]*+(?:`|\Z)|"
         r"--(?!\S)[^\n]*|#[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )

@@ -18,7 +18,7 @@ from ....records import Claim
 from .statements import Parameters
 
 LOST: Final = "idempotency_django: the claim has another owner"
-"""What the server says when it did not commit, because a statement found no row of its owner's."""
+"""The server's error when it did not commit, because a statement found no row of its owner's."""
 
 _OR_LOST: Final = (
     "WITH written AS (\n{statement}\n) "

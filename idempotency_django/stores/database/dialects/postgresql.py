@@ -47,7 +47,7 @@ class PostgreSQL(Dialect):
     # idle_in_transaction_session_timeout, transaction_timeout
     ended = frozenset({"25P03", "25P04"})
     ends = Dialect.ends + r"|ABORT|PREPARE\s+TRANSACTION"
-    aside = (
+    quoted = (
         r"(?<!\w)[eE]'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|'[^']*+(?:'|\Z)|\"[^\"]*+(?:\"|\Z)|"
         r"(?<![\w$])\$(\w*)\$(?s:.*?)(?:\$\1\$|\Z)|--[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )
@@ -72,7 +72,7 @@ class PostgreSQL(Dialect):
 
     @property
     def _pipeline(self) -> Pipeline:
-        """That of the running transaction."""
+        """The messages of the running transaction."""
         pipeline: Pipeline = getattr(self._local, "pipeline", _ONE_BY_ONE)
         return pipeline
 
@@ -128,7 +128,7 @@ class PostgreSQL(Dialect):
         return settings["HOST"], settings["PORT"], settings["NAME"]
 
     def _holds_nothing_else(self) -> bool:
-        """Whether the transaction is ours; in somebody else's there are other things."""
+        """Whether the transaction is the store's own; in any other there are other things."""
         connection = connections[self.using]
         blocks = len(connection.atomic_blocks)
         ours = connection.get_autocommit() if not blocks else connection.commit_on_exit
@@ -162,7 +162,7 @@ class PostgreSQL(Dialect):
     def lockable(
         self, rows: QuerySet[IdempotencyKey], operation: Operation
     ) -> QuerySet[IdempotencyKey]:
-        # A row may only be taken over under its key's lock: an INSERT of somebody who had the
+        # A row may only be taken over under its key's lock: an INSERT of a transaction that had the
         # lock while the row is being updated here would wait for this transaction to end.
         lock = Func(
             Value(lock_number(operation), output_field=models.BigIntegerField()),
