@@ -1,4 +1,4 @@
-"""What is logged stays on its line, whatever a client has put into it."""
+"""Keeps each log record on its line, whatever a client has put into it."""
 
 from __future__ import annotations
 

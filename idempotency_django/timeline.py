@@ -1,4 +1,4 @@
-"""What belongs to one operation, through its causes: one timeline, in whatever tables it is.
+"""Timelines: all that belongs to one operation, through its causes, in whatever tables it is.
 
 Each record or message names the operation that caused it. A source finds those of one table in one
 database; :func:`trace` follows the causes through all sources, up to the root and down to the last
@@ -52,7 +52,7 @@ class Moment:
 
     @property
     def age(self) -> str:
-        """How long ago it was or how far ahead it is, in the largest unit."""
+        """The time since then, or until then, in the largest unit."""
         if self.at is None or self.now is None:
             return _("never")
         if abs(self.at - self.now) < timedelta(minutes=1):
@@ -149,7 +149,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(Moment):
-    """What happened to a member, or will happen.
+    """An event in the life of a member, past or to come.
 
     Attributes:
         at: when, by the clock of the member's database; ``None``: never, or see ``timed``.
@@ -177,13 +177,13 @@ class Entry(Moment):
 
     @property
     def age(self) -> str:
-        """How long ago it was or how far ahead it is, in the largest unit."""
+        """The time since then, or until then, in the largest unit."""
         return Moment(self.at, self.now).age if self.timed else _("at an unknown time")
 
 
 @dataclass(frozen=True, slots=True)
 class Confidential:
-    """What of a timeline only those see who may see answers.
+    """The parts of a timeline that only those see who may see answers.
 
     Attributes:
         derived: whether the keys are shown that steps gave other services.
@@ -245,12 +245,12 @@ class Source:
         raise NotImplementedError
 
     def moments(self, member: Member) -> Iterable[Entry]:
-        """What happened to a member, in order, and what will."""
+        """The entries of a member, in order."""
         raise NotImplementedError
 
     @property
     def place(self) -> str:
-        """What a timeline names if it cannot be reached."""
+        """The name that a timeline gives the source if it cannot be reached."""
         return f"database {self.using!r}"
 
     def rows(self) -> QuerySet[Any]:
@@ -270,7 +270,7 @@ class Source:
         return self.members(self.rows().filter(~Q(caused_by=""), caused_by__in=causes)[:limit])
 
     def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
-        """What happened to members of this source."""
+        """The entries of members of this source."""
         for member in members:
             yield from self.moments(member)
         yield from _logged(members)
@@ -296,7 +296,7 @@ def entry(member: Member, what: Any, at: datetime | None, **more: Any) -> Entry:
 
 
 def _logged(members: Sequence[Member]) -> Iterator[Entry]:
-    """What was done in the admin to members that are rows of one table, and by whom.
+    """The entries of what users did in the admin to members that are rows of one table.
 
     The log has the clock of the server that the operator used, not the database's.
     """
@@ -527,7 +527,7 @@ def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # f
 
 
 def _ask(source: Source, unreachable: set[str], question: str, *args: Any) -> list[Any]:
-    """What a source answers; nothing if it cannot be reached, which is noted."""
+    """The answer of a source; nothing if it cannot be reached, which is noted."""
     try:
         return list(getattr(source, question)(*args))
     except (StoreUnavailable, OperationalError, InterfaceError):
@@ -536,7 +536,7 @@ def _ask(source: Source, unreachable: set[str], question: str, *args: Any) -> li
 
 
 class _Chain:
-    """What was found so far of a chain of causes.
+    """Finds the members of a chain of causes, starting from one.
 
     Attributes:
         causes: the cause of the focus, its cause, and so on to the root.
@@ -554,52 +554,46 @@ class _Chain:
     def up(self, member: Member) -> None:
         """Take in the cause of the member, its cause, and so on."""
         while member.caused_by and len(self.causes) < DEEPEST:
-            cause = self._cause(member.caused_by)
-            if cause is None:  # a key that was used again may be caused by what it had caused
+            found = self._find(member.caused_by)
+            if not found:  # a key that was used again may be caused by what it had caused
                 return
-            self.causes.append(cause)
-            member = cause
+            member = found[0]
+            self.causes.append(member)
         self.more = self.more or bool(member.caused_by)
 
-    def _cause(self, reference: str) -> Member | None:
-        """The member with this reference; ``None``: the walk has been there.
+    def _find(self, reference: str) -> list[Member]:
+        """Take in the members with this reference that the first source finds and that are new.
 
         A message and the record of what was done for it may have one reference.
         """
         key, scope = referred(reference)
         for source in _sources():
-            found = _ask(source, self.unreachable, "find", key, scope)
-            new: list[Member] = [member for member in found if member not in self._members]
-            self._members.update(dict.fromkeys(new))
-            if new:
-                return new[0]
+            if new := self._add(_ask(source, self.unreachable, "find", key, scope)):
+                return new
         if any(member.reference == reference for member in self._members):
-            return None
-        missing = Member(kind=MISSING, reference=reference, title=key)
-        self._members[missing] = None
-        return missing
+            return []
+        return self._add([Member(kind=MISSING, reference=reference, title=key)])
 
     def down(self, generation: list[Member]) -> None:
         """Take in what these members have caused, and what that has caused, and so on."""
+        limit = MOST + 1  # one more than there is room for says that there are more
         for _generation in range(DEEPEST):
             asked = [member for member in generation if member.reference not in self._followed]
             if not asked:
                 return
             self._followed.update(member.reference for member in asked)
-            generation = list(self._effects(asked))
+            generation = []
+            for source in _sources():
+                generation += self._add(_ask(source, self.unreachable, "effects", asked, limit))
         self.more = self.more or bool(generation)
 
-    def _effects(self, asked: list[Member]) -> Iterator[Member]:
-        for source in _sources():
-            limit = MOST + 1  # one more than there is room for says that there are more
-            for member in _ask(source, self.unreachable, "effects", asked, limit):
-                if member in self._members:
-                    continue
-                if len(self._members) >= MOST:
-                    self.more = True
-                    break
-                self._members[member] = None
-                yield member
+    def _add(self, members: list[Member]) -> list[Member]:
+        """Take in those of the members that are new, as long as there is room."""
+        new = [member for member in members if member not in self._members]
+        room = max(0, MOST - len(self._members))
+        self.more = self.more or len(new) > room
+        self._members.update(dict.fromkeys(new[:room]))
+        return new[:room]
 
     def ordered(self) -> Iterator[tuple[int, Member]]:
         """The members with their depth, each cause before its effects."""
@@ -620,7 +614,7 @@ class _Chain:
                 pending += [(depth + 1, effect) for effect in reversed(below)]
 
     def entries(self, ordered: Sequence[Member], shown: Confidential) -> list[Entry]:
-        """What happened, in order of time; at one moment, in the order of members and sources.
+        """The entries in order of time; at one moment, in the order of members and sources.
 
         Some databases tell time in milliseconds, in which an operation can have caused another.
         """
@@ -638,5 +632,5 @@ class _Chain:
 
 
 def _by_time(at: datetime | None) -> tuple[bool, float]:
-    """What sorts by time, with what has none at the end."""
+    """Sorts by time, with what has none at the end."""
     return at is None, 0.0 if at is None else at.timestamp()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -546,6 +547,15 @@ class TestDetail:
         """Tombstones, empty and binary answers and failures are told for what they are."""
         said = page(operator, detail(record(alias, **traits)))
         assert [word for word in words if word not in said] == []
+
+    def test_result(self, alias: str, operator: Client) -> None:
+        """What a task, a call or a consumer returned is a result, and no response of HTTP."""
+        made = record(alias, method="TASK", path="", response_status=200)
+        told = page(operator, detail(made))
+        assert "<h3>Result</h3>" in told
+        assert '"customer": "alice@example.org"' in told
+        for said in (told, page(operator, LIST)):
+            assert not re.search(r"\b200\b|Content-Type", said.partition("<main")[2])
 
     def test_steps(self, alias: str, operator: Client, auditor: Client) -> None:
         """Steps are in the timeline; what they returned is text, and shown with the answers."""

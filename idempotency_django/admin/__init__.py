@@ -2,7 +2,7 @@
 
 Stored answers, results of steps and errors carry personal data, and a fingerprint is a digest of
 such data. They are fetched for holders of the permission ``idempotency_django.view_answer`` only,
-on the page of one record; nobody can list them, search or filter by them.
+on the page of one record. No list shows them, searches or filters by them.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class IdempotencyKeyAdmin(ListAdmin):
             '<span class="idempotency-{}">{}</span> {} <span class="quiet">{}</span>',
             state,
             STATES[state],
-            record.response_status or "",
+            record.response_status if record.path and record.response_status else "",
             _("tombstone") if tombstone else "",
         )
 

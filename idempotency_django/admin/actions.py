@@ -1,4 +1,4 @@
-"""What an operator can do to records: expire and delete them, complete or release one by hand."""
+"""The actions of an operator on records: expire and delete them, complete or release one."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Delete(KeyAction):
 
 
 class SettleForm(forms.Form):
-    """What both ways to settle a record ask for: the attempt that was looked at, and a reason."""
+    """Asks for the attempt that was looked at, and for a reason, to settle a record."""
 
     # The next attempt may have come further.
     attempt = forms.IntegerField(widget=forms.HiddenInput)
@@ -119,7 +119,7 @@ class SettleForm(forms.Form):
 
 
 class Settlement(KeyAction):
-    """What both ways to settle a record share: they take one that was interrupted."""
+    """Settles one record that was interrupted, in one way or the other."""
 
     for_many = False
     form = SettleForm
@@ -313,7 +313,7 @@ class Release(Settlement):
 
 
 def _resumption(record: Any) -> str:
-    """Where the next attempt begins."""
+    """Says where the next attempt begins."""
     steps = IdempotencyStep.objects.using(record._state.db).filter(record=record.pk).count()
     ends = Moment(record.expires_at, record.now)
     if not steps:

@@ -65,31 +65,36 @@ _TEXTUAL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the owner of a record answered.
+    """The answer of a record, or the error of its last attempt.
 
     Attributes:
-        status: the status code and its name; empty when there is no answer.
+        status: the status code and its name; ``Result`` where it is no response of HTTP; empty
+            when there is no answer.
         headers: as ``(name, value)`` pairs, in order.
         body: the exact bytes; ``None``: not kept.
         error: why the attempt was rolled back.
+        is_response: whether it is one of HTTP, and not what a task, call or consumer returned.
     """
 
     status: str
     headers: Sequence[tuple[str, str]]
     body: bytes | None
     error: str
+    is_response: bool = True
 
     @classmethod
     def of(cls, rows: Any) -> Answer | None:
         """The answer of the one record among ``rows``; ``None``: it has been purged since."""
-        stored = rows.values_list(
-            "response_status", "response_headers", "response_body", "error"
-        ).first()
+        columns = ("response_status", "response_headers", "response_body", "error", "path")
+        stored = rows.values_list(*columns).first()
         if stored is None:
             return None
-        code, headers, body, error = stored
+        code, headers, body, error, path = stored
         answer = decode(code, headers, body)
-        return cls(_named(code), answer.headers, answer.body, error)
+        status = ""
+        if code is not None:
+            status = f"{code} {responses.get(code, '')}".strip() if path else _("Result")
+        return cls(status, answer.headers, answer.body, error, is_response=bool(path))
 
     @property
     def size(self) -> int:
@@ -116,12 +121,6 @@ class Answer:
         start = (self.body or b"")[:LONGEST_DUMP]
         lines = [_dumped(start[at : at + 16], at) for at in range(0, len(start), 16)]
         return "\n".join([*lines, "…"] if self.size > len(start) else lines)
-
-
-def _named(code: int | None) -> str:
-    if code is None:
-        return ""
-    return f"{code} {responses.get(code, '')}".strip()
 
 
 def _dumped(line: bytes, at: int) -> str:

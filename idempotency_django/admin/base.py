@@ -92,15 +92,15 @@ class Action:
         return not self.refusal(row, {})
 
     def initial(self, row: Any) -> dict[str, Any]:
-        """What the form of one row holds before the operator enters anything."""
+        """The values that the form of one row begins with."""
         return {}
 
     def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
-        """Why it cannot be done to the row, with what the operator entered; empty if it can."""
+        """The reason why it cannot be done to the row, given what was entered; empty if it can."""
         raise NotImplementedError
 
     def consequences(self, rows: Sequence[Any]) -> Iterable[Any]:
-        """What happens then to the rows, for the operator who is asked."""
+        """The consequences for the rows, as the operator who is asked reads them."""
         raise NotImplementedError
 
     def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
@@ -126,8 +126,8 @@ class ListAdmin(TimelineMixin):
     Attributes:
         operations: what an operator can do.
         settle_permission: who may do it, besides viewing.
-        secret: columns that the list does not read, and that nobody may filter by.
-        hidden: further columns that nobody may filter by.
+        secret: columns that the list does not read, and does not filter by.
+        hidden: further columns that the list does not filter by.
         view_permission: who may see the secret columns on the page of one row.
     """
 
@@ -337,7 +337,7 @@ def _on_selected(action: Action) -> Any:
 
 
 def _left_unchanged(rows: Sequence[Any], refusals: Mapping[Any, str]) -> Iterator[str]:
-    """What is said of the rows that something is not done to, once for each reason."""
+    """One line for each reason why rows are left unchanged."""
     for refusal in dict.fromkeys(filter(None, refusals.values())):
         names = [str(row) for row in rows if refusals[row.pk] == refusal]
         more = ", …" if len(names) > _NAMED else ""

@@ -26,7 +26,7 @@ FOUND: Final = 100
 """Records that are found by their path or principal."""
 
 COPIES: Final = "copies:"
-"""What the scopes of the copies of a Celery task begin with."""
+"""The beginning of the scopes of the copies of a Celery task."""
 
 _RECENT: Final = "found_among_the_newest"
 _AFTER_ASCII: Final = "\x7f"

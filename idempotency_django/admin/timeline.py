@@ -43,7 +43,7 @@ class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable 
         css: ClassVar[dict[str, list[str]]] = {"all": ["idempotency_django/admin.css"]}
 
     def confidential(self, request: HttpRequest, row: Any) -> Confidential:
-        """What of the timeline is shown to the user besides what everybody sees."""
+        """The confidential parts of the timeline that are shown to the user."""
         return Confidential(derived=request.user.has_perm("idempotency_django.view_answer"))
 
     def render_change_form(
@@ -103,7 +103,7 @@ class Chain:
 
     @property
     def entries(self) -> Iterator[tuple[Entry, SafeString]]:
-        """What happened, and to what, where that is not the row of the page.
+        """The entries, each with its member where that is not the row of the page.
 
         Of the others, what is yet to come is left to their own pages.
         """

@@ -44,7 +44,7 @@ class VersionedAdmin(ModelAdmin):  # type: ignore[type-arg]  # Django's is not g
         try:
             return super().changeform_view(request, *args, **options)
         except ConcurrentModification:
-            # Somebody was faster, between this form's validation and its UPDATE. All was rolled
+            # Another save came between this form's validation and its UPDATE. All was rolled
             # back, and now the validation sees it.
             return super().changeform_view(request, *args, **options)
 

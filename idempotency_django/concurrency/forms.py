@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from .versions import version_field
 
 STALE = _(
-    "Somebody else has changed this since you opened the page. Your changes were not saved. "
+    "This was changed since you opened the page. Your changes were not saved. "
     "Open the page again to see the current data."
 )
 

@@ -346,7 +346,7 @@ class OutboxStreamAdmin(MessagingAdmin):
 
     @admin.display(description=gettext_lazy("not sent yet"))
     def waiting(self, stream: Any) -> int:
-        """How many of its messages are not sent."""
+        """The number of its messages that are not sent."""
         return stream.unsent or 0
 
     @admin.display(description=gettext_lazy("state"))

@@ -28,7 +28,7 @@ from .outbox.publishing import topic
 OUTBOX: Final = "outbox:"
 INBOX: Final = "inbox:"
 CONSUMER: Final = "consumer:"
-"""What the scopes of messages begin with, and the source of a consumer's dead letter."""
+"""The beginnings of the scopes of messages, and of the source of a consumer's dead letter."""
 
 
 class Messages(Source):
@@ -98,7 +98,7 @@ class Messages(Source):
             yield entry(member, _("may be purged"), row.purge_at)
 
     def words(self, row: Any) -> tuple[str, str]:
-        """How a message came, and what was done with it."""
+        """The words for the coming of a message, and for its end."""
         raise NotImplementedError
 
     def _standing(self, member: Member) -> Entry:

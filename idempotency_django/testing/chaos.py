@@ -62,7 +62,7 @@ COMMIT: Final = "COMMIT"
 
 SHOWN: Final = 60  # characters of a statement
 HEARTBEAT: Final = "idempotency-heartbeat"
-"""How the names of the threads begin that renew leases, whenever they are due."""
+"""The beginning of the names of the threads that renew leases, whenever they are due."""
 
 _UNQUOTED: Final = str.maketrans("", "", '"`')
 _SELECTED: Final = re.compile(r"\bSELECT .*? FROM\b")
@@ -246,7 +246,7 @@ class Service:
         return f"{self.name}-{number}"
 
     def effects(self, reference: object) -> int:
-        """How often it was done for this reference."""
+        """The number of times that it was done for this reference."""
         return int(self._execute("SELECT count(*) FROM done WHERE reference = ?", str(reference)))
 
     def forget(self) -> None:
@@ -287,7 +287,7 @@ def end_waits() -> int:
 
 
 def stuck() -> Counter[str]:
-    """What the package's tables say is neither done nor given up, by its state."""
+    """Counts the rows of the package's tables that are neither done nor given up, by state."""
     found: Counter[str] = Counter()
     for records in _records():
         in_progress = records.filter(status=Status.IN_PROGRESS)
@@ -324,7 +324,7 @@ _REFUSED: Final = 400  # HTTP statuses from here on acknowledge nothing
 
 @dataclass
 class Ended:
-    """How a delivery ended.
+    """The end of a delivery.
 
     Attributes:
         error: why the message is not acknowledged; empty: it is.
@@ -406,7 +406,7 @@ class Child:
 def _execute(  # pragma: no cover  # only in processes that are not measured, and that are killed
     call: Callable[[], Any], strike: Strike | None, writer: Connection
 ) -> None:
-    """What the new process does."""
+    """Execute the function in the new process."""
     gc.freeze()  # what the parent has left for its collector is none of ours
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LONGEST)
@@ -499,7 +499,7 @@ def _in_words(effects: Effects) -> str:
 
 @dataclass
 class Trial:
-    """What became of one message.
+    """One message, the deliveries of it and their effects.
 
     Attributes:
         number: of the trial, for ``chaos(…, only=number)``.
@@ -525,7 +525,7 @@ class Trial:
 
     @property
     def failure(self) -> str:
-        """What is wrong; empty: nothing."""
+        """Says what is wrong; empty: nothing."""
         wrong = [] if self._as_expected else [f"expected {_in_words(self.expected)}"]
         if self.error:
             wrong.append(f"never acknowledged: {self.error}")
@@ -544,7 +544,7 @@ _HEAD = ("trial", "what happened", "deliveries", "effects", "")
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`chaos` has seen; ``str()`` of it is a table with a line for each message.
+    """The findings of :func:`chaos`; ``str()`` of it is a table with a line for each message.
 
     Attributes:
         boundaries: what an undisturbed delivery passes, in order.
@@ -578,12 +578,12 @@ class Report:
 
     @property
     def kills(self) -> int:
-        """How many processes were killed."""
+        """The number of processes that were killed."""
         return sum(trial.kills for trial in self.trials)
 
     @property
     def deliveries(self) -> int:
-        """How many deliveries there were."""
+        """The number of deliveries."""
         return sum(trial.deliveries for trial in self.trials)
 
     def __str__(self) -> str:

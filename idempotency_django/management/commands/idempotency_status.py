@@ -18,7 +18,7 @@ from ...stores.health import MAX_COUNTED, Finding, Limits, findings
 
 _MAX_AGE: Final = "15m"
 _PURGE_AGE: Final = "3d"
-_UNKNOWN: Final = 2  # the exit code where nobody can tell
+_UNKNOWN: Final = 2  # the exit code where that cannot be found out
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
