@@ -1,4 +1,4 @@
-"""A row, locked and read again, and the object in memory that follows it."""
+"""Locks rows and reads them again; objects in memory follow their rows, also in a rollback."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from django.db import connections, models, router, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, models, router, transaction
 from django.db.models import F
-
-from .rollbacks import on_rollback
 
 ModelT = TypeVar("ModelT", bound=models.Model)
 
@@ -118,3 +116,53 @@ def _restorer(obj: models.Model, field: Any) -> Callable[[], None]:
                 place.pop(name, None)
 
     return restore
+
+
+# Rollbacks.
+
+
+class _Undo:
+    """A hook for ``on_commit()`` that undoes something if it is dropped without being called.
+
+    Django has no hook for a rollback. But it drops the hooks of a transaction or savepoint that is
+    rolled back, the newest first, and nothing else holds them: their end is the rollback. Where
+    another hook raises after the commit, Django drops those after it, too. Then something is
+    undone that need not be: the next write is refused as stale, and none is lost.
+    """
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        self._undo: Callable[[], object] | None = undo
+
+    def __call__(self) -> None:
+        self._undo = None
+
+    def __del__(self) -> None:
+        if self._undo is not None:
+            self._undo()
+
+
+def on_rollback(using: str, undo: Callable[[], object]) -> None:
+    """Call ``undo`` if the transaction or the savepoint that is open now is rolled back."""
+    if connections[using].in_atomic_block:
+        transaction.on_commit(_Undo(undo), using=using)
+
+
+def refuse_marked(using: str | None, what: str) -> None:
+    """Refuse to report a success if the transaction that is open is going to be rolled back.
+
+    Django rolls back a marked transaction without a word.
+
+    Args:
+        using: the database; ``None``: the default one.
+        what: was executed in the transaction, as the first word of the error.
+
+    Raises:
+        TransactionManagementError: the transaction is marked for rollback.
+    """
+    connection = connections[using or DEFAULT_DB_ALIAS]
+    if connection.in_atomic_block and connection.needs_rollback:
+        raise transaction.TransactionManagementError(
+            f"{what} ended without an error, but its transaction is marked for rollback, so "
+            "nothing was changed. Either an error of the database was caught in it: catch it "
+            "around an atomic() of its own. Or set_rollback(True) was called: raise an exception."
+        )

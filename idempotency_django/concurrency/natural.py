@@ -29,8 +29,7 @@ from ..functions import idempotent_call
 from ..policy import Policy
 from ..policy.canonical import digest
 from ..policy.keys import MAX_LENGTH
-from .locks import in_transaction
-from .rollbacks import refuse_marked
+from .locks import in_transaction, refuse_marked
 
 ModelT = TypeVar("ModelT", bound=models.Model)
 
@@ -245,7 +244,16 @@ class _OncePer:
                 refuse_marked(self.using, self.name)
 
         try:
-            self._call(lookup, others, execute)
+            idempotent_call(
+                execute,
+                key=self._key(lookup),
+                scope=f"once_per:{self.model._meta.label_lower}:{','.join(self.fields)}",
+                fingerprint=others,
+                name=self.name,
+                policy=self.policy,
+            )
+        except FingerprintMismatch:
+            raise self._mismatch(lookup) from None
         except IntegrityError:
             row = self._there(lookup, others)
             if row is None:  # it was another constraint
@@ -255,25 +263,6 @@ class _OncePer:
         if row is None:
             raise _foreign(ResponseNotStored(_DELETED.format(self._named(lookup))))
         return row
-
-    def _call(
-        self,
-        lookup: Mapping[str, Any],
-        others: Mapping[str, Any],
-        execute: Callable[[ExecutionContext], None],
-    ) -> None:
-        names = ",".join(self.fields)
-        try:
-            idempotent_call(
-                execute,
-                key=self._key(lookup),
-                scope=f"once_per:{self.model._meta.label_lower}:{names}",
-                fingerprint=others,
-                name=self.name,
-                policy=self.policy,
-            )
-        except FingerprintMismatch:
-            raise self._mismatch(lookup) from None
 
     def _made(self, lookup: Mapping[str, Any], bound: inspect.BoundArguments) -> models.Model:
         made = self.function(*bound.args, **bound.kwargs)

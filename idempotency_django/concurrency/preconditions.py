@@ -44,8 +44,7 @@ from ..http.unwrapping import (
     name_of,
 )
 from ..policy.canonical import digest
-from .locks import in_transaction, lock_row, refresh_in_place, write_alias
-from .rollbacks import refuse_marked
+from .locks import in_transaction, lock_row, refresh_in_place, refuse_marked, write_alias
 from .versions import VersionField
 
 SAFE: Final = frozenset({"GET", "HEAD"})

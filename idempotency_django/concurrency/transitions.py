@@ -19,8 +19,7 @@ from django.core.exceptions import ObjectDoesNotExist
 from django.db import models, transaction
 
 from ..errors import IllegalTransition
-from .locks import assign_changes, lock_row, refresh_in_place, table_row, write_alias
-from .rollbacks import refuse_marked
+from .locks import assign_changes, lock_row, refresh_in_place, refuse_marked, table_row, write_alias
 from .versions import Versioned, compare_and_swap
 
 

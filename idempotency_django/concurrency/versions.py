@@ -33,10 +33,10 @@ from .locks import (
     has_primary_key,
     in_transaction,
     lock_root_table,
+    on_rollback,
     table_row,
     write_alias,
 )
-from .rollbacks import on_rollback
 
 
 class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # as in Django

@@ -124,7 +124,8 @@ class IdempotentViewMixin:  # see below
     def perform_content_negotiation(self, *args: Any, **kwargs: Any) -> Any:
         renderer, media_type = super().perform_content_negotiation(*args, **kwargs)  # type: ignore[misc]
         if isinstance(renderer, BrowsableAPIRenderer):
-            renderer = with_keys(renderer)
+            renderer_class: Any = type(renderer)
+            renderer.__class__ = with_keys(renderer_class)
         return renderer, media_type
 
     # For subclasses to override.

@@ -51,15 +51,9 @@ class BrowsableAPIRenderer(KeysInForms, renderers.BrowsableAPIRenderer):
     """
 
 
-def with_keys(renderer: renderers.BrowsableAPIRenderer) -> renderers.BrowsableAPIRenderer:
-    """The renderer, made to send keys."""
-    renderer_class: Any = type(renderer)
-    renderer.__class__ = _with_keys(renderer_class)
-    return renderer
-
-
 @lru_cache(maxsize=64)
-def _with_keys(renderer_class: type[Any]) -> type[Any]:
+def with_keys(renderer_class: type[Any]) -> type[Any]:
+    """A renderer of the browsable API that sends keys, derived from the given one."""
     if issubclass(renderer_class, KeysInForms):
         return renderer_class
     body = {"__module__": renderer_class.__module__, "__doc__": renderer_class.__doc__}

@@ -29,7 +29,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import F, QuerySet
 from django.db.models.expressions import Combinable
 
-from ..concurrency.rollbacks import on_rollback, refuse_marked
+from ..concurrency.locks import on_rollback, refuse_marked
 from ..errors import AlreadyProcessed, StreamFenced
 from ..models import DatabaseNow
 from ..policy import scopes

@@ -27,7 +27,7 @@ from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 from django.utils.module_loading import import_string
 
-from ...concurrency.rollbacks import on_rollback
+from ...concurrency.locks import on_rollback
 from ...conf import conf, did_you_mean
 from ...engine.context import ExecutionContext, current_execution
 from ...engine.steps import current_step
