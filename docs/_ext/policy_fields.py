@@ -1,4 +1,4 @@
-"""The directive ``policy-fields``: a group of policy fields with defaults, made from the code."""
+"""The directive ``policy-fields``: some policy fields with defaults, made from the code."""
 
 # ruff: noqa: INP001  # a folder on Sphinx's path, no package
 
@@ -11,21 +11,21 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.parsing import nested_parse_to_nodes
 
-from idempotency_django.policy import FIELDS, Group
+from idempotency_django.policy import FIELDS
 
 
 class PolicyFields(SphinxDirective):
     """A definition list: the field, its default and what it decides."""
 
     required_arguments = 1
+    final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        group = Group(self.arguments[0])
+        texts = dict(described_fields())
         lines: list[str] = []
-        for name, text in described_fields():
-            declared = FIELDS[name].metadata
-            if declared["group"] is group:
-                lines += [f"``{name}`` = ``{shown(declared['default'])}``", f"    {text}", ""]
+        for name in self.arguments[0].split():
+            default = shown(FIELDS[name].metadata["default"])
+            lines += [f"``{name}`` = ``{default}``", f"    {texts[name]}", ""]
         return nested_parse_to_nodes(self.state, StringList(lines, "idempotency_django.policy"))
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from enum import Enum
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
@@ -32,7 +31,6 @@ __all__ = [
     "UNSAFE_METHODS",
     "UNSET",
     "WEBHOOK",
-    "Group",
     "Policy",
     "SlidingTTL",
     "resolve",
@@ -199,16 +197,6 @@ class _Unset:
 UNSET: Final[Any] = _Unset()
 
 
-class Group(Enum):
-    """The part of the reference that describes a field."""
-
-    FIRST = "first"
-    IDENTITY = "identity"
-    KEPT = "kept"
-    DUPLICATES = "duplicates"
-    LEASES = "leases"
-
-
 def _comparable(value: Any) -> object:
     """What stands for a field's value where policies are compared."""
     if isinstance(value, Mapping):
@@ -220,15 +208,14 @@ def _comparable(value: Any) -> object:
     return value
 
 
-def _field(default: _Value, validator: _Validator, group: Group) -> _Value:
+def _field(default: _Value, validator: _Validator) -> _Value:
     """Declare a field. Its description is the text below it.
 
     Args:
         default: the field's value if neither the view's policy nor the project's sets it.
         validator: returns the value that the policy keeps, or refuses it.
-        group: where the reference describes the field.
     """
-    metadata = {"default": default, "validator": validator, "group": group}
+    metadata = {"default": default, "validator": validator}
     return cast(_Value, dataclasses.field(default=UNSET, metadata=metadata))
 
 
@@ -242,99 +229,93 @@ class Policy:
     for each request.
     """
 
-    required: bool | frozenset[str] = _field(False, _required, Group.FIRST)
+    required: bool | frozenset[str] = _field(False, _required)
     """``True`` refuses a POST or PATCH without a key (400). A set of methods, such as
     ``{"DELETE"}``, refuses these instead."""
 
-    key: KeyFunction | None = _field(None, _or_none(_function), Group.FIRST)
+    key: KeyFunction | None = _field(None, _or_none(_function))
     """Derives a key when the client sends none; see :mod:`idempotency_django.policy.keys`."""
 
-    fingerprint: FingerprintFunction = _field(whole_request, _function, Group.FIRST)
+    fingerprint: FingerprintFunction = _field(whole_request, _function)
     """What tells a retry from another request; see
     :mod:`idempotency_django.policy.fingerprints`."""
 
-    ttl: timedelta | None = _field(timedelta(hours=24), _ttl, Group.FIRST)
+    ttl: timedelta | None = _field(timedelta(hours=24), _ttl)
     """How long an answer is replayed; ``None``: forever. A
     :class:`~idempotency_django.policy.SlidingTTL` counts from the last replay."""
 
     mode: Literal["auto", "transactional", "leased"] = _field(
-        "auto", _one_of("auto", "transactional", "leased"), Group.FIRST
+        "auto", _one_of("auto", "transactional", "leased")
     )
     """``"transactional"``: claim, effect and answer are one transaction. ``"leased"``: the claim is
     committed first and kept alive, for effects outside the database. ``"auto"``: transactional
     where possible (a store with transactions and a sync view), else leased."""
 
-    on_conflict: Literal["reject", "wait", "accepted"] | timedelta = _field(
-        "reject", _on_conflict, Group.FIRST
-    )
+    on_conflict: Literal["reject", "wait", "accepted"] | timedelta = _field("reject", _on_conflict)
     """What a request gets while its operation is in progress. ``"reject"``: 409 at once.
     ``"wait"``: it waits for the first request to finish, for 10 seconds at most, and then gets 409;
     a ``timedelta`` is another longest wait. ``"accepted"``: 202 and the URL of the operation's
     status."""
 
-    key_format: str = _field("any", _key_format, Group.IDENTITY)
+    key_format: str = _field("any", _key_format)
     """``"any"``, ``"uuid"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or more) or a regular
     expression that the whole key must match."""
 
-    scope: ScopeFunction = _field(scopes.per_user, _function, Group.IDENTITY)
+    scope: ScopeFunction = _field(scopes.per_user, _function)
     """The namespace that a key is unique in; see :mod:`idempotency_django.policy.scopes`."""
 
-    principal: KeyFunction | Literal[False] | None = _field(None, _principal, Group.IDENTITY)
+    principal: KeyFunction | Literal[False] | None = _field(None, _principal)
     """Who is calling, for a view that authenticates its callers itself. A callable that takes an
     :class:`~idempotency_django.policy.invocation.Invocation` and returns a text, such as
     ``"key:17"``, or ``None`` for a caller that it does not know. A key belongs to the principal who
     used it first or, if no principal is known, to the credentials of the first request. Other
     callers get 422. ``False``: a key belongs to no caller."""
 
-    operation: str | None = _field(None, _or_none(_text), Group.IDENTITY)
+    operation: str | None = _field(None, _or_none(_text))
     """A name of your own for the operation, instead of its method and route. Keys then stay valid
     when the URL changes."""
 
-    store: str = _field("default", _text, Group.KEPT)
+    store: str = _field("default", _text)
     """The alias of the store in ``IDEMPOTENCY["STORES"]``. If no policy names a store, it is the
     only one in the setting, or else the one called ``"default"``."""
 
-    retention: timedelta = _field(timedelta(0), _retention, Group.KEPT)
+    retention: timedelta = _field(timedelta(0), _retention)
     """How long an expired record is kept for the audit before it may be purged."""
 
-    should_store: StoreFunction | None = _field(None, _or_none(_function), Group.KEPT)
+    should_store: StoreFunction | None = _field(None, _or_none(_function))
     """Called with Django's request and a response below 500; returns whether to store the answer.
     If not, the attempt rolls back and frees the key. An answer to an error that the view raised is
     stored after the rollback, and only for ``True``. ``None``, also as what it returns: store what
     the view returned, except statuses that depend on the time of the request (401, 403, 408, 409,
     412, 423, 425, 428, 429) and a page whose context contains a form with errors."""
 
-    max_response_bytes: int = _field(1024 * 1024, _max_bytes, Group.KEPT)
+    max_response_bytes: int = _field(1024 * 1024, _max_bytes)
     """A longer body is not kept. A retry is then not executed and gets 409, or what ``rebuild``
     makes. ``0``: no body is kept."""
 
-    check_replay: CheckFunction | None = _field(None, _check_replay, Group.DUPLICATES)
+    check_replay: CheckFunction | None = _field(None, _check_replay)
     """Called with the request and the record before each replay. It refuses the replay by raising
     ``PermissionDenied``, ``Http404`` or an exception of REST framework. Use it for what only the
     view knows, such as an API key in the body. It must be a plain function; for an async view, it
     runs in a thread."""
 
-    replay_status: Mapping[int, int] = _field({}, _statuses, Group.DUPLICATES)
+    replay_status: Mapping[int, int] = _field({}, _statuses)
     """The status of a replay by the status of the first answer, for example ``{201: 200}``."""
 
-    rebuild: RebuildFunction | None = _field(None, _or_none(_function), Group.DUPLICATES)
+    rebuild: RebuildFunction | None = _field(None, _or_none(_function))
     """Called with the record and the request if the body was not kept; returns the response."""
 
-    lease: timedelta = _field(timedelta(seconds=30), _lease, Group.LEASES)
+    lease: timedelta = _field(timedelta(seconds=30), _lease)
     """How long a leased claim outlives its owner. It is renewed while the view runs, so it may be
     shorter than the view takes."""
 
-    on_interrupted: Literal["resume", "hold"] = _field(
-        "resume", _one_of("resume", "hold"), Group.LEASES
-    )
+    on_interrupted: Literal["resume", "hold"] = _field("resume", _one_of("resume", "hold"))
     """What happens after an attempt was interrupted and what it did is unknown. ``"resume"``: a
     retry resumes the operation. ``"hold"``: retries get 409 until an operator settles the operation
     in the admin. A leased attempt is interrupted by a crash, a transactional one only if something
     ended its transaction."""
 
-    on_store_error: Literal["refuse", "execute"] = _field(
-        "refuse", _one_of("refuse", "execute"), Group.LEASES
-    )
+    on_store_error: Literal["refuse", "execute"] = _field("refuse", _one_of("refuse", "execute"))
     """What happens while the store of a leased operation cannot be reached. ``"refuse"``: requests
     get 503. ``"execute"``: the view runs without protection, and an error is logged."""
 

@@ -59,11 +59,8 @@ def parse_header(value: str) -> str:
     usual = USUAL.fullmatch(value)
     if usual:
         return usual[1]
-    key = _parsed(value) if value.startswith('"') else _bare(value)
-    return checked(key)
-
-
-def _parsed(value: str) -> str:
+    if not value.startswith('"'):
+        return checked(_one_line(value, ',"'))
     try:
         parsed = parse(value.encode("ascii"), tltype="item")
     except (StructuredFieldError, UnicodeEncodeError) as error:
@@ -72,11 +69,7 @@ def _parsed(value: str) -> str:
             'sent twice? Send one line such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'
         ) from None
     key = parsed[0] if isinstance(parsed, tuple) else parsed
-    return _one_line(key, ",") if isinstance(key, str) else ""
-
-
-def _bare(value: str) -> str:
-    return _one_line(value, ',"')
+    return checked(_one_line(key, ",") if isinstance(key, str) else "")
 
 
 def _one_line(key: str, forbidden: str) -> str:

@@ -33,7 +33,7 @@ def per_user(invocation: Invocation) -> str:
 def per_tenant(tenant: Callable[[Any], object]) -> ScopeFunction:
     """The tenant and the operation: a key belongs to a whole tenant.
 
-    Unless the policy has ``bind_principal=False``, a colleague who sends another's key gets 422:
+    Unless the policy has ``principal=False``, a colleague who sends another's key gets 422:
     the key was used for a different request.
 
     Args:
