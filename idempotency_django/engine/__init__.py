@@ -18,7 +18,7 @@ from ..stores import Store
 from .context import ExecutionContext
 from .drivers import Awaiting, Blocking
 from .leased import LeasedRun
-from .observing import Unobserved, observe
+from .observing import Observation, observe
 from .outcomes import (
     Admit,
     Executed,
@@ -67,7 +67,7 @@ def run(
     atomic: Atomic | None = None,
     undo: Callable[[], object] = nullcontext,
     admit: Admit | None = None,
-    observation: Unobserved | None = None,
+    observation: Observation | None = None,
 ) -> Outcome:
     """Execute the operation once, or return the outcome of its earlier execution.
 

@@ -14,7 +14,7 @@ from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from . import run
 from .context import CURRENT, ExecutionContext
-from .observing import UNOBSERVED, Observation
+from .observing import Observation, observe
 from .outcomes import (
     Executed,
     InProgress,
@@ -76,7 +76,7 @@ class _ObservedItem:
     """
 
     def __init__(self, item: Item) -> None:
-        self._observation, self._context = Observation(item.operation), copy_context()
+        self._observation, self._context = observe(item.operation), copy_context()
         self._context.run(self._observation.__enter__)
         self._execute = self._observation.executing(item.execute)
         self.item = Item(item.operation, self._executed)
@@ -126,8 +126,9 @@ def _run_alone(store: Store, item: Item) -> tuple[Outcome | Exception, bool]:
         finished = True
         return result
 
+    unobserved = Observation(item.operation, ())  # the batch is observed
     try:
-        outcome = run(store, item.operation, execute, _raise, observation=UNOBSERVED)
+        outcome = run(store, item.operation, execute, _raise, observation=unobserved)
     except StoreUnavailable as error:
         unconfirmed = finished and not error.rolled_back
         return (_settle_unconfirmed(store, item, error) if unconfirmed else error), begun
@@ -147,8 +148,9 @@ def _settle_unconfirmed(store: Store, item: Item, error: StoreUnavailable) -> Ou
     def execute(_: ExecutionContext) -> Result:
         raise known
 
+    unobserved = Observation(item.operation, ())
     try:
-        return run(store, item.operation, execute, _raise, observation=UNOBSERVED)
+        return run(store, item.operation, execute, _raise, observation=unobserved)
     except Exception as again:  # noqa: BLE001  # then it is unknown
         return known if again is known else error
 
@@ -186,7 +188,13 @@ class _Batch:
                         outcomes[place] = self._outcome(self.items[place], claim_or_record)
                 if not all(store.complete_many(self._answers)):
                     raise ClaimLost
-                store.record_replays(self._replays(outcomes))
+                store.record_replays(
+                    [
+                        (each.record, self.items[place].operation)
+                        for place, each in outcomes.items()
+                        if isinstance(each, Replayed) and not each.record.counted
+                    ]
+                )
                 self._completed = True
         except Exception:
             if not self._committed:
@@ -223,14 +231,6 @@ class _Batch:
             raise RolledBack(result)
         self._answers.append((claim_or_record, result.payload))
         return Executed(result.response)
-
-    def _replays(self, outcomes: dict[int, Outcome]) -> list[tuple[Record, Operation]]:
-        """The replays that are still to be counted."""
-        return [
-            (outcome.record, self.items[place].operation)
-            for place, outcome in outcomes.items()
-            if isinstance(outcome, Replayed) and not outcome.record.counted
-        ]
 
     def _is_final(self, place: int, outcome: Outcome) -> bool:
         """Whether the item would have the same outcome alone, after the others."""

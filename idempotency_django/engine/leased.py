@@ -310,7 +310,11 @@ class LeasedRun:
                 record = await self._record()
                 if self._is_stored(self.driver.payload, record):
                     recorded, payload = True, self.driver.payload
-                elif payload or not self._has_failed(record):
+                elif (
+                    payload
+                    or not self._is_of(record)
+                    or not (record.status is Status.FAILED or record.held)
+                ):
                     signal = signals.lost  # else it was recorded at the first try
             if recorded and payload:
                 await self._announce(signals.completed, payload=payload)
@@ -354,9 +358,6 @@ class LeasedRun:
         if payload is None or not self._is_of(record):
             return False
         return record.payload in {payload, replace(payload, body=None)}
-
-    def _has_failed(self, record: Record | None) -> bool:
-        return self._is_of(record) and (record.status is Status.FAILED or record.held)
 
     def _is_of(self, record: Record | None) -> TypeGuard[Record]:
         """Whether a record is the one that was claimed, and was not claimed again."""

@@ -220,7 +220,13 @@ class _Heartbeat:
                 self._again(lease, seconds / RENEWALS)
             else:
                 self.drop(lease)
-                _log_loss(lease)
+                if not lease.ended:
+                    logger.warning(
+                        "Attempt %d of %s tried to renew its lease too late: another attempt took "
+                        "over, and this one can no longer complete.",
+                        lease.claim.attempt,
+                        lease.claim.operation.name,
+                    )
         if failed := [lease for lease, answer in answers.items() if answer is None]:
             logger.warning(
                 "%s could not be renewed; trying again.", _named(failed), exc_info=problem
@@ -237,16 +243,6 @@ class _Heartbeat:
             now = time.monotonic()
             for lease, due in self._due.items():
                 self._due[lease] = max(due, now + lease.seconds / RETRIES)
-
-
-def _log_loss(lease: Lease) -> None:
-    if not lease.ended:
-        logger.warning(
-            "Attempt %d of %s tried to renew its lease too late: another attempt took over, and "
-            "this one can no longer complete.",
-            lease.claim.attempt,
-            lease.claim.operation.name,
-        )
 
 
 def _named(leases: Sequence[Lease]) -> str:

@@ -6,7 +6,7 @@ A hook observes. It decides nothing: what it raises is logged, and the execution
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -64,40 +64,24 @@ class ObservedExecution:
 Hook = Callable[[ObservedExecution], AbstractContextManager[Any]]
 
 
-class Unobserved:
-    """The observation of an execution without hooks: nothing."""
-
-    def __enter__(self) -> Unobserved:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        pass
-
-    def executing(self, execute: _Execute[T]) -> _Execute[T]:
-        """The handler, or the coroutine function that is one, whose attempt is noted."""
-        return execute
-
-    def lasts(self, after: ExitStack | None) -> None:
-        """Have the hooks end with the transactions of the caller, which these callbacks follow."""
-
-    def ended(self, outcome: Outcome) -> Outcome:
-        """Note the outcome, and return it."""
-        return outcome
-
-
-class Observation(Unobserved):
+class Observation:
     """The hooks around one execution: entered before its claim, left when it is committed.
 
     They are left without an error, so that none can be swallowed: it is in ``execution``.
+
+    Args:
+        operation: what is executed.
+        hooks: the outermost first; none where the caller observes the execution.
     """
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: Operation, hooks: Sequence[Hook]) -> None:
         self.execution = ObservedExecution(operation)
+        self._hooks = hooks
         self._after: ExitStack | None = None
         self._entered: list[tuple[Hook, AbstractContextManager[Any]]] = []
 
     def __enter__(self) -> Observation:
-        for hook in conf.around_execution:
+        for hook in self._hooks:
             with _harmless(hook):
                 around = hook(self.execution)
                 around.__enter__()
@@ -113,6 +97,10 @@ class Observation(Unobserved):
             self._after.push(self._transactions_ended)
 
     def executing(self, execute: _Execute[T]) -> _Execute[T]:
+        """The handler, or the coroutine function that is one, whose attempt is noted."""
+        if not self._hooks:
+            return execute
+
         def noted(execution: ExecutionContext) -> T:
             self.execution.attempt = execution.attempt
             return execute(execution)
@@ -120,9 +108,11 @@ class Observation(Unobserved):
         return noted
 
     def lasts(self, after: ExitStack | None) -> None:
+        """Have the hooks end with the transactions of the caller, which these callbacks follow."""
         self._after = after
 
     def ended(self, outcome: Outcome) -> Outcome:
+        """Note the outcome, and return it."""
         if isinstance(outcome, Executed):
             end, self.execution.error = outcome.rolled_back, outcome.error
             kept = end is None or end.payload is not None
@@ -152,13 +142,9 @@ class Observation(Unobserved):
                 around.__exit__(None, None, None)
 
 
-UNOBSERVED: Final = Unobserved()
-"""For what has no hooks, or has been observed by the caller."""
-
-
-def observe(operation: Operation) -> Unobserved:
+def observe(operation: Operation) -> Observation:
     """A context manager for the execution of the operation, which enters and leaves its hooks."""
-    return Observation(operation) if conf.around_execution else UNOBSERVED
+    return Observation(operation, conf.around_execution)
 
 
 _failed: Final[list[Hook]] = []

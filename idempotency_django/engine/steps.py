@@ -154,7 +154,16 @@ class Steps:
                     raise error
             if not caught:
                 return
-            failures = [self._failure(name, error) for name, error in caught.items()]
+            failures = [
+                Step(
+                    position=self._reached[name],
+                    name=name,
+                    attempt=self._claim.attempt,
+                    result="",
+                    failure=dump_error(error),
+                )
+                for name, error in caught.items()
+            ]
             with self._store.durable(f"The failure of the step {failures[0].name!r}"):
                 for step in failures:
                     if not self._store.save_step(self._claim, step):
@@ -162,12 +171,6 @@ class Steps:
             for step in failures:
                 self.note(step)
                 del self._failed[step.name]
-
-    def _failure(self, name: str, error: Exception) -> Step:
-        position, attempt = self._reached[name], self._claim.attempt
-        return Step(
-            position=position, name=name, attempt=attempt, result="", failure=dump_error(error)
-        )
 
     def save(self, position: int, name: str, result: Any) -> Step:
         """Store the result of a step, in the running transaction.
