@@ -163,10 +163,7 @@ def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOut
         return answer_of(plan, function(execution))
 
     try:
-        outcome = engine.run(plan.store, plan.operation, execute, _raise)
-        if isinstance(outcome, Executed):
-            return CallOutcome(outcome.response, replayed=False)
-        return _result(outcome, plan)
+        return _result(engine.run(plan.store, plan.operation, execute, _raise), plan)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
         raise

@@ -14,6 +14,7 @@ from typing import Protocol
 from django.core.exceptions import ImproperlyConfigured
 
 from .engine.context import CURRENT
+from .errors import KeyGuessable
 from .policy import Policy, identity, keys
 from .policy.invocation import Invocation
 from .records import Operation
@@ -86,8 +87,8 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
     if key is None:
         identity.refuse_missing(policy, request.method)
         return None
-    if not (derived or invocation.principal):
-        identity.refuse_guessable(invocation, key)
+    if not (derived or invocation.principal or keys.is_unguessable(key)):
+        raise KeyGuessable
     store = stores.made.get(policy.store) or stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.operation(policy, invocation, key=key, scope=scope, lease=lease)

@@ -15,7 +15,7 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idempotency_django.errors import KeyGuessable, KeyMalformed, KeyMissing
+from idempotency_django.errors import KeyMalformed, KeyMissing
 from idempotency_django.planning import lease_of
 from idempotency_django.policy import (
     API,
@@ -500,13 +500,9 @@ def test_principal_and_request_do_not_run_together(
     assert same == ((one, asked) == (other, asked_otherwise))
 
 
-def test_guessable_key_of_an_anonymous_caller() -> None:
-    """Callers who are not told apart need keys that nobody can guess, where clients choose them."""
+def test_scope_of_an_anonymous_caller() -> None:
+    """Callers who are not told apart share a scope."""
     anonymous, policy = a_call(principal=""), Policy().resolved()
-    with pytest.raises(KeyGuessable):
-        identity.refuse_guessable(anonymous, "order-1")
-    identity.refuse_guessable(anonymous, UUID)
-    identity.refuse_guessable(a_call(), "order-1")
     assert identity.operation(policy, anonymous, key=UUID).scope == "anonymous|POST /orders/"
 
 

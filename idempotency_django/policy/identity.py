@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from ..conf import conf
-from ..errors import KeyGuessable, KeyMalformed, KeyMissing
+from ..errors import KeyMalformed, KeyMissing
 from ..records import Operation
 from . import Policy, SlidingTTL, keys, scopes
 from .canonical import content_digest, framed
@@ -38,26 +38,13 @@ def derived_key(policy: Policy, invocation: Invocation) -> str | None:
         KeyMalformed: it is not a key, or not in the policy's format.
     """
     derived = policy.key(invocation) if policy.key else None
-    if derived is None:
-        return None
-    if not isinstance(derived, str):
-        raise _no_text("key", derived)
-    return _in_format(policy, keys.checked(derived))
+    return None if derived is None else _in_format(policy, keys.checked(_text("key", derived)))
 
 
 def refuse_missing(policy: Policy, method: str) -> None:
     """Raise ``KeyMissing`` when a request with this method must bring a key."""
     if policy.requires_key(method):
         raise KeyMissing(_how_to_send_a_key(policy))
-
-
-def refuse_guessable(invocation: Invocation, key: str) -> None:
-    """Raise ``KeyGuessable`` if only a guessable key of the client protects the answer.
-
-    That is the case for callers who are not told apart: they share a scope.
-    """
-    if not invocation.principal and not keys.is_unguessable(key):
-        raise KeyGuessable
 
 
 def _in_format(policy: Policy, key: str) -> str:
@@ -89,14 +76,10 @@ def _how_to_send_a_key(policy: Policy) -> str:
 
 def identified(policy: Policy, invocation: Invocation) -> Invocation:
     """The invocation, with the principal that the policy knows it to be from."""
-    if not policy.principal:
-        return invocation
-    principal = policy.principal(invocation)
+    principal = policy.principal(invocation) if policy.principal else None
     if principal is None:
         return invocation
-    if not isinstance(principal, str):
-        raise _no_text("principal", principal)
-    return invocation.changed(principal=principal, since="")
+    return invocation.changed(principal=_text("principal", principal), since="")
 
 
 def operation(
@@ -121,12 +104,16 @@ def operation(
     if scope is None:
         scope = policy.scope(invocation)
     if not (scope and isinstance(scope, str)):
-        raise _no_scope(scope, invocation.name)
+        _text("scope", scope)
+        raise ImproperlyConfigured(
+            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or the "
+            "view's get_idempotency_scope() must name what the key is unique in."
+        )
     if conf.hosts == "separate":
         scope = scopes.join(invocation.host, scope)
     asked_for = policy.fingerprint(invocation)
-    if not isinstance(asked_for, str | bytes):
-        raise _no_text("fingerprint", asked_for)
+    if not isinstance(asked_for, bytes):
+        asked_for = _text("fingerprint", asked_for)
     digest = content_digest(asked_for)
     caller = invocation.principal + invocation.since or invocation.credentials
     if policy.principal is False:
@@ -226,17 +213,10 @@ def _longest_wait(policy: Policy) -> timedelta | None:
     return LONGEST_WAIT if policy.on_conflict == "wait" else None
 
 
-def _no_scope(scope: Any, name: str) -> ImproperlyConfigured:
-    if not isinstance(scope, str):
-        return _no_text("scope", scope)
-    return ImproperlyConfigured(
-        f"The scope of an idempotency policy is empty for {name}. Its scope= or the view's "
-        "get_idempotency_scope() must name what the key is unique in."
-    )
-
-
-def _no_text(name: str, value: Any) -> ImproperlyConfigured:
-    """The error of a callable of the project that returned something else."""
-    return ImproperlyConfigured(
+def _text(name: str, value: Any) -> str:
+    """What a callable of the project returned, if it is a text."""
+    if isinstance(value, str):
+        return value
+    raise ImproperlyConfigured(
         f"The {name} of an idempotency policy returned a {type(value).__name__}, not a text."
     )

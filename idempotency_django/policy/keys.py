@@ -34,7 +34,6 @@ KeyFunction = Callable[[Invocation], str | None]
 
 USUAL: Final = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')
 """The value of a key header as most clients send it: quoted, no comma, nothing to unescape."""
-_VISIBLE_ASCII = re.compile(r"[\x21-\x7e]+")
 VALID: Final = re.compile(r"[\x21-\x7e]{1,255}")
 """A key that :func:`checked` lets pass."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # what fit() makes
@@ -95,7 +94,7 @@ def checked(key: str) -> str:
         raise KeyMalformed(
             f"The idempotency key is {len(key)} characters long; at most {MAX_LENGTH} are allowed."
         )
-    if not _VISIBLE_ASCII.fullmatch(key):
+    if not VALID.fullmatch(key):
         raise KeyMalformed(
             "The idempotency key contains a character that is not visible ASCII (a space, a "
             "control character, an accent). Send 1-255 characters from ! to ~."
@@ -112,8 +111,7 @@ def fit(identifier: str) -> str:
     Raises:
         KeyMalformed: the text is empty, so it names nothing.
     """
-    valid = 0 < len(identifier) <= MAX_LENGTH and _VISIBLE_ASCII.fullmatch(identifier)
-    if not identifier or (valid and not _DIGEST.fullmatch(identifier)):
+    if not identifier or (VALID.fullmatch(identifier) and not _DIGEST.fullmatch(identifier)):
         return checked(identifier)
     return f"sha256:{digest(identifier)}"
 
