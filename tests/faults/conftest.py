@@ -40,6 +40,22 @@ def ledger() -> Iterator[Ledger]:
         yield ledger
 
 
+@pytest.fixture(scope="module")
+def log_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file for what processes say that serve several tests."""
+    log = tmp_path_factory.mktemp("faults") / "log"
+    log.touch()
+    return log
+
+
+@pytest.fixture
+def shown(log_of_all: Path) -> Iterator[None]:
+    """What they say during this test is shown when it fails."""
+    seen = log_of_all.stat().st_size
+    yield
+    print(log_of_all.read_text(errors="replace")[seen:][-8000:])
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Path]:
     """The file for what the bank's processes say; it is shown when the test fails."""

@@ -9,8 +9,8 @@ import select
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ class Forks:
         self._process.stdin.write(json.dumps(told) + "\n")
         self._process.stdin.flush()
         return Ended(**json.loads(_line(self._process)))
+
+
+Workers = Callable[[Mapping[str, str]], Forks]
+"""Gives what executes orders with these variables."""
 
 
 class Site:
@@ -115,6 +119,21 @@ def forks(url: str, ledger: str, log: Path, **environment: str) -> Iterator[Fork
     with _worker("fork", url, ledger, log, environment) as process:
         assert _line(process) == "ready\n"
         yield Forks(process)
+
+
+@contextmanager
+def workers(url: str, ledger: str, log: Path) -> Iterator[Workers]:
+    """One such process for each environment that is asked for: each of them loads all of Django."""
+    made: dict[frozenset[tuple[str, str]], Forks] = {}
+    with ExitStack() as stack:
+
+        def with_environment(environment: Mapping[str, str]) -> Forks:
+            name = frozenset(environment.items())
+            if name not in made:
+                made[name] = stack.enter_context(forks(url, ledger, log, **environment))
+            return made[name]
+
+        yield with_environment
 
 
 @contextmanager

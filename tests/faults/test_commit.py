@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .ledger import Ledger
-from .processes import Ended, Order, forks
+from .processes import Ended, Order, Workers, workers
 from .proxy import Cut, Proxy, proxy_to
 from .recovery import (
     DRF,
@@ -46,17 +46,21 @@ LEASE = "4"
 """Seconds; so long that it is not over, even where all this takes its time."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def proxy(state: State) -> Iterator[Proxy]:
     with proxy_to(state.url) as proxy:
         yield proxy
 
 
+@pytest.fixture(scope="module")
+def with_environment(proxy: Proxy, ledger: Ledger, log_of_all: Path) -> Iterator[Workers]:
+    with workers(proxy.url, ledger.url, log_of_all) as with_environment:
+        yield with_environment
+
+
 @pytest.fixture
-def bank(mode: Mode, proxy: Proxy, state: State, ledger: Ledger, log: Path) -> Iterator[Bank]:
-    environment = {**mode.environment, "LEASE_SECONDS": LEASE}
-    with forks(proxy.url, ledger.url, log, **environment) as workers:
-        yield Bank(workers, state, ledger)
+def bank(mode: Mode, with_environment: Workers, state: State, ledger: Ledger, shown: None) -> Bank:
+    return Bank(with_environment({**mode.environment, "LEASE_SECONDS": LEASE}), state, ledger)
 
 
 @pytest.mark.parametrize("mode", [LEASED, STEPPED], ids=str)

@@ -21,7 +21,7 @@ from tests.soak import sizes
 
 from .boundaries import Strike
 from .ledger import Ledger
-from .processes import Forks, Order, forks
+from .processes import Forks, Order, Workers, workers
 from .recovery import ALL, FAILING, STEPPED, Bank, Mode
 from .state import State
 
@@ -29,17 +29,21 @@ pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("stride", sizes(4, 1))]
 """``make test`` takes each fourth boundary, ``make soak`` all."""
 
 
-@pytest.fixture
-def bank(mode: Mode, state: State, ledger: Ledger, log: Path) -> Iterator[Bank]:
-    with forks(state.url, ledger.url, log, **mode.environment) as workers:
-        yield Bank(workers, state, ledger)
+@pytest.fixture(scope="module")
+def with_environment(state: State, ledger: Ledger, log_of_all: Path) -> Iterator[Workers]:
+    with workers(state.url, ledger.url, log_of_all) as with_environment:
+        yield with_environment
 
 
 @pytest.fixture
-def undisturbed(mode: Mode, state: State, ledger: Ledger, log: Path) -> Iterator[Forks]:
+def bank(mode: Mode, with_environment: Workers, state: State, ledger: Ledger, shown: None) -> Bank:
+    return Bank(with_environment(mode.environment), state, ledger)
+
+
+@pytest.fixture
+def undisturbed(mode: Mode, with_environment: Workers) -> Forks:
     """Executes orders for their boundaries to be seen."""
-    with forks(state.url, ledger.url, log, **mode.undisturbed) as workers:
-        yield workers
+    return with_environment(mode.undisturbed)
 
 
 @pytest.mark.parametrize("mode", ALL, ids=str)

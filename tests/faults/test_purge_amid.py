@@ -16,6 +16,7 @@ from idempotency_django.testing import eventually
 from tests.faults.late_processes import DATABASES, Place, Worker, place, started
 from tests.faults.late_views import SLOW
 from tests.models import Effect
+from tests.soak import soak
 from tests.support import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
@@ -59,8 +60,9 @@ def die(at: Place, folder: Path, keys: list[str]) -> None:
             each.until_dead()
 
 
+@pytest.mark.parametrize("pause", [0.02, soak(0.0)])
 def test_purge_amid_everything(
-    at: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    at: Place, pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No effect is done twice in a life, nothing that lives or runs is deleted, nothing is left."""
     keys = [new_key() for _ in range(KEYS)]
@@ -71,7 +73,7 @@ def test_purge_amid_everything(
         die(at, tmp_path, doomed)
         purger.begin("purge", SECONDS)
         for each, more in zip(traffic, (doomed, slow), strict=True):
-            each.begin("traffic", PATH, [*keys, *more], SECONDS, 4, failures=0.1)
+            each.begin("traffic", PATH, [*keys, *more], SECONDS, 4, failures=0.1, pause=pause)
         said = sum((Counter(each.tells("answer")) for each in traffic), Counter[str]())
         purged = purger.tells("answer")
         _purge_the_rest(at, purger)

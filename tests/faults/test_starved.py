@@ -19,6 +19,7 @@ from tests.faults.late_processes import (
     place,
     started,
 )
+from tests.soak import soak
 from tests.support import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
@@ -76,15 +77,16 @@ def test_long_call_starves_the_heartbeat(at: Place, workers: list[Worker]) -> No
     assert not [line for line in owner.log.read_text().splitlines() if "trying again" in line]
 
 
+@pytest.mark.parametrize("pause", [5 * PAUSE, soak(PAUSE)])
 def test_healthy_heartbeat_keeps_a_long_handler(
-    at: Place, healthy: list[Worker], capsys: pytest.CaptureFixture[str]
+    at: Place, healthy: list[Worker], pause: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Through several leases a running owner is never taken over, though others always try."""
     owner, contender = healthy
     key, path = new_key(), at.path
     owner.begin("post", path, key, "wait:handler")
     owner.tells("reached")
-    told = contender.do("traffic", path, [key], LEASES * LONGER, 4, pause=PAUSE)
+    told = contender.do("traffic", path, [key], LEASES * LONGER, 4, pause=pause)
     owner.go_on()
     first, retry = owner.tells("answer"), contender.do("post", path, key)
     assert set(told) == {"409"}, told
