@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -164,14 +165,15 @@ def test_goes_where_is_written() -> None:
 
 
 @contextmanager
-def held(alias: str, key: str) -> Iterator[None]:
-    """Another transaction holds the record."""
+def held(alias: str, key: str, within: Any = None) -> Iterator[None]:
+    """Another transaction holds the record, or the rows that are given instead."""
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
         try:
             with transaction.atomic(using=alias):
-                rows(alias).select_for_update().get(key=key)
+                found = rows(alias).filter(key=key) if within is None else within
+                assert list(found.select_for_update())
                 taken.set()
                 assert done.wait(PATIENCE)
         finally:

@@ -55,6 +55,13 @@ class Expire(KeyAction):
     title = gettext_lazy("Expire idempotency keys")
     button = gettext_lazy("Expire")
     permission = "delete"
+    effects = (
+        gettext_lazy("Their answers are no longer replayed."),
+        gettext_lazy(
+            "The next request with such a key is executed, even if it is a retry of one that "
+            "was executed before."
+        ),
+    )
     log = gettext_lazy("Expired; the next request with this key is executed.")
     done = gettext_lazy("expired")
 
@@ -62,15 +69,6 @@ class Expire(KeyAction):
         if row.status == Status.COMPLETED and Moment(row.expires_at, row.now).ahead:
             return ""
         return _("Only completed keys that have not expired yet can be expired.")
-
-    def consequences(self, rows: Sequence[Any]) -> Sequence[str]:
-        return [
-            _("Their answers are no longer replayed."),
-            _(
-                "The next request with such a key is executed, even if it is a retry of one that "
-                "was executed before."
-            ),
-        ]
 
     def change(self, rows: QuerySet[Any], given: Mapping[str, Any], by: str) -> None:
         now, retention = DatabaseNow(), F("purge_at") - F("expires_at")
@@ -84,6 +82,13 @@ class Delete(KeyAction):
     title = gettext_lazy("Delete idempotency keys")
     permission = "delete"
     flag = DELETION
+    effects = (
+        gettext_lazy("Neither they nor their steps are kept for the audit."),
+        gettext_lazy(
+            "The next request with such a key is executed from the beginning, even if it is a "
+            "retry of one that was executed before."
+        ),
+    )
     log = gettext_lazy("Deleted; the next request with this key is executed.")
     done = gettext_lazy("deleted")
 
@@ -91,15 +96,6 @@ class Delete(KeyAction):
         if state_of(row) != Status.IN_PROGRESS:
             return ""
         return _("A key in progress cannot be deleted before its lease has ended.")
-
-    def consequences(self, rows: Sequence[Any]) -> Sequence[str]:
-        return [
-            _("Neither they nor their steps are kept for the audit."),
-            _(
-                "The next request with such a key is executed from the beginning, even if it is a "
-                "retry of one that was executed before."
-            ),
-        ]
 
     def change(self, rows: QuerySet[Any], given: Mapping[str, Any], by: str) -> None:
         rows.delete()

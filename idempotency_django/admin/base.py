@@ -73,6 +73,7 @@ class Action:
         for_many: whether rows can be selected for it in the list.
         flag: the kind of log entry.
         form: what the operator enters for it.
+        effects: what happens then to the rows, for the operator who is asked.
         log: the log entry of each row; what was entered is formatted into it.
         done: what was done, after the number of rows.
     """
@@ -84,6 +85,7 @@ class Action:
     for_many: bool = True
     flag: int = CHANGE
     form: type[forms.Form] = forms.Form
+    effects: Sequence[Any] = ()
     log: Any
     done: Any
 
@@ -100,8 +102,8 @@ class Action:
         raise NotImplementedError
 
     def consequences(self, rows: Sequence[Any]) -> Iterable[Any]:
-        """The consequences for the rows, as the operator who is asked reads them."""
-        raise NotImplementedError
+        """The effects on these rows in particular."""
+        return self.effects
 
     def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
         """Do it to these rows, which are locked.

@@ -32,7 +32,6 @@ class MessageAction(Action):
 
     Attributes:
         fits: whether a message is in a state that it can be done in.
-        effects: what happens then, for the operator who is asked.
         settle: does it to a message, ``by`` an operator; raises ``NotSettled``.
     """
 
@@ -50,9 +49,6 @@ class MessageAction(Action):
             return ""
         text = _("It is %(state)s, so there is nothing to do.")
         return text % {"state": row.get_state_display()}
-
-    def consequences(self, rows: Sequence[Any]) -> Sequence[Any]:
-        return self.effects
 
     def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
         refusals = {}

@@ -14,6 +14,7 @@ from idempotency_django.admin import base
 from idempotency_django.messaging.inbox.processing import process_due
 from tests.admin_pages import member, messages, page
 from tests.factories import StaffFactory
+from tests.test_purge import held
 
 from .conftest import Inbox
 from .receivers import GitHubHook, Hook, behaviour, body_of, deliver
@@ -111,6 +112,37 @@ def test_retry(inbox: Inbox, settler: Client) -> None:
     assert process_due() == {"done": 1}
     [entry] = LogEntry.objects.all()
     assert (entry.change_message, entry.object_id) == ("Retried.", str(inbox.row().pk))
+
+
+def test_in_use(inbox: Inbox, settler: Client) -> None:
+    """A message that a transaction holds at this moment is neither settled nor waited for."""
+    if not connections[inbox.alias].features.has_select_for_update_skip_locked:
+        pytest.skip("SQLite has no locks on rows")
+    dead_letter(inbox)
+    address, retry = detail(inbox), detail(inbox, view="retry")
+    with held(inbox.alias, "", inbox.rows()):
+        response = settler.post(retry, follow=True)
+    assert response.redirect_chain == [(address, 302)]
+    assert messages(response) == [
+        "Left unchanged: m-1 (shop). It is in use now, or was deleted. Look again in a while."
+    ]
+    assert inbox.states() == ["dead"]
+
+
+@pytest.mark.parametrize("action", ["retry", "discard"])
+def test_only_with_the_log(
+    inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """What cannot be logged is not done."""
+    dead_letter(inbox)
+
+    def full(*args: Any, **options: Any) -> None:
+        raise RuntimeError("the log is full")
+
+    monkeypatch.setattr(type(LogEntry.objects), "log_actions", full)
+    with pytest.raises(RuntimeError, match="full"):
+        settler.post(detail(inbox, view=action))
+    assert inbox.states() == ["dead"]
 
 
 def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
