@@ -33,6 +33,6 @@ def a_call(body: Any = b"", **changes: Any) -> Invocation:
         "method": "POST",
         "path": "/orders/",
         "media_type": "application/json",
-        "body": body,
+        "read": lambda: body,
     }
     return Invocation(**(given | changes))

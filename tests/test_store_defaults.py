@@ -9,7 +9,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.errors import OperationInProgress
-from idempotency_django.policy.invocation import LazyInvocation
+from idempotency_django.policy.invocation import Invocation
 from idempotency_django.records import Claim, Operation, Record, Status
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import ANSWER, an_operation
@@ -87,8 +87,8 @@ def test_body_on_demand() -> None:
         return b"sent"
 
     given: dict[str, Any] = {"name": "POST /", "principal": "", "method": "POST", "path": "/"}
-    invocation = LazyInvocation(**given, read=read)
-    assert invocation.changed(body=b"other").body == b"other"
+    invocation = Invocation(**given, read=read)
+    assert invocation.changed(read=lambda: b"other").body == b"other"
     assert reads == []
     assert invocation.changed(principal="user:1").body == b"sent"
     assert (invocation.body, reads) == (b"sent", [1])

@@ -30,7 +30,7 @@ from ..engine.steps import named
 from ..errors import IdempotencyError, ResponseNotStored
 from ..policy import NEVER_STORED, Policy
 from ..policy.canonical import digest
-from ..policy.invocation import Body, Invocation, LazyInvocation
+from ..policy.invocation import Body, Invocation
 from ..records import REASON, Payload, Record
 from .bodies import body_of
 from .replays import (
@@ -98,7 +98,7 @@ def invocation_of(
         if policy is None or not policy.principal:
             raise
         principal = ""  # the policy knows better
-    return LazyInvocation(
+    return Invocation(
         name=operation_name(request),
         principal=principal,
         since=since_of(getattr(own, "user", None)) if principal else "",

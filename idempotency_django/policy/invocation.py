@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 
@@ -53,7 +54,7 @@ Body = bytes | Form | Hashed | Parsed
 """What the client sent, in the form that the adapter knows it in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Invocation:
     """What an adapter tells the policy about one request, before anything is decided.
 
@@ -69,7 +70,7 @@ class Invocation:
         path: the whole path, without the query.
         query: the query string as it was sent.
         media_type: of the body, lower case, without parameters.
-        body: what the client sent.
+        read: reads the body.
         request: the framework's own object, for your callables that need more.
     """
 
@@ -82,36 +83,14 @@ class Invocation:
     host: str = ""
     query: str = ""
     media_type: str = ""
-    body: Body = b""
+    read: Callable[[], Body] = bytes
     request: Any = None
+
+    @cached_property
+    def body(self) -> Body:
+        """What the client sent. It is read at its first use, so perhaps never."""
+        return self.read()
 
     def changed(self, **changes: Any) -> Invocation:
         """The same call with other attributes."""
-        return replace(self, **changes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LazyInvocation(Invocation):
-    """A call whose body is read at its first use.
-
-    A fingerprint or a key that does not use the body does not read it.
-
-    Attributes:
-        read: reads the body.
-    """
-
-    body: Body = field(init=False)  # so that the slot stays empty until it is asked for
-    read: Callable[[], Body]
-
-    def __getattr__(self, name: str) -> Body:  # called only for what is not there
-        if name != "body":
-            raise AttributeError(name)
-        body = self.read()
-        object.__setattr__(self, "body", body)
-        return body
-
-    def changed(self, **changes: Any) -> Invocation:
-        if "body" in changes:
-            body = changes.pop("body")
-            return replace(self, read=lambda: body, **changes)
         return replace(self, **{"read": lambda: self.body, **changes})
