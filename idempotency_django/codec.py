@@ -2,9 +2,10 @@
 
 Every store, and every table of messages, writes its contents through this module and reads them
 through it: a response's headers and body, a step's result or failure, the payload and the headers
-of an outbox message, the body and the headers of an inbox message or a dead letter. To encrypt or
-compress what is stored, change :func:`dump` and :func:`load`. What a store looks for stays as it
-is: keys, scopes, states, times, digests and the status code of a response.
+of an outbox message, the body and the headers of an inbox message or a dead letter, and the errors
+of all of them. To encrypt or compress what is stored, change :func:`dump` and :func:`load`. All
+that a store looks for stays as it is: keys, scopes, states, times, digests and the status code of a
+response.
 """
 
 from __future__ import annotations

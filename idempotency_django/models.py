@@ -138,7 +138,7 @@ class IdempotencyKey(models.Model):
     response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
     response_headers = models.TextField(_("response headers"), default="[]", blank=True)
     response_body = models.BinaryField(_("response body"), null=True, blank=True)
-    error = models.TextField(_("error"), default="", blank=True)
+    error = StoredTextField(_("error"), default="", blank=True)
 
     created_at = models.DateTimeField(_("created"))
     completed_at = models.DateTimeField(_("completed"), null=True, blank=True)

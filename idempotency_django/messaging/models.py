@@ -66,7 +66,7 @@ class InboxMessage(models.Model):
     # Null where nothing is to be done, or after an earlier message of its group only: the index
     # then leads to what is due.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
-    error = models.TextField(_("error"), default="", blank=True)
+    error = StoredTextField(_("error"), default="", blank=True)
     # Whether it is a dead letter because its id or its body came before, with another body or id:
     # an operator must accept it. Until then it has no group, so that it holds up no other message.
     is_suspect = models.BooleanField(_("must be accepted"), default=False, db_default=False)
@@ -144,7 +144,7 @@ class OutboxMessage(models.Model):
     # then leads to what is due.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
-    error = models.TextField(_("error"), default="", blank=True)
+    error = StoredTextField(_("error"), default="", blank=True)
     # The reference of the record whose handler published it; see records.reference().
     caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
     # The topic and the dedup id, digested; null when the window is over, or if there was none.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 
-from ..codec import StoredPayload, decode, decode_step, encode, encode_step
+from ..codec import StoredPayload, decode, decode_step, dump_text, encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .atomic_blocks import forbid_transactions
 from .base import Store
@@ -109,7 +109,7 @@ class MemoryStore(Store):
         return self._change(claim, status=Status.COMPLETED, payload=answer, started=ended)
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
-        changes: dict[str, Any] = {"error": error} | ({"pinned": True} if pinned else {})
+        changes: dict[str, Any] = {"error": dump_text(error)} | ({"pinned": True} if pinned else {})
         if not held:
             return self._change(claim, status=Status.FAILED, **changes)
         ended = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 
-from ...codec import decode, encode
+from ...codec import decode, dump_text, encode
 from ...errors import StoreUnavailable
 from ...records import Claim, Operation, Payload, Record, Status, new_token
 from ..atomic_blocks import forbid_transactions
@@ -164,7 +164,7 @@ class RedisStore(Store):
         return bool(reply)
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
-        note = (text(error[:4096]), flag(pinned), flag(held))
+        note = (text(dump_text(error[:4096])), flag(pinned), flag(held))
         call = secrets.token_hex(8)
         return bool(self._run("fail", claim.key, claim.scope, claim.token, call, *note))
 
