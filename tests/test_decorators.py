@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -412,3 +412,26 @@ class TestRequestByName:
         """Without any request, the error says what is missing."""
         with pytest.raises(TypeError, match="was called without a request"):
             plain()
+
+
+@pytest.mark.django_db
+def test_policies_by_method(alice: Client, settings: Any) -> None:
+    """The policies of a class-based view by method come before the decorator's, as checks say."""
+
+    class Charges(View):
+        idempotency_policies: ClassVar[Any] = {"put": None, "patch": Policy(required=True)}
+
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return create(request)
+
+        put = patch = post
+
+    view = idempotent(Charges).as_view()
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", view)]})
+    replays = {}
+    for method in ("post", "put"):
+        key = new_key()
+        sent = [post(alice, "/x/", key, method, method=method) for _ in range(2)]
+        replays[method] = is_replay(sent[1])
+    assert replays == {"post": True, "put": False}
+    assert_problem(post(alice, "/x/", None, method="patch"), 400, "key-missing")

@@ -85,7 +85,7 @@ class RequestTransactions(Atomic):
 
         That transaction is committed last, so that no answer outlives its effects on another
         database. If it is not open yet, it is begun here. If it was rolled back, the callbacks are
-        reported why. An operational error means that nobody knows whether it was.
+        told why. An operational error means that nobody knows whether it was.
 
         Raises:
             OperationInProgress: the store's database is too busy to begin one.

@@ -335,12 +335,25 @@ def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
     def protected(view: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(view, View) or overrides_dispatch(type(view)):
             return whole(view, *args, **kwargs)
+        request: HttpRequest = _request_among(args, kwargs)
+        init_idempotency(request)
+        chosen = getattr(view, POLICIES, {}).get((request.method or "").lower(), policy)
+        if chosen is None:
+            return dispatch(view, *args, **kwargs)
+        if is_async(type(view)):
+            if asks_for_transaction(view.dispatch):
+                # method_decorator has decorated a stand-in that is not async: Django cannot know.
+                raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
+            replace_handler(view, request, functools.partial(aserve_view, chosen, view))
+            return _achecked(view, request, dispatch(view, *args, **kwargs))
         left_out = getattr(view, "idempotency_left_out", getattr(view.dispatch, NON_ATOMIC, None))
-        if is_async(type(view)) and asks_for_transaction(view.dispatch):
-            # method_decorator has decorated a stand-in that is not async, so Django does not know.
-            raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
-        run = functools.partial(dispatch, view, *args, **kwargs)
-        return _run_dispatch(view, _request_among(args, kwargs), policy, left_out, run)
+        transactions = None if left_out is None else request_transactions(left_out)
+        view._idempotency_transactions = transactions  # type: ignore[attr-defined]
+        replace_handler(view, request, functools.partial(_serve_once, chosen, transactions, view))
+        with transactions if transactions and transactions.aliases else _NOTHING:
+            response = dispatch(view, *args, **kwargs)
+        log_unreached(view, request, response)
+        return response
 
     take_over_transactions(protected)
     if iscoroutinefunction(dispatch):
@@ -348,29 +361,7 @@ def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
     return protected
 
 
-def _run_dispatch(
-    view: Any,
-    request: HttpRequest,
-    policy: Policy,
-    left_out: ExcludedDatabases | None,
-    run: Callable[[], Any],
-) -> Any:
-    """Run the ``dispatch()`` of a view whose handler runs once."""
-    init_idempotency(request)
-    if is_async(type(view)):
-        replace_handler(view, request, functools.partial(aserve_view, policy, view))
-        return _achecked(view, request, run)
-    transactions = None if left_out is None else request_transactions(left_out)
-    view._idempotency_transactions = transactions
-    replace_handler(view, request, functools.partial(_serve_once, policy, transactions, view))
-    with transactions if transactions and transactions.aliases else _NOTHING:
-        response = run()
-    log_unreached(view, request, response)
-    return response
-
-
-async def _achecked(view: Any, request: HttpRequest, run: Callable[[], Any]) -> Any:
-    response = run()
+async def _achecked(view: Any, request: HttpRequest, response: Any) -> Any:
     if inspect.isawaitable(response):  # what a mixin refuses is not
         response = await response
     log_unreached(view, request, response)
