@@ -16,8 +16,7 @@ from asgiref.sync import sync_to_async
 from ..records import Operation, Record
 from ..stores import Store
 from .context import ExecutionContext
-from .drivers import Awaiting, Blocking
-from .leased import LeasedRun
+from .leased import Awaiting, Blocking, LeasedRun
 from .observing import Observation, observe
 from .outcomes import (
     Admit,

@@ -326,15 +326,35 @@ class Kafka(Transport):
             raise ImproperlyConfigured(NO_DEAD_LETTERS.format("topic"))
 
     def reject(self, message: Incoming, error: Exception) -> None:
-        self._produce(str(self._dead_letter), message, error)
+        """Send it to the topic of dead letters, and acknowledge it when Kafka has it."""
+        problems: list[Any] = []
+        added = {"dead-letter-reason": reason(error).encode()}
+        ours = {"bootstrap.servers", "security.protocol"}
+        config = {
+            name: value
+            for name, value in self._config.items()
+            if name in ours or name.startswith(("sasl.", "ssl."))
+        }
+        producer = Producer({**config, "enable.idempotence": True}, logger=logger)
+        producer.produce(
+            str(self._dead_letter),
+            message.body,
+            key=message.native.key(),
+            headers=[*message.headers, *added.items()],
+            on_delivery=lambda problem, _: problems.append(problem),
+        )
+        producer.flush(_FLUSH)
+        if not problems:
+            raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+        if problems[0] is not None:  # a KafkaError cannot be compared with None
+            raise KafkaException(problems[0])
         self.acknowledge([message])
-
-    def release(self, messages: Sequence[Incoming]) -> None:
-        """Nothing to do: their offsets are not committed."""
 
     def close(self) -> None:
         client, self._client = self._client, None
-        self._forget()
+        self._partitions.clear()
+        self._early.clear()
+        self._paused.clear()
         if client is not None:
             client.close()
 
@@ -398,35 +418,6 @@ class Kafka(Transport):
         for place in revoked:
             self._partitions.pop(place, None)
         self._early = [each for each in self._early if _place_of(each)[0] not in revoked]
-
-    def _forget(self) -> None:
-        self._partitions.clear()
-        self._early.clear()
-        self._paused.clear()
-
-    def _produce(self, topic: str, message: Incoming, error: Exception) -> None:
-        """Send it to a topic, and return when Kafka has it."""
-        problems: list[Any] = []
-        added = {"dead-letter-reason": reason(error).encode()}
-        ours = {"bootstrap.servers", "security.protocol"}
-        config = {
-            name: value
-            for name, value in self._config.items()
-            if name in ours or name.startswith(("sasl.", "ssl."))
-        }
-        producer = Producer({**config, "enable.idempotence": True}, logger=logger)
-        producer.produce(
-            topic,
-            message.body,
-            key=message.native.key(),
-            headers=[*message.headers, *added.items()],
-            on_delivery=lambda problem, _: problems.append(problem),
-        )
-        producer.flush(_FLUSH)
-        if not problems:
-            raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
-        if problems[0] is not None:  # a KafkaError cannot be compared with None
-            raise KafkaException(problems[0])
 
 
 def _place_of(message: Message) -> tuple[_Place, int]:

@@ -97,9 +97,11 @@ class Transport(ABC):
         It is not acknowledged before the broker has it there.
         """
 
-    @abstractmethod
-    def release(self, messages: Sequence[Incoming]) -> None:
-        """Give these messages back: this process ends, and has not handled them."""
+    def release(self, messages: Sequence[Incoming]) -> None:  # most need not
+        """Give these messages back: this process ends, and has not handled them.
+
+        A broker that gives back by itself what a closed connection has not acknowledged needs none.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -482,9 +482,6 @@ class RabbitMQ(Transport):
         )
         native.ack()
 
-    def release(self, messages: Sequence[Incoming]) -> None:
-        """Nothing to do: they are given back with the channel."""
-
     def close(self) -> None:
         self._arrived.clear()
         self._postponed.clear()
