@@ -10,7 +10,6 @@ from django.contrib.admin.utils import flatten_fieldsets
 from django.core.checks import CheckMessage, Error
 from django.db import models
 from django.http import HttpRequest, HttpResponseRedirect
-from django.http.response import HttpResponseBase
 
 from ..errors import ConcurrentModification
 from .forms import STALE, VersionedForm
@@ -52,11 +51,8 @@ class VersionedAdmin(ModelAdmin):  # type: ignore[type-arg]  # Django's is not g
         try:
             return super().delete_view(request, *args, **options)
         except ConcurrentModification:
-            return self._refused(request)
-
-    def _refused(self, request: HttpRequest) -> HttpResponseBase:
-        self.message_user(request, str(STALE), messages.ERROR)
-        return HttpResponseRedirect(request.path)
+            self.message_user(request, str(STALE), messages.ERROR)
+            return HttpResponseRedirect(request.path)
 
     def check(self, **options: Any) -> list[CheckMessage]:
         name = version_field(self.model).name
