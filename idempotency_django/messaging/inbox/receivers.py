@@ -332,8 +332,7 @@ class WebhookReceiver(View):
             deliver it again; ``None``: forever.
         max_attempts: how many attempts at a message may fail before it is dead-lettered; ``None``:
             all.
-        policy: the policy of the handlers, for example ``Policy(mode="leased")`` where they have
-            steps; by default the project's.
+        policy: the policy of the handlers; by default the project's.
         max_body_bytes: a larger body is refused. ``DATA_UPLOAD_MAX_MEMORY_SIZE`` does not apply.
         dead_letters_block_group: whether a dead letter holds up the later ones of its group.
     """
