@@ -84,7 +84,7 @@ class IdempotencyMiddleware:
         if known.is_async:  # under WSGI, where Django calls it likewise
             protected = async_to_sync(protected)
         try:
-            return _claimed(view, request, protected(request, *args, **kwargs))
+            return protected(request, *args, **kwargs)
         except Exception as error:
             response = self._response_to_error(error, request)
             if response is None:
@@ -105,7 +105,7 @@ class IdempotencyMiddleware:
             process_view = partial(IdempotencyMiddleware.process_view, self)
             return await sync_to_async(process_view)(request, view, args, kwargs)
         try:
-            return _claimed(view, request, await known.protected(request, *args, **kwargs))
+            return await known.protected(request, *args, **kwargs)
         except Exception as error:
             response = await sync_to_async(self._response_to_error)(error, request)
             if response is None:
@@ -124,14 +124,17 @@ class IdempotencyMiddleware:
             known.methods[method] = known.look_at(method)
         is_inside, declared = known.methods[method]
         if is_inside:
-            request._idempotency_inside = view  # type: ignore[attr-defined]
+            request._idempotency_view = view  # type: ignore[attr-defined]
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
         has_key = key_header(request) is not None and keys.reads_header(policy.key)
         if not (has_key or policy.key or policy.requires_key(method)):
             return None
-        return None if conf.middleware_exempt and is_exempt_by_module(view) else known
+        if conf.middleware_exempt and is_exempt_by_module(view):
+            return None
+        request._idempotency_view = view  # type: ignore[attr-defined]
+        return known
 
     def _response_to_error(self, error: Exception, request: HttpRequest) -> HttpResponseBase | None:
         """The response of a ``process_exception`` of any middleware to what the view raised.
@@ -208,20 +211,14 @@ def skipped_middleware() -> list[str]:
 
 
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Log an error if what is around a protected view has answered without it."""
-    view = getattr(request, "_idempotency_inside", None)
-    return response if view is None else _claimed(view, request, response)
+    """Log an error if a protected view, or what is around it, has answered without a claim."""
+    view = getattr(request, "_idempotency_view", None)
+    if view is not None and not hasattr(request, "idempotency"):  # which what runs once gives it
+        log_unclaimed(view, request, response)
+    return response
 
 
 async def _achecked(
     request: HttpRequest, response: Awaitable[HttpResponseBase]
 ) -> HttpResponseBase:
     return _checked(request, await response)
-
-
-def _claimed(
-    view: ViewFunction, request: HttpRequest, response: HttpResponseBase
-) -> HttpResponseBase:
-    if not hasattr(request, "idempotency"):  # what runs once would have given it one
-        log_unclaimed(view, request, response)
-    return response

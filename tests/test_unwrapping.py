@@ -389,7 +389,7 @@ class TestKept:
             assert known.protected is not each
         references = [weakref.ref(each) for each in views]
         views.clear()
-        del each, known
+        del each, known, request
         gc.collect()
         assert [reference() for reference in references] == [None] * 3
 

@@ -14,7 +14,7 @@ transaction that stores it. A caller without permission for the object in the UR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -119,7 +119,7 @@ class IdempotentViewMixin:  # see below
             return
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
-        replace_handler(self, request, partial(serve_view, self, policy))
+        replace_handler(self, request, partial(serve_view, policy))
 
     def perform_content_negotiation(self, *args: Any, **kwargs: Any) -> Any:
         renderer, media_type = super().perform_content_negotiation(*args, **kwargs)  # type: ignore[misc]
@@ -189,12 +189,4 @@ class IdempotencyStatusView(APIView):
         return Response(describe_operation(record), headers={"Cache-Control": "no-store"})
 
 
-def serve_running_view(
-    request: Request, policy: Policy, handler: Callable[[], Any]
-) -> HttpResponseBase:
-    """Serve a request whose DRF view already runs: for ``@idempotent`` on its handlers."""
-    view: APIView = request.parser_context["view"]
-    return serve_view(view, policy, request, handler)
-
-
-register_framework(APIView, IdempotentViewMixin, Request, serve_running_view)
+register_framework(APIView, IdempotentViewMixin, Request, serve_view)

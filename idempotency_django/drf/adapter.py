@@ -310,20 +310,15 @@ class DRFAdapter(Adapter):
         return form_of(data if isinstance(data, QueryDict) else MultiValueDict(), files)
 
 
-def serve_view(
-    view: Any,
-    policy: Policy,
-    request: Request,
-    run: Callable[[], Any],
-) -> HttpResponseBase:
-    """Serve the request; a refusal is a problem, as the project's exception handler renders it.
+def serve_view(policy: Policy, request: Request, run: Callable[[], Any]) -> HttpResponseBase:
+    """Serve a request within its view; a refusal is a problem, as the exception handler renders it.
 
     Args:
-        view: the view.
         policy: the view's.
         request: the request.
         run: runs the view's handler.
     """
+    view = request.parser_context["view"]
     adapter = DRFAdapter(view, request, run)
     adapter.policy = resolve(policy)
     try:

@@ -129,20 +129,7 @@ _OWNERS: Final = (
 )
 """Where the classes are from whose bound methods are no wrappers: views, and the admin."""
 
-_DATA: Final = (
-    bool,
-    bytes,
-    date,
-    Decimal,
-    Enum,
-    float,
-    int,
-    str,
-    time,
-    timedelta,
-    type(None),
-    UUID,
-)
+_DATA: Final = (bytes, date, Decimal, Enum, float, int, str, time, timedelta, type(None), UUID)
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 """Types that a view may hold: none runs a view. Nor do modules, classes and translated texts."""
 

@@ -158,7 +158,7 @@ BY_DECORATOR: Final = "decorator"
 NON_ATOMIC: Final = "_non_atomic_requests"
 
 Serve = Callable[[Any, Callable[[], Any]], Any]
-ServeWithin = Callable[[Any, Policy, Callable[[], Any]], HttpResponseBase]
+ServeWithin = Callable[[Policy, Any, Callable[[], Any]], HttpResponseBase]
 
 logger = logging.getLogger("idempotency_django")
 
@@ -257,19 +257,17 @@ def _instance_of(args: tuple[Any, ...]) -> View | None:
 # Class-based views.
 
 
-def register_framework(
-    base: type, mixin: type, request: type, serve_running_view: ServeWithin
-) -> None:
+def register_framework(base: type, mixin: type, request: type, serve_within: ServeWithin) -> None:
     """Protect the views of another framework; called by its adapter.
 
     Args:
         base: the base class of its views.
         mixin: comes before a view class and protects it.
         request: the class of the requests that its handlers get.
-        serve_running_view: serves such a request, whose view already runs: it answers, or
+        serve_within: serves such a request, whose view already runs: it answers, or
             calls what runs the handler.
     """
-    _frameworks.append((base, mixin, request, serve_running_view))
+    _frameworks.append((base, mixin, request, serve_within))
 
 
 def overrides_dispatch(view_class: Any) -> bool:
@@ -375,9 +373,9 @@ def _serve_once(
     request: Any,
     run: Callable[[], Any],
 ) -> HttpResponseBase:
-    for _, _, request_class, serve_running_view in _frameworks:
+    for _, _, request_class, serve_within in _frameworks:
         if isinstance(request, request_class):
-            return serve_running_view(request, policy, run)
+            return serve_within(policy, request, run)
     return serve_view(policy, transactions, instance, request, run)
 
 
