@@ -43,7 +43,7 @@ from .changelist import (
     StateFilter,
     beginning_with,
 )
-from .text import cut
+from .text import cut, two_lines
 
 
 @admin.register(IdempotencyKey)
@@ -106,11 +106,7 @@ class IdempotencyKeyAdmin(ListAdmin):
 
     @admin.display(description=_("operation and scope"))
     def operation_and_scope(self, record: Any) -> SafeString:
-        return format_html(
-            '<div>{}</div><div class="quiet">{}</div>',
-            cut(record.operation, 60),
-            cut(record.scope, 60),
-        )
+        return two_lines(record.operation, record.scope)
 
     @admin.display(description=_("status"))
     def status_shown(self, record: Any) -> SafeString:

@@ -25,6 +25,12 @@ def cut(text: str, length: int) -> SafeString:
     return format_html('<span title="{}">{}</span>', text, words)
 
 
+def two_lines(text: str, below: str) -> SafeString:
+    """A text, and below it what it belongs to; see :func:`cut`."""
+    lines = '<div>{}</div><div class="quiet">{}</div>'
+    return format_html(lines, cut(text, 60), cut(below, 60))
+
+
 def preformatted(text: str) -> SafeString:
     """A text as it is, or a dash for none."""
     if not text:
@@ -59,19 +65,13 @@ def _laid_out(text: str) -> Iterator[str]:
     depth, before = 0, ""
     for match in _JSON_PIECE.finditer(text):
         piece = match[0]
-        if piece in "}]":
-            depth -= 1
-        if (piece in "}]" and before not in "{[") or (
-            piece not in "}]," and before and before in "{[,"
-        ):
+        depth -= piece in "}]"
+        empty = piece in "}]" and before in "{["
+        if (piece in "}]" or (before and before in "{[,")) and not empty:
             yield "\n" + "  " * depth
         yield f"{piece} " if piece == ":" else _legible(piece)
         depth += piece in "{["
         before = piece
-
-
-def _new_line(depth: int) -> str:
-    return "\n" + "  " * depth
 
 
 def _legible(piece: str) -> str:

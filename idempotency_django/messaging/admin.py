@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..admin.base import Action, ListAdmin
-from ..admin.text import cut, indented, preformatted
+from ..admin.text import cut, indented, preformatted, two_lines
 from ..timeline import Moment
 from . import settling
 from . import streams as positions
@@ -225,10 +225,7 @@ class MessageAdmin(MessagingAdmin):
     @admin.display(description=gettext_lazy("type, and where from or to"))
     def type_and_place(self, message: Any) -> SafeString:
         place = getattr(message, self.place)
-        where = f"{place}, {message.group}" if message.group else place
-        return format_html(
-            '<div>{}</div><div class="quiet">{}</div>', cut(message.type, 60), cut(where, 60)
-        )
+        return two_lines(message.type, f"{place}, {message.group}" if message.group else place)
 
     @admin.display(description=gettext_lazy("attempts"))
     def attempts_shown(self, message: Any) -> str:
