@@ -209,14 +209,12 @@ def check_stores(**_: Any) -> Sequence[CheckMessage]:
     """Whether every store can be made, and what each reports about its configuration."""
     messages: list[CheckMessage] = []
     for alias in known_stores():
-        found, error = tried(partial(_check_of, alias))
-        messages += [Error(error, id="idempotency_django.E003")] if found is None else found
+        try:
+            messages += stores[alias].check()
+        except ImproperlyConfigured as error:
+            messages.append(Error(str(error), id="idempotency_django.E003"))
     policy, _error = tried(Policy().resolved)
     return [*messages, *(unknown_store(policy.store, PROJECT) if policy else ())]
-
-
-def _check_of(alias: str) -> Sequence[CheckMessage]:
-    return stores[alias].check()
 
 
 def check_callers(**_: Any) -> Sequence[CheckMessage]:

@@ -101,18 +101,15 @@ def _check_view(view: Any) -> Iterator[CheckMessage]:
         )
         return
     for action, policy in policies.items():
-        yield from _check_action(view, action, f"{name}.idempotency_policies")
+        if not hasattr(view, action):
+            handlers = _handlers_of(view)
+            yield Error(
+                f"{name}.idempotency_policies names {action!r}, which is not an action or a method "
+                "of the view.",
+                hint=did_you_mean(action, handlers, "The view has") if handlers else None,
+                id="idempotency_django.E012",
+            )
         yield from check_policy(policy, f"{name}.idempotency_policies[{action!r}]")
-
-
-def _check_action(view: Any, action: str, where: str) -> Iterator[CheckMessage]:
-    if not hasattr(view, action):
-        handlers = _handlers_of(view)
-        yield Error(
-            f"{where} names {action!r}, which is not an action or a method of the view.",
-            hint=did_you_mean(action, handlers, "The view has") if handlers else None,
-            id="idempotency_django.E012",
-        )
 
 
 def _handlers_of(view: Any) -> set[str]:

@@ -144,8 +144,17 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
             "unprotected: with @idempotency_exempt, or without @idempotent or the mixin."
         )
         yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
-    if endpoint.how == "" and not endpoint.problem:
-        yield from _without_protection(endpoint)
+    declared = policy_of(endpoint.view, endpoint.method) if endpoint.how == "" else None
+    if isinstance(declared, Policy) and not endpoint.problem:  # which nothing reads
+        yield Error(
+            f"{name_of(innermost(endpoint.view))} has an idempotency policy, but nothing protects "
+            "it: a retry with the same key has a second effect.",
+            hint=(
+                "Put IdempotentViewMixin first into the bases of a view of REST framework. Or put "
+                "@idempotent(policy=…) on the view, or IdempotencyMiddleware into MIDDLEWARE."
+            ),
+            id="idempotency_django.E060",
+        )
     if endpoint.how not in ("", "exempt"):
         yield from _conditional(endpoint)
         yield from _without_transaction(endpoint)
@@ -157,20 +166,6 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
             f"{name_of(innermost(endpoint.view))} is protected and exempt at the same time.",
             hint="Remove @idempotency_exempt, or remove what protects the view.",
             id="idempotency_django.E024",
-        )
-
-
-def _without_protection(endpoint: Endpoint) -> Iterator[CheckMessage]:
-    """A view that declares a policy which nothing reads."""
-    if isinstance(policy_of(endpoint.view, endpoint.method), Policy):
-        yield Error(
-            f"{name_of(innermost(endpoint.view))} has an idempotency policy, but nothing protects "
-            "it: a retry with the same key has a second effect.",
-            hint=(
-                "Put IdempotentViewMixin first into the bases of a view of REST framework. Or put "
-                "@idempotent(policy=…) on the view, or IdempotencyMiddleware into MIDDLEWARE."
-            ),
-            id="idempotency_django.E060",
         )
 
 

@@ -104,7 +104,7 @@ def _opened(item: Any) -> tuple[bytes, Iterator[Any]]:
     """How a value with parts begins, and its parts."""
     match item:
         case Mapping():
-            names = sorted(item, key=_sort_key)
+            names = sorted(item, key=lambda name: (type(name).__name__, str(name)))
             return b"m%d:" % len(item), (part for name in names for part in (name, item[name]))
         case list() | tuple():
             return b"l%d:" % len(item), iter(item)
@@ -145,9 +145,18 @@ def _parts(item: Any) -> tuple[str, Any]:
     if hasattr(kind, "model_fields") and hasattr(kind, "model_dump"):  # pydantic's
         return label, item.model_dump()
     meta = getattr(item, "_meta", None)
-    if meta is not None and getattr(item, "pk", None) is not None:
-        return str(meta.concrete_model._meta.label_lower), item.pk
-    raise TypeError(_no_plain_data(item, is_model=meta is not None))
+    if meta is None:
+        raise TypeError(
+            f"{label} cannot be compared with a retry's: its text may differ in the next process. "
+            "Pass plain data instead: texts, numbers, dates, lists, dicts, dataclasses, or saved "
+            "models."
+        )
+    if getattr(item, "pk", None) is None:
+        raise TypeError(
+            f"{label} cannot be compared with a retry's: it is not saved and has no primary key. "
+            "Save it first."
+        )
+    return str(meta.concrete_model._meta.label_lower), item.pk
 
 
 def _members(items: frozenset[Any] | set[Any]) -> list[bytes]:
@@ -158,21 +167,3 @@ def _members(items: frozenset[Any] | set[Any]) -> list[bytes]:
             "A set cannot be compared with a retry's: what is in it contains the set itself, or "
             "sets are nested too deep. Pass a list, or what tells its members apart."
         ) from None
-
-
-def _no_plain_data(item: Any, *, is_model: bool) -> str:
-    named = f"{type(item).__module__}.{type(item).__qualname__}"
-    if is_model:
-        return (
-            f"{named} cannot be compared with a retry's: it is not saved and has no primary key. "
-            "Save it first."
-        )
-    return (
-        f"{named} cannot be compared with a retry's: its text may differ in the next process. "
-        "Pass plain data instead: texts, numbers, dates, lists, dicts, dataclasses, or saved "
-        "models."
-    )
-
-
-def _sort_key(name: Any) -> tuple[str, str]:
-    return type(name).__name__, str(name)
