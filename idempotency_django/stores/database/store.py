@@ -253,13 +253,15 @@ class DatabaseStore(Store):
         return record
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
-        if not (operations and self._dialect.batches):
-            return super().acquire_many(operations)
         for operation in {operation.lease is None: operation for operation in operations}.values():
             self._forbid_misplaced(operation)
         wanted = {(operation.key, operation.scope): operation for operation in reversed(operations)}
-        with self._translated():
-            found = self._acquire_batch(wanted)
+        self._dialect.begin()
+        try:
+            with self._translated():
+                found = self._acquire_batch(wanted)
+        finally:
+            self._dialect.release()  # what locked the keys of leases; those of others stay locked
         results: list[Claim | Record] = []
         for operation in operations:
             result = found[operation.key, operation.scope]
@@ -273,11 +275,12 @@ class DatabaseStore(Store):
     def _acquire_batch(
         self, wanted: Mapping[tuple[str, str], Operation]
     ) -> dict[tuple[str, str], Claim | Record]:
-        """Claim operations by key and scope: one statement, and one look at what is left."""
+        """Claim operations by key and scope: first what is new, then what is free again."""
         asked_at = time.monotonic()
         # In one order everywhere, so that two batches do not wait for each other.
         tokens = {name: new_token() for name in sorted(wanted)}
-        ids = self._dialect.claim_many([(wanted[name], token) for name, token in tokens.items()])
+        claims = [(wanted[name], token) for name, token in tokens.items()]
+        ids = self._dialect.claim_many(claims) if claims else {}
         rest = [name for name, token in tokens.items() if token not in ids]
         rows = self._dialect.read_many(rest) if rest else {}
         found: dict[tuple[str, str], Claim | Record] = {}
@@ -318,6 +321,17 @@ class DatabaseStore(Store):
         ttl = claim.operation.ttl
         if ttl is not None and (time.monotonic() - claim.asked_at) * PROMPT > ttl.total_seconds():
             self._mine(claim).update(**lifetime(claim.operation))
+
+    def is_running(self, operation: Operation) -> bool:
+        if self._dialect.is_claimed(operation.key, operation.scope):
+            return True
+        if connections[self.using].needs_rollback:
+            return False  # a request's transaction that has met the lock cannot be asked
+        try:
+            record = self.get(operation.key, operation.scope)
+        except (OperationInProgress, StoreUnavailable):
+            return False
+        return record is not None and record.status is Status.IN_PROGRESS
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         with self._translated():

@@ -93,8 +93,6 @@ class Dialect(ABC):
     What is not closed is one up to the end, so that nothing of it is looked at twice.
     """
 
-    batches: ClassVar[bool] = False
-    """Whether one statement claims, reads or completes many rows."""
     locks_database: ClassVar[bool] = False
     """Whether a transaction that writes locks the database for all others."""
     in_transaction: Callable[[Any], object]
@@ -205,11 +203,9 @@ class Dialect(ABC):
         return {claim.token for claim, answer in answers if self.complete(claim, answer)}
 
     def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
-        """Insert the rows of those that are new, each with its token; the ids by token.
-
-        Only a dialect that :attr:`batches` can.
-        """
-        raise NotImplementedError
+        """Insert the rows of those that are new, each with its token; the ids by token."""
+        claimed = {token: self.claim(operation, token) for operation, token in wanted}
+        return {token: number for token, number in claimed.items() if number is not None}
 
     @abstractmethod
     def claim(self, operation: Operation, token: str) -> int | None:

@@ -37,7 +37,6 @@ class PostgreSQL(Dialect):
     """
 
     vendor = "postgresql"
-    batches = True
     # libpq's PGTransactionStatusType: 0 is connected, and in no transaction.
     in_transaction = attrgetter("info.transaction_status")
     # lock_not_available, serialization_failure, deadlock_detected
