@@ -234,8 +234,9 @@ def lookup_of(view: Any) -> Callable[[], Any] | None:
         return None
     signature = inspect.signature(get_object)
     kinds = {parameter.kind for parameter in signature.parameters.values()}
-    if kinds & _VARIADIC and not _overrides_lookup(view):
-        return None  # its signature does not say what it needs
+    bases = [base for base in type(view).__mro__ if base.__module__.startswith(_FRAMEWORKS)]
+    if kinds & _VARIADIC and not any("get_object" in vars(base) for base in bases):
+        return None  # its signature does not say what it needs, and no framework calls it
     given = {"request": view.request, **view.kwargs}
     named = {name: given[name] for name in signature.parameters if name in given}
     values = (*view.args, *view.kwargs.values())
@@ -259,12 +260,6 @@ def _fits(signature: inspect.Signature, call: partial[Any]) -> bool:
     return True
 
 
-def _overrides_lookup(view: Any) -> bool:
-    """Whether a framework calls the view's ``get_object()``, which it does without arguments."""
-    bases = [base for base in type(view).__mro__ if base.__module__.startswith(_FRAMEWORKS)]
-    return any("get_object" in vars(base) for base in bases)
-
-
 def _has_own_lookup(view: Any) -> bool:
     return not _module(view, "get_object").startswith(_FRAMEWORKS)
 
@@ -284,17 +279,11 @@ def _creates(view: Any) -> bool:
         return bool(view.action == "create")
     if view.request.method != "POST":
         return False
-    names = _mixins(view.__class__)
+    bases = view.__class__.__mro__
+    names = {base.__name__ for base in bases if base.__module__ == "rest_framework.mixins"}
     if "CreateModelMixin" in names and not names & _OF_OBJECTS and not _has_own_lookup(view):
         return True
     return _module(view, "post") == "rest_framework.generics"
-
-
-@lru_cache(maxsize=1024)
-def _mixins(view_class: type) -> frozenset[str]:
-    """The names of REST framework's mixins that a view is made of."""
-    bases = view_class.__mro__
-    return frozenset(b.__name__ for b in bases if b.__module__ == "rest_framework.mixins")
 
 
 def _module(view: Any, name: str) -> str:
@@ -339,7 +328,9 @@ def _is_gone(view: Any, record: Record) -> bool:
     # No object has that name now, or a lookup of the view's own has not found it, by whatever the
     # URL has. That a field is named alike shows that an object exists, never that none does: it may
     # be looked up in another way.
-    return _has_deleted(view, record) and not _exists(view, _fields_in_url(view))
+    payload = record.payload
+    deleted = view.request.method == "DELETE" and payload and 200 <= payload.status < 300
+    return bool(deleted) and not _exists(view, _fields_in_url(view))
 
 
 def _is_key(view: Any, name: str) -> bool:
@@ -368,12 +359,6 @@ def _has_renamed(view: Any) -> bool:
     finally:
         view.kwargs = url
     return True
-
-
-def _has_deleted(view: Any, record: Record) -> bool:
-    """Whether the object is gone according to the record: a DELETE was a success."""
-    payload = record.payload
-    return view.request.method == "DELETE" and payload is not None and 200 <= payload.status < 300
 
 
 def _exists(view: Any, lookup: dict[str, Any]) -> bool | None:
