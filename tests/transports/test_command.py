@@ -61,12 +61,12 @@ SERVERS = "--option=config.bootstrap.servers=kafka:9092"
 
 
 def test_kafka(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members of a dict, JSON and variables of the environment become arguments."""
+    """Members of a dict, JSON, seconds and variables of the environment become arguments."""
     monkeypatch.setenv("SASL_PASSWORD", "123")
     written = run(
         *("first", *KAFKA, "--from=refunds", SERVERS, "--health=/run/health"),
         *("--option=config.sasl.password=env:SASL_PASSWORD", "--option=batch=100"),
-        *("--option=unknown=ignore", "--option=event=json.loads"),
+        *("--option=unknown=ignore", "--option=event=json.loads", "--option=pause=2.5"),
     )
     [(consumer, topics, options)] = calls
     assert consumer is first
@@ -76,6 +76,7 @@ def test_kafka(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         "batch": 100,
         "unknown": "ignore",
         "event": json.loads,
+        "pause": timedelta(seconds=2.5),
         "health": "/run/health",
     }
     assert written == "first takes messages from orders, refunds.\nfirst has ended.\n"
