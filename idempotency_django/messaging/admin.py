@@ -22,7 +22,7 @@ from ..timeline import Moment
 from . import settling
 from . import streams as positions
 from .databases import database
-from .inbox.receivers import CONSUMER, known_sources
+from .inbox.handling import CONSUMER, known_sources
 from .models import InboxMessage, MessageState, OutboxMessage, OutboxStream, StreamPosition
 
 

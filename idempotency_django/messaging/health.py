@@ -15,8 +15,9 @@ from ..models import DatabaseNow
 from ..stores.health import MAX_COUNTED, Finding, Limits, finding_of, overdue, register
 from .consumers import consumers
 from .databases import database
+from .inbox.handling import CONSUMER
 from .inbox.purging import over as inbox_over
-from .inbox.receivers import CONSUMER, receiver_of
+from .inbox.receivers import receiver_of
 from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.publishing import topic
 from .outbox.purging import over as outbox_over

@@ -66,6 +66,11 @@ class InboxMessage(models.Model):
     # Null where nothing is to be done, or after an earlier message of its group only: the index
     # then leads to what is due.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
+    # The last attempt that was not cut off: it succeeded or failed. A later one is running, or its
+    # process has ended within it.
+    ended = models.PositiveIntegerField(_("last attempt that ended"), default=0, db_default=0)
+    # Of its operation: a text that only the SECRET_KEY which it was made under can make again.
+    fingerprint = ExactCharField(_("fingerprint"), max_length=64, default="", blank=True)
     error = StoredTextField(_("error"), default="", blank=True)
     # Whether it is a dead letter because its id or its body came before, with another body or id:
     # an operator must accept it. Until then it has no group, so that it holds up no other message.

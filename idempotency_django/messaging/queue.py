@@ -13,28 +13,23 @@ the lock, and the first is another one; or after it, and sees what was set aside
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby, takewhile
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from django.db import Error as DatabaseFault
-from django.db import close_old_connections, connections, transaction
+from django.db import connections, transaction
 from django.db.models import F, Func, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from ..engine.steps import named
-from ..errors import StoreUnavailable
 from ..models import DatabaseNow
 from ..stores.database.dialects import plain
 from .databases import unindexed
 from .models import MessageState
-
-logger = logging.getLogger("idempotency_django")
 
 PENDING: Final = MessageState.PENDING
 LOOK: Final = 500
@@ -125,6 +120,7 @@ class Queue:
         size: int,
         changes: Mapping[str, Any],
         *,
+        begun: Mapping[str, Any] = MappingProxyType({}),
         passing: Collection[str] = (),
     ) -> list[Due]:
         """Claim messages that are due, of each group the first only; the longest due come first.
@@ -135,6 +131,7 @@ class Queue:
             wanted: which messages, due or not.
             size: how many at most.
             changes: what a claim writes, ``process_after`` among it.
+            begun: what it also writes for the first message, which is begun at once.
             passing: values of the group's first column where a dead message holds up no other.
         """
         due = wanted.filter(process_after__lte=DatabaseNow())
@@ -146,8 +143,10 @@ class Queue:
                 found = self._look(due, most, passing)
                 waiting = [each for each in found if each.first]
                 first = [each for each in found if not each.first][: size - len(heads)]
-                if first:
-                    self._rows(wanted.db, first).update(**changes)
+                if first and begun and not heads:
+                    self._rows(wanted.db, first[:1]).update(**changes, **begun)
+                if others := first[1:] if begun and not heads else first:
+                    self._rows(wanted.db, others).update(**changes)
                 if waiting:
                     self._set_aside(wanted.db, waiting, {each.pk for each in found})
             heads += first
@@ -192,7 +191,7 @@ class Queue:
         groups = {group for group in groups if group[-1]}
         if not groups or changes.get("state", PENDING) == PENDING:
             return rows.update(**changes)
-        with transaction.atomic(using=rows.db):
+        with transaction.atomic(using=rows.db, savepoint=False):
             count = rows.update(**changes)
             if count:
                 self.promote(rows.db, groups)
@@ -314,33 +313,3 @@ def counted(count: int) -> str:
 def reason(error: BaseException) -> str:
     """The error as a text that a table can keep, although it may quote what a stranger has sent."""
     return plain(named(error), LONGEST)
-
-
-def repeat(
-    work: Callable[[], object],
-    stop: threading.Event,
-    *,
-    what: str,
-    poll: timedelta,
-    wait: Callable[[float], object] | None = None,
-) -> None:
-    """Work until ``stop`` is set. A database that is away is logged, and may come back.
-
-    Args:
-        work: does what is due; whether there may be more.
-        stop: when to stop.
-        what: what works, in logs.
-        poll: how long to wait when there was nothing to do.
-        wait: waits for so many seconds, or less; by default until ``stop`` is set.
-    """
-    while not stop.is_set():
-        close_old_connections()
-        try:
-            is_busy = work()
-        except (DatabaseFault, StoreUnavailable):
-            logger.exception(
-                "The %s cannot reach its database. No message is lost; it tries again.", what
-            )
-            is_busy = False
-        if not is_busy:
-            (wait or stop.wait)(poll.total_seconds())

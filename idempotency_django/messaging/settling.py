@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
+from django.db import connections, transaction
 
 from .databases import database
 from .inbox.processing import INBOX
@@ -121,7 +121,11 @@ def _settle(
     queue, using = _QUEUES[type(message)], database()
     rows = queue.all(using).filter(pk=message.pk)
     with transaction.atomic(using=using):
-        row = rows.select_for_update().first()
+        # The transaction of a handler, and of a claim, locks the row.
+        skip = connections[using].features.has_select_for_update_skip_locked
+        row = rows.select_for_update(skip_locked=skip).first()
+        if row is None and rows.exists():
+            raise NotSettled("The message is being handled or sent now. Try again later.")
         if row is None:
             raise NotSettled("The message has been deleted in the meantime.")
         if not fits(row):

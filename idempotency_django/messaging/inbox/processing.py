@@ -10,11 +10,12 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 from django.db.models import Count, F
 
 from ...conf import did_you_mean
@@ -22,23 +23,25 @@ from ...errors import (
     DeadLettered,
     FingerprintMismatch,
     OperationInProgress,
+    StoreUnavailable,
     UnknownEventType,
 )
 from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
 from ..databases import database, unindexed
 from ..models import InboxMessage, MessageState
-from ..queue import Queue, counted, reason, repeat
-from .receivers import (
+from ..queue import Queue, counted, reason
+from .handling import (
     CONSUMER,
     NoReceiver,
+    OwnRecord,
+    expire,
     group_of,
     handling_of,
     known_sources,
-    receiver_of,
-    receivers,
+    release,
 )
-from .records import expire, release
+from .receivers import receiver_of, receivers
 
 
 class Inbox(Queue):
@@ -68,8 +71,7 @@ class Inbox(Queue):
     def _again(self) -> dict[str, Any]:
         return {
             "state": MessageState.PENDING,
-            # The attempt of another process that is late finds that it is not its own any more.
-            "attempts": F("attempts") + 1,
+            "ended": F("attempts"),  # else the next one would count as interrupted
             "process_after": DatabaseNow(),
             "processed_at": None,
             "purge_at": None,
@@ -82,9 +84,9 @@ INBOX: Final = Inbox()
 def claim(sources: Collection[str], at_most: int) -> list[InboxMessage]:
     """Claim messages that are due, the longest due ones first; nobody waits for anybody here.
 
-    Of a group, it is the earliest one that is not done. A claim lasts as long as the lease of the
-    project's policy. After it the message is due again, and its record says whether it is still
-    being handled.
+    Of a group, it is the earliest one that is not done. The first message counts as begun; call
+    :func:`begin` before the others. A claim lasts as long as the lease of the project's policy.
+    After it the message is due again, and its row or record says whether it is still handled.
 
     Args:
         sources: of which sources; empty: of all.
@@ -94,16 +96,30 @@ def claim(sources: Collection[str], at_most: int) -> list[InboxMessage]:
     rows = InboxMessage.objects.using(using)
     wanted = rows.alias(of=unindexed(F("source"))).filter(of__in=sources) if sources else rows.all()
     lease = PROJECT_POLICY.resolved().lease
-    changes = {"process_after": DatabaseNow() + lease, "attempts": F("attempts") + 1}
+    changes = {"process_after": DatabaseNow() + lease}
     known = receivers().items()
     passing = [source for source, each in known if not each[-1].dead_letters_block_group]
-    return INBOX.rows(using, INBOX.claim(wanted, at_most, changes, passing=passing), changes)
+    begun = {"attempts": F("attempts") + 1}
+    heads = INBOX.claim(wanted, at_most, changes, begun=begun, passing=passing)
+    return INBOX.rows(using, heads, changes)
+
+
+def begin(message: InboxMessage) -> bool:
+    """Count an attempt; ``False``: another process has the message.
+
+    It is committed before the handler runs, so that an attempt counts that ends with its process,
+    and does not count for the messages that were claimed with it.
+    """
+    if not mark(message, attempts=F("attempts") + 1):
+        return False
+    message.attempts += 1
+    return True
 
 
 def give_back(messages: Sequence[InboxMessage]) -> None:
     """Let others have messages that were claimed, and not begun."""
     for message in messages:
-        mark(message, process_after=DatabaseNow(), attempts=F("attempts") - 1)
+        mark(message, process_after=DatabaseNow())
 
 
 def mark(message: InboxMessage, **changes: Any) -> bool:
@@ -135,6 +151,7 @@ class _Verdict:
     state: MessageState
     error: str = ""
     pause: float = 0.0  # seconds, where it stays pending
+    is_unbegun: bool = False  # then it was no attempt
 
 
 def process_due(
@@ -168,8 +185,12 @@ def process_due(
             break
         for place, message in enumerate(claimed):
             if stop.is_set():
-                give_back(claimed[place:])
+                if place == 0:
+                    mark(message, attempts=F("attempts") - 1, process_after=DatabaseNow())
+                give_back(claimed[max(place, 1) :])
                 break
+            if place and not begin(message):
+                continue
             try:
                 tally[str(process(message))] += 1
             except BaseException:
@@ -194,12 +215,13 @@ def run_inbox(
         batch: as for :func:`process_due`.
         poll: how long to wait, when nothing is due, before looking again.
     """
-    warn_of_unhandled()
-
-    def work() -> None:
-        process_due(sources=sources, batch=batch, stop=stop)
-
-    repeat(work, stop, what="inbox", poll=poll)
+    while not stop.is_set():
+        try:
+            process_due(sources=sources, batch=batch, stop=stop)
+        except (DatabaseFault, StoreUnavailable):
+            logger.exception("The inbox cannot be processed now; another try follows.")
+            connections.close_all()
+        stop.wait(poll.total_seconds())
 
 
 def warn_of_unhandled() -> None:
@@ -236,13 +258,18 @@ def _refuse_unknown(sources: Collection[str]) -> None:
 
 def process(message: InboxMessage) -> MessageState:
     """Handle a message that was claimed, and note what became of it."""
-    verdict = _verdict(message)
+    own = OwnRecord(message, partial(mark, message), partial(purged, message))
+    verdict = _verdict(message, own)
     changes: dict[str, Any] = {"state": verdict.state, "error": verdict.error}
     match verdict.state:
+        case MessageState.PENDING if verdict.is_unbegun:
+            changes |= {"attempts": F("attempts") - 1, "process_after": _after(verdict.pause)}
         case MessageState.PENDING:
-            changes["process_after"] = DatabaseNow() + timedelta(seconds=verdict.pause)
+            changes |= {"ended": F("attempts"), "process_after": _after(verdict.pause)}
         case MessageState.DEAD:
-            changes["process_after"] = None
+            changes |= {"ended": F("attempts"), "process_after": None}
+        case MessageState.DONE if own.is_begun:
+            return verdict.state  # it was committed with the handler
         case _:
             changes |= {"process_after": None, "processed_at": DatabaseNow()}
             changes["purge_at"] = purged(message)
@@ -250,9 +277,9 @@ def process(message: InboxMessage) -> MessageState:
     return verdict.state
 
 
-def _verdict(message: InboxMessage) -> _Verdict:
+def _verdict(message: InboxMessage, own: OwnRecord) -> _Verdict:
     try:
-        handle = handling_of(message)
+        handle = handling_of(message, own)
         if handle is None:
             return _Verdict(MessageState.DISCARDED, NO_HANDLER)
         handle()
@@ -260,7 +287,8 @@ def _verdict(message: InboxMessage) -> _Verdict:
         logger.error("The message %s of the inbox waits: %s", message, error)  # noqa: TRY400  # it says all there is
         return _Verdict(MessageState.PENDING, str(error), _pause(message))
     except OperationInProgress as error:
-        return _Verdict(MessageState.PENDING, message.error, error.remaining or 1.0)
+        pause = error.remaining or 1.0
+        return _Verdict(MessageState.PENDING, message.error, pause, not own.is_begun)
     except _REJECTED as error:
         logger.exception("The message %s is a dead letter.", message)
         cause = error.__cause__
@@ -274,8 +302,13 @@ def _verdict(message: InboxMessage) -> _Verdict:
             message.attempts,
             pause,
         )
-        return _Verdict(MessageState.PENDING, reason(error), pause)
+        is_unbegun = isinstance(error, StoreUnavailable) and not own.is_begun
+        return _Verdict(MessageState.PENDING, reason(error), pause, is_unbegun)
     return _Verdict(MessageState.DONE)
+
+
+def _after(seconds: float) -> Any:
+    return DatabaseNow() + timedelta(seconds=seconds)
 
 
 def _pause(message: InboxMessage) -> float:

@@ -21,7 +21,6 @@ from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.http.request import RawPostDataException
 from django.urls import get_resolver
 from django.utils.crypto import salted_hmac
-from django.utils.datastructures import CaseInsensitiveMapping
 from django.views import View
 
 from ...conf import conf
@@ -30,15 +29,12 @@ from ...http.atomic_requests import take_over_transactions
 from ...http.messages import problem_response
 from ...http.unwrapping import EXEMPT
 from ...models import DatabaseNow
-from ...planning import Plan, plan_call
 from ...policy import Policy, keys, scopes
 from ...policy.canonical import content_digest
-from ...records import reference
-from ...stores import stores
+from ...policy.identity import named_fingerprints
 from ...stores.atomic_blocks import is_open
-from ..consumers import Consumer, EventExecution, Handler, RecordOf, consumers, registering
+from ..consumers import Handler, registering
 from ..databases import database
-from ..dead_letters import sender_of
 from ..events import Event
 from ..models import InboxMessage, MessageState
 from .verifiers import Contents, Verifier
@@ -83,138 +79,6 @@ def kept_headers(request: HttpRequest) -> list[tuple[str, str]]:
     return [(name, value) for name, value in request.headers.items() if name.lower() not in secret]
 
 
-METHOD: Final = "WEBHOOK"
-"""What stands for the HTTP method in the audit."""
-
-CONSUMER: Final = "consumer:"
-"""What the source of a consumer's dead letters begins with."""
-
-
-class NoReceiver(LookupError):
-    """There is no receiver, or no consumer, for the source of a message."""
-
-
-def known_sources() -> list[str]:
-    """The sources whose messages can be handled: the receivers', and those of listed consumers."""
-    names = consumers() if conf.consumers else ()
-    return [*sorted(receivers()), *(f"{CONSUMER}{name}" for name in sorted(names))]
-
-
-def handling_of(message: InboxMessage) -> Callable[[], object] | None:
-    """What handles the message; ``None``: there is no handler for its type.
-
-    Raises:
-        NoReceiver: there is no receiver or consumer for its source.
-    """
-    if message.source.startswith(CONSUMER):
-        consumer, event, sender = _dead_letter(message)
-        return lambda: consumer.handle(event, sender=sender, redelivered=True)
-    receiver = _receiver(message)
-    handler = receiver.handler_of(message.type)
-    if handler is None:
-        return None
-    event = event_of(message.source, contents_of(message))
-    plan = _plan(receiver, message, handler)
-    handling = EventExecution(plan, event, handler)
-    # The claim is committed first, so that an attempt counts that ends with its process.
-    return lambda: handling.run(claim_first=True)
-
-
-def contents_of(message: InboxMessage) -> Contents:
-    """What the delivery said.
-
-    Raises:
-        NoReceiver: there is no receiver for its source.
-    """
-    headers: Any = CaseInsensitiveMapping(dict(json.loads(message.headers)))
-    return _receiver(message).verifier.read(headers, bytes(message.body))
-
-
-def group_of(message: InboxMessage) -> str:
-    """The group of a message that was stored without one.
-
-    Raises:
-        NoReceiver: there is no receiver for its source.
-    """
-    return _receiver(message)().group_of(contents_of(message))
-
-
-def record_of(message: InboxMessage) -> RecordOf:
-    """Where the record of the message is, or would be.
-
-    Raises:
-        NoReceiver: there is no receiver or consumer for its source.
-        ValueError: a consumer's dead letter is not an event, or lacks its sender.
-    """
-    if message.source.startswith(CONSUMER):
-        consumer, event, sender = _dead_letter(message)
-        return consumer.record_of(event, sender=sender)
-    store = stores[policy_of(_receiver(message)).store]
-    return RecordOf.named(
-        store, message.message_id, scope_of(message.source), content_digest(message.digest)
-    )
-
-
-def scope_of(source: str) -> str:
-    """The scope of the records of a source's messages."""
-    return f"webhook:{source}"
-
-
-def reference_of(message: InboxMessage) -> str:
-    """What names the message in the ``caused_by`` of its record."""
-    return reference(message.message_id, f"inbox:{message.source}")
-
-
-def policy_of(receiver: type[WebhookReceiver]) -> Policy:
-    """The policy of a receiver's handlers, resolved."""
-    return _declared(receiver.policy, receiver.ttl).resolved()
-
-
-@lru_cache(maxsize=256)
-def _declared(policy: Policy | None, ttl: timedelta | None) -> Policy:
-    # A message can wait for the store, which a request cannot.
-    return (policy or Policy()).over(Policy(on_store_error="refuse")).replace(ttl=ttl)
-
-
-def _plan(receiver: type[WebhookReceiver], message: InboxMessage, handler: Handler) -> Plan:
-    return plan_call(
-        handler.policy(policy_of(receiver)),
-        key=message.message_id,
-        scope=scope_of(message.source),
-        name=f"{message.source} {message.type}"[:255],
-        content=content_digest(message.digest),
-        method=METHOD,
-        max_attempts=receiver.max_attempts,
-        caused_by=reference_of(message),
-    )
-
-
-def _receiver(message: InboxMessage) -> type[WebhookReceiver]:
-    receiver = receiver_of(message.source)
-    if receiver is None:
-        raise NoReceiver(
-            f"No WebhookReceiver has the source {message.source!r}. Is it in the URLconf, and was "
-            "its source renamed?"
-        )
-    return receiver
-
-
-def _dead_letter(message: InboxMessage) -> tuple[Consumer, Event, str]:
-    """The consumer whose dead letter it is, the event, and its sender."""
-    event = Event.from_json(bytes(message.body))
-    return _consumer(message), event, sender_of(json.loads(message.headers))
-
-
-def _consumer(message: InboxMessage) -> Consumer:
-    name = message.source.removeprefix(CONSUMER)
-    try:
-        return consumers()[name]
-    except KeyError:
-        raise NoReceiver(
-            f"No consumer is called {name!r}. List its path in IDEMPOTENCY['CONSUMERS']."
-        ) from None
-
-
 T = TypeVar("T")
 
 logger = logging.getLogger("idempotency_django")
@@ -234,6 +98,7 @@ def insert(message: InboxMessage) -> bool:
         StoreUnavailable: it is not known to be committed.
         ImproperlyConfigured: a transaction is open, with which it would be committed later.
     """
+    message.fingerprint = _fingerprint(message)
     return _done(_inserted, message)
 
 
@@ -496,14 +361,17 @@ class WebhookReceiver(View):
             return ""
 
     def _message(self, contents: Contents, request: HttpRequest, body: bytes) -> InboxMessage:
+        message_id = keys.fit(contents.message_id)
+        same = body if contents.same is None else contents.same
+        digest = hashlib.sha256(same).hexdigest()
         return InboxMessage(
             source=self.source,
-            message_id=keys.fit(contents.message_id),
+            message_id=message_id,
             type=contents.type,
             group=self.group_of(contents),
             headers=json.dumps(kept_headers(request)),
             body=body,
-            digest=hashlib.sha256(body if contents.same is None else contents.same).hexdigest(),
+            digest=digest,
             process_after=DatabaseNow(),
             received_at=DatabaseNow(),
         )
@@ -532,3 +400,25 @@ def receiver_of(source: str) -> type[WebhookReceiver] | None:
 def _is_same(one: type, other: type) -> bool:
     """Whether a class is another one made again, as by a reload."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def policy_of(receiver: type[WebhookReceiver]) -> Policy:
+    """The policy of a receiver's handlers, resolved."""
+    return _declared(receiver.policy, receiver.ttl).resolved()
+
+
+@lru_cache(maxsize=256)
+def _declared(policy: Policy | None, ttl: timedelta | None) -> Policy:
+    # A message can wait for the store, which a request cannot.
+    return (policy or Policy()).over(Policy(on_store_error="refuse")).replace(ttl=ttl)
+
+
+def scope_of(source: str) -> str:
+    """The scope of the records of a source's messages."""
+    return f"webhook:{source}"
+
+
+def _fingerprint(message: InboxMessage) -> str:
+    """The fingerprint of the message's operation, under the ``SECRET_KEY`` of now."""
+    content = content_digest(message.digest)
+    return next(iter(named_fingerprints(message.message_id, scope_of(message.source), content)))

@@ -1,6 +1,8 @@
 from typing import Any
 
+import idempotency_django.models
 from django.db import migrations, models
+from django.db.models import F
 
 NO_HANDLER = 'There is no handler for its type.'
 UNTOLD = {
@@ -59,6 +61,7 @@ def rename(apps: Any, schema_editor: Any) -> None:
     for of, names in ((inbox, ('held', 'parked')), (outbox, ('blocked',))):
         for state in names:
             of.filter(state=state, error='').update(error=UNTOLD[state])
+    inbox.update(ended=F('attempts'))
     # Such a message held up no other one of its group. It has its group again once it is accepted.
     inbox.filter(state='held').update(state='dead', is_suspect=True, group='')
     inbox.filter(state='parked').update(state='dead')
@@ -108,6 +111,20 @@ class Migration(migrations.Migration):
             name='is_suspect',
             field=models.BooleanField(
                 db_default=False, default=False, verbose_name='must be accepted'
+            ),
+        ),
+        migrations.AddField(
+            model_name='inboxmessage',
+            name='ended',
+            field=models.PositiveIntegerField(
+                db_default=0, default=0, verbose_name='last attempt that ended'
+            ),
+        ),
+        migrations.AddField(
+            model_name='inboxmessage',
+            name='fingerprint',
+            field=idempotency_django.models.ExactCharField(
+                blank=True, default='', max_length=64, verbose_name='fingerprint'
             ),
         ),
         migrations.RunPython(rename, rename_back, hints={'model_name': 'inboxmessage'}),

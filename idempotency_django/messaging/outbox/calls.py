@@ -17,12 +17,13 @@ from django.core.signing import BadSignature, Signer
 from django.db import transaction
 
 from ...engine.context import ExecutionContext
+from ...errors import OperationInProgress, StoreUnavailable
 from ...functions import run_plan
 from ...planning import plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
 from ...records import reference
-from ..brokers.base import Outgoing, Publisher, Refused, answer_of
+from ..brokers.base import Deferred, Outgoing, Publisher, Refused, away, in_order
 from ..consumers import without_exits
 from ..databases import database
 from ..models import MessageState, OutboxMessage
@@ -93,6 +94,10 @@ _METHOD: Final = "CALL"
 _POLICY: Final = Policy(mode="leased", ttl=timedelta(days=30), on_store_error="refuse")
 
 
+class EndsProcesses(Exception):
+    """A call has ended its process, on its last attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A function and its arguments.
@@ -129,22 +134,20 @@ class Call:
         """The call in a message.
 
         Raises:
-            Refused: another process has written it, or ``SECRET_KEY`` has changed.
+            BadSignature: somebody else has written it, or ``SECRET_KEY`` has changed.
         """
         try:
             call = cls(path, data["args"], data["kwargs"])
-            signature = data["signature"]
+            signed = f"{call._text}:{data['signature']}"
         except (KeyError, TypeError) as error:
-            why = "The message is no call that after_commit() has written."
-            raise Refused(why, final=True) from error
+            raise BadSignature("The message is no call that after_commit() has written.") from error
         try:
-            _signer().unsign(f"{call._text}:{signature}")
+            _signer().unsign(signed)
         except BadSignature as error:
-            raise Refused(
+            raise BadSignature(
                 f"The call of {path} is not signed with SECRET_KEY, or with one of "
                 "SECRET_KEY_FALLBACKS. Has the key been replaced since? Then add the old one to "
-                "the fallbacks. If not, find out who has written the message.",
-                final=True,
+                "the fallbacks. If not, find out who has written the message."
             ) from error
         return call
 
@@ -163,7 +166,8 @@ class Call:
                 process; ``None``: it is called again.
 
         Raises:
-            Refused: it is not called again. The next attempt calls it, if an operator asks for one.
+            EndsProcesses: it is not called again. The next attempt calls it, if an operator asks
+                for one.
             OperationInProgress: somebody else is calling it.
             OperationHeld: it was interrupted, and an operator must settle it.
             StoreUnavailable: nobody knows whether it was called.
@@ -185,11 +189,10 @@ class Call:
         def call(execution: ExecutionContext) -> None:
             begun = execution.attempt - 1
             if max_attempts is not None and begun >= max_attempts and execution.interrupted:
-                raise Refused(
+                raise EndsProcesses(
                     f"Attempt {begun} at the call of {self.path} has ended its process, as where "
                     "memory runs out. It is not called again without an operator. Correct the "
-                    "function, and retry the message in the admin.",
-                    final=True,
+                    "function, and retry the message in the admin."
                 )
             with without_exits():
                 function(*self.args, **self.kwargs)
@@ -291,14 +294,27 @@ class CallPublisher(Publisher):
     def __init__(self, topic: str, *, at_once: bool = False) -> None:
         super().__init__(topic)
 
-    def send(self, message: Outgoing) -> Exception | None:
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
         most = topic(self.topic).max_attempts
+        return in_order(messages, lambda message: self.late() or _call(message, most))
 
-        def call() -> None:
-            read = Call.read(message.type, message.data)
-            read.run_once(message.message_id, message.reference, max_attempts=most)
 
-        return answer_of(call)
+def _call(message: Outgoing, max_attempts: int | None) -> Exception | None:
+    try:
+        call = Call.read(message.type, message.data)
+    except BadSignature as error:
+        return Refused(str(error), final=True)
+    try:
+        call.run_once(message.message_id, message.reference, max_attempts=max_attempts)
+    except EndsProcesses as error:
+        return Refused(str(error), final=True)
+    except OperationInProgress as error:
+        return Deferred(str(error), delay=timedelta(seconds=error.remaining or 0))
+    except (StoreUnavailable, ImportError) as error:
+        return away(error)
+    except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is
+        return error
+    return None
 
 
 CELERY_TOPIC: Final = "celery"

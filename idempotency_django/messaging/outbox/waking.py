@@ -40,30 +40,31 @@ def _notify(using: str) -> None:
 
 
 class NotificationListener:
-    """Waits for what :func:`wake_relays` sends, on PostgreSQL.
+    """Listens for what :func:`wake_relays` sends; where nobody can be woken up, it only waits.
 
     Args:
         using: the alias of the database. The listener has a connection of its own to it.
-        stop: ends each wait when it is set.
     """
 
-    def __init__(self, using: str, stop: threading.Event) -> None:
+    def __init__(self, using: str) -> None:
         self._connection = connections[using].copy()
-        self._stop = stop
         self._woken = False
 
-    def wait(self, seconds: float) -> None:
-        """Wait for so long at most, or until a relay is needed, or is to stop."""
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """Wait for so long at most, or until a relay is needed, or ``stop`` is set."""
+        if self._connection.vendor != "postgresql":
+            stop.wait(seconds)
+            return
         if self._woken:  # a process that was just heard sends nothing within the interval
             seconds = min(seconds, 2 * INTERVAL)
         ends = time.monotonic() + seconds
         self._woken = False
-        while not (self._stop.is_set() or self._woken) and (left := ends - time.monotonic()) > 0:
+        while not (stop.is_set() or self._woken) and (left := ends - time.monotonic()) > 0:
             try:
                 self._woken = self._heard(min(left, MOMENT))
             except DatabaseFault:
                 self._connection.close()
-                self._stop.wait(left)
+                stop.wait(left)
 
     def close(self) -> None:
         """Leave the database."""

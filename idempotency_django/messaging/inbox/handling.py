@@ -1,0 +1,306 @@
+"""What handles a message of the inbox, and where the record of that is.
+
+In the transactional mode, the message's own row is the record: what the handler writes is committed
+together with the fact that the message is done. There is a record of the store besides the row in
+the leased mode, on another database, and for the dead letters of consumers, which had one before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from django.db.models import F
+from django.db.models.functions import Coalesce
+from django.utils.datastructures import CaseInsensitiveMapping
+
+from ...conf import conf
+from ...models import NO_OWNER, DatabaseNow, IdempotencyKey
+from ...planning import Plan, plan_call
+from ...policy import scopes
+from ...policy.canonical import content_digest
+from ...records import Claim, Operation, Payload, Record, Status, new_token, reference
+from ...stores import Store, stores
+from ...stores.database.dialects import plain
+from ..consumers import Consumer, EventExecution, Handler, RecordOf, consumers
+from ..databases import database
+from ..dead_letters import sender_of
+from ..events import Event
+from ..models import InboxMessage, MessageState
+from ..queue import LONGEST
+from .receivers import WebhookReceiver, event_of, policy_of, receiver_of, receivers, scope_of
+from .verifiers import Contents
+
+METHOD: Final = "WEBHOOK"
+"""What stands for the HTTP method in the audit."""
+
+CONSUMER: Final = "consumer:"
+"""What the source of a consumer's dead letters begins with."""
+
+
+class NoReceiver(LookupError):
+    """There is no receiver, or no consumer, for the source of a message."""
+
+
+def known_sources() -> list[str]:
+    """The sources whose messages can be handled: the receivers', and those of listed consumers."""
+    names = consumers() if conf.consumers else ()
+    return [*sorted(receivers()), *(f"{CONSUMER}{name}" for name in sorted(names))]
+
+
+def handling_of(message: InboxMessage, own: OwnRecord) -> Callable[[], object] | None:
+    """What handles the message; ``None``: there is no handler for its type.
+
+    Args:
+        message: the message, which was claimed.
+        own: its row as its record, which is used where it can be.
+
+    Raises:
+        NoReceiver: there is no receiver or consumer for its source.
+    """
+    if message.source.startswith(CONSUMER):
+        consumer, event, sender = _dead_letter(message)
+        return lambda: consumer.handle(event, sender=sender, redelivered=True)
+    receiver = _receiver(message)
+    handler = receiver.handler_of(message.type)
+    if handler is None:
+        return None
+    event = event_of(message.source, contents_of(message))
+    plan = _plan(receiver, message, handler)
+    if is_own := own.can_replace(plan):
+        plan = replace(plan, store=own, operation=own.operation(plan.operation))
+    execution = EventExecution(plan, event, handler)
+    # Another claim is committed first, so that an attempt counts that ends with its process.
+    return lambda: execution.run(claim_first=not is_own)
+
+
+def contents_of(message: InboxMessage) -> Contents:
+    """What the delivery said.
+
+    Raises:
+        NoReceiver: there is no receiver for its source.
+    """
+    headers: Any = CaseInsensitiveMapping(dict(json.loads(message.headers)))
+    return _receiver(message).verifier.read(headers, bytes(message.body))
+
+
+def group_of(message: InboxMessage) -> str:
+    """The group of a message that was stored without one.
+
+    Raises:
+        NoReceiver: there is no receiver for its source.
+    """
+    return _receiver(message)().group_of(contents_of(message))
+
+
+def record_of(message: InboxMessage) -> RecordOf:
+    """Where the record of the message is, or would be.
+
+    Raises:
+        NoReceiver: there is no receiver or consumer for its source.
+        ValueError: a consumer's dead letter is not an event, or lacks its sender.
+    """
+    if message.source.startswith(CONSUMER):
+        consumer, event, sender = _dead_letter(message)
+        return consumer.record_of(event, sender=sender)
+    store = stores[policy_of(_receiver(message)).store]
+    return RecordOf.named(
+        store, message.message_id, scope_of(message.source), content_digest(message.digest)
+    )
+
+
+def reference_of(message: InboxMessage) -> str:
+    """What names the message in the ``caused_by`` of its record."""
+    return reference(message.message_id, f"inbox:{message.source}")
+
+
+def _plan(receiver: type[WebhookReceiver], message: InboxMessage, handler: Handler) -> Plan:
+    return plan_call(
+        handler.policy(policy_of(receiver)),
+        key=message.message_id,
+        scope=scope_of(message.source),
+        name=f"{message.source} {message.type}"[:255],
+        content=content_digest(message.digest),
+        method=METHOD,
+        max_attempts=receiver.max_attempts,
+        caused_by=reference_of(message),
+    )
+
+
+def _receiver(message: InboxMessage) -> type[WebhookReceiver]:
+    receiver = receiver_of(message.source)
+    if receiver is None:
+        raise NoReceiver(
+            f"No WebhookReceiver has the source {message.source!r}. Is it in the URLconf, and was "
+            "its source renamed?"
+        )
+    return receiver
+
+
+def _dead_letter(message: InboxMessage) -> tuple[Consumer, Event, str]:
+    """The consumer whose dead letter it is, the event, and its sender."""
+    event = Event.from_json(bytes(message.body))
+    return _consumer(message), event, sender_of(json.loads(message.headers))
+
+
+def _consumer(message: InboxMessage) -> Consumer:
+    name = message.source.removeprefix(CONSUMER)
+    try:
+        return consumers()[name]
+    except KeyError:
+        raise NoReceiver(
+            f"No consumer is called {name!r}. List its path in IDEMPOTENCY['CONSUMERS']."
+        ) from None
+
+
+class OwnRecord(Store):
+    """The store of one message that was claimed: its row is the record of its handler.
+
+    The engine finds in it what it finds in the store of a request. The handler's transaction locks
+    the row first, so that no other process takes over while it runs, and completes the row last. A
+    process that dies loses the lock; its attempt was counted when the message was claimed.
+
+    Args:
+        message: the message.
+        finish: writes columns of the row, if the attempt is still the message's.
+        purge_at: when the row may be purged once it is done.
+    """
+
+    supports_transactions: ClassVar[bool] = True
+
+    _store: Store
+
+    def __init__(
+        self, message: InboxMessage, finish: Callable[..., bool], purge_at: Callable[[], Any]
+    ) -> None:
+        super().__init__("inbox")
+        self.using = database()
+        self.is_begun = False
+        self._message, self._finish, self._purge_at = message, finish, purge_at
+        self._is_held = False
+
+    def can_replace(self, plan: Plan) -> bool:
+        """Whether the row takes the place of the record in the plan's store."""
+        store = plan.store
+        # What was stored before there was a fingerprint may have a record.
+        is_known = bool(self._message.fingerprint) and plan.operation.lease is None
+        if not (is_known and store.supports_transactions and store.using == self.using):
+            return False
+        self._store = store
+        return True
+
+    def operation(self, operation: Operation) -> Operation:
+        """The operation under the name of the message, which what it causes refers to."""
+        return replace(operation, scope=scopes.fit(f"inbox:{self._message.source}"), caused_by="")
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        message = self._message
+        mine = InboxMessage.objects.using(self.using).filter(
+            pk=message.pk, state=MessageState.PENDING, attempts=message.attempts
+        )
+        row = mine.select_for_update().values_list("ended", "fingerprint").first()
+        if row is None:
+            return self._record(operation, Status.IN_PROGRESS)
+        ended, fingerprint = row
+        interrupted = ended < message.attempts - 1
+        if fingerprint != operation.fingerprint:  # SECRET_KEY was changed; keys stay the same
+            return self._record(operation, Status.FAILED, fingerprint)
+        if interrupted and operation.hold:
+            self._is_held = True
+            return self.get(operation.key, operation.scope)
+        self.is_begun = True
+        return Claim(operation, message.attempts, new_token(), message.pk, interrupted=interrupted)
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        return self._finish(
+            state=MessageState.DONE,
+            error="",
+            ended=F("attempts"),
+            process_after=None,
+            processed_at=DatabaseNow(),
+            purge_at=self._purge_at(),
+        )
+
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        self._is_held |= held
+        dead = {"state": MessageState.DEAD, "process_after": None} if held else {}
+        return self._finish(error=plain(error, LONGEST), ended=F("attempts"), **dead)
+
+    def get(self, key: str, scope: str) -> Record:
+        return Record(
+            key=key,
+            scope=scope,
+            status=Status.IN_PROGRESS if self._is_held else Status.FAILED,
+            attempt=self._message.attempts,
+            interrupted=self._is_held,
+            held=self._is_held,
+        )
+
+    def _record(self, operation: Operation, status: Status, fingerprint: str = "") -> Record:
+        """What is there instead of a claim."""
+        key, scope = operation.key, operation.scope
+        return Record(key=key, scope=scope, status=status, fingerprint=fingerprint)
+
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        raise NotImplementedError  # its claims have no lease
+
+    def record_replay(self, record: Record, operation: Operation) -> None:
+        raise NotImplementedError  # a message that is done is not claimed
+
+    def purge(self, older_than: Any, limit: int) -> int:
+        return 0  # the queue is purged
+
+    # As the store whose place it takes.
+
+    def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
+        return self._store.transaction(after=after)
+
+    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
+        return self._store.guard_transaction(what)
+
+    def is_busy(self, error: BaseException) -> bool:
+        return self._store.is_busy(error)
+
+    def is_running(self, operation: Operation) -> bool:
+        return False  # who holds the lock of the database is not handling this message
+
+    def has_ended(self, error: BaseException) -> bool:
+        return self._store.has_ended(error)
+
+    def on_commit(self, function: Callable[[], object]) -> None:
+        self._store.on_commit(function)
+
+
+def release(message: InboxMessage, by: str) -> None:
+    """Let the next attempt have a record that is held."""
+    _rows(record_of(message)).held().update(
+        status=Status.FAILED,
+        pinned=True,  # what the attempts have done elsewhere was done for this message
+        owner_token=NO_OWNER,  # an owner that is late no longer owns it
+        lease_expires_at=None,
+        completed_at=DatabaseNow(),
+        error=f"Released by {by}, who retried the message.",
+    )
+
+
+def expire(message: InboxMessage) -> None:
+    """Let the next attempt begin anew."""
+    record = record_of(message)
+    now, retention = DatabaseNow(), F("purge_at") - F("expires_at")
+    completed = _rows(record).filter(status=Status.COMPLETED)
+    completed.update(purge_at=Coalesce(now + retention, now), expires_at=now)
+    record.store.forget(record.key, record.scope)
+
+
+def _rows(record: RecordOf) -> Any:
+    """The record, unless it is the one of another event with this id."""
+    if record.store.using is None:
+        raise ValueError(
+            f"The record of the message is in the store {record.store.alias!r}, where nobody can "
+            "change it. It ends with its time to live. Keep such records in a database."
+        )
+    rows = IdempotencyKey.objects.using(record.store.using)
+    return rows.filter(key=record.key, scope=record.scope, fingerprint__in=[*record.fingerprints])
