@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 # Without MariaDB, what is written for it cannot run.
-GATE := $(if $(TEST_MARIADB_URL)$(shell PATH="$$PATH:/usr/sbin" command -v mariadbd),98,97)
+GATE := $(if $(TEST_MARIADB_URL)$(shell PATH="$$PATH:/usr/sbin" command -v mariadbd),99,98)
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 
 # Tests and demo start hundreds of processes. None should compile Django again, also where Python is

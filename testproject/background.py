@@ -27,9 +27,9 @@ Job = Callable[[threading.Event], object]
 
 def relay_outbox(stop: threading.Event) -> None:
     """Send what the requests publish, and have its consumers handle it."""
-    from idempotency_django.messaging.outbox.relay import Relay  # noqa: PLC0415  # it needs models
+    from idempotency_django.messaging.outbox.relay import run_relay  # noqa: PLC0415  # needs models
 
-    Relay().run(stop, poll=POLL, listen=True)
+    run_relay(stop, poll=POLL, listen=True)
 
 
 def process_inbox(stop: threading.Event) -> None:

@@ -8,16 +8,21 @@ from itertools import compress
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.core.management.color import no_style
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.test import TransactionTestCase
+from django.test import Client, TransactionTestCase
 from redis import Redis
 
 from idempotency_django import signals
+from idempotency_django.stores import Store
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
 from tests.kafka import kafka as kafka_server
 from tests.rabbit import rabbitmq
 from tests.servers import Server, valkey
+from tests.settings import ALIASES
 from tests.sqs import sqs
 
 SIGNALS = "claimed completed replayed conflicted mismatched failed released lost".split()
@@ -158,6 +163,23 @@ def redis_server(_redis: Server) -> Server:
         with Redis.from_url(_redis.url) as client:
             client.flushall()
     return _redis
+
+
+@pytest.fixture
+def alice(client: Client) -> Client:
+    """A client that is Alice, who may add effects."""
+    user = User.objects.create_user("alice", password="alice")
+    user.user_permissions.add(Permission.objects.get(codename="add_effect"))
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture(params=[*ALIASES, "memory"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """A store that keeps steps: one on each database, and the one in memory."""
+    if request.param == "memory":
+        return MemoryStore("default")
+    return DatabaseStore("default", using=ALIASES[request.param])
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -10,9 +12,13 @@ from uuid import uuid4
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
+from rest_framework import serializers
 
+from idempotency_django.engine import Atomic
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.testing import eventually, in_threads
+from idempotency_django.records import Claim, Operation
+from idempotency_django.stores import Store
+from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 from tests.models import Effect
 
 LONG_AGO = DatabaseNow() - timedelta(days=3650)
@@ -46,6 +52,11 @@ def effects(reference: str = "a") -> int:
     return Effect.objects.filter(reference=reference).count()
 
 
+def effect_counts(using: str = "default") -> Counter[str]:
+    """How many effects there are of each event or message."""
+    return Counter(Effect.objects.using(using).values_list("reference", flat=True))
+
+
 def record(key: str) -> IdempotencyKey:
     """The row of a key."""
     return IdempotencyKey.objects.get(key=key)
@@ -67,6 +78,34 @@ def assert_replays(first: HttpResponse, second: HttpResponse) -> None:
     assert {k: v for k, v in second.headers.items() if k not in ignored} == {
         k: v for k, v in first.headers.items() if k not in ignored
     }
+
+
+def completed(store: Store, **changes: Any) -> Operation:
+    """An operation that was executed."""
+    operation = an_operation(**changes)
+    with store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        assert store.complete(claim, ANSWER)
+    return operation
+
+
+class Within(Atomic):
+    """A transaction that the test has opened, and what waits for its end."""
+
+    def __init__(self, after: ExitStack) -> None:
+        self.after = after
+
+    def around_claim(self, store: Store) -> ExitStack | None:
+        return self.after
+
+
+class EffectSerializer(serializers.ModelSerializer[Effect]):
+    """Makes effects."""
+
+    class Meta:
+        model = Effect
+        fields = ("id", "reference")
 
 
 def assert_problem(response: HttpResponse, status: int, slug: str) -> dict[str, Any]:

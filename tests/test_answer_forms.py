@@ -28,7 +28,7 @@ from django.utils import translation
 from django.utils.translation import gettext
 from django.views.decorators.csrf import ensure_csrf_cookie
 from pytest_django.asserts import assertRedirects
-from rest_framework import renderers, serializers, viewsets
+from rest_framework import renderers, viewsets
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
@@ -41,6 +41,7 @@ from idempotency_django.http.status import describe_operation
 from idempotency_django.records import Payload, Record, Status
 from tests.models import Effect
 from tests.support import (
+    EffectSerializer,
     assert_problem,
     assert_replays,
     effects,
@@ -220,12 +221,6 @@ def ignoring(request: HttpRequest) -> HttpResponse:
 def nothing(request: HttpRequest) -> HttpResponse:
     """Answers with nothing, in HTML."""
     return HttpResponse(b"", status=201)
-
-
-class EffectSerializer(serializers.ModelSerializer[Effect]):
-    class Meta:
-        model = Effect
-        fields = ("id", "reference")
 
 
 class Browsable(IdempotentViewMixin, viewsets.ModelViewSet[Effect]):

@@ -11,14 +11,14 @@ from django.contrib.staticfiles import finders
 from django.http import HttpResponse
 from django.test import Client
 from django.urls import path
-from rest_framework import renderers, serializers, viewsets
+from rest_framework import renderers, viewsets
 
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.drf.forms import BrowsableAPIRenderer
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
-from tests.support import assert_problem, effects, is_replay, new_key, post
+from tests.support import EffectSerializer, assert_problem, effects, is_replay, new_key, post
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
@@ -26,12 +26,6 @@ BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
 REQUIRED = Policy(required={"POST", "PUT", "DELETE"})
-
-
-class EffectSerializer(serializers.ModelSerializer[Effect]):
-    class Meta:
-        model = Effect
-        fields = ("id", "reference")
 
 
 class Effects(viewsets.ModelViewSet[Effect]):

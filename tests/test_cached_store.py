@@ -27,7 +27,7 @@ from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.testing import ANSWER, an_operation
 from tests.models import Effect
 from tests.servers import Server
-from tests.support import assert_replays, effects, new_key, post, record
+from tests.support import assert_replays, completed, effects, new_key, post, record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -79,16 +79,6 @@ def store() -> CachedStore:
     made = stores["default"]
     assert isinstance(made, CachedStore)
     return made
-
-
-def completed(store: CachedStore, **changes: Any) -> Operation:
-    """An operation that was executed."""
-    operation = an_operation(**changes)
-    with store.transaction():
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
-        assert store.complete(claim, ANSWER)
-    return operation
 
 
 def test_batch(store: CachedStore) -> None:

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpResponse
 from django.test import Client
@@ -404,15 +404,6 @@ def unprotected(decorator: Decorator) -> Iterator[Case]:
         yield Case(f"bare {kind}", lambda make=make: decorator(make()), False, False)
         exempt = lambda make=make: idempotency_exempt(decorator(make()))  # noqa: E731
         yield Case(f"exempt {kind}", exempt, False, True)
-
-
-@pytest.fixture
-def alice(client: Client) -> Client:
-    """A client that is Alice, who may add effects."""
-    user = User.objects.create_user("alice", password="alice")
-    user.user_permissions.add(Permission.objects.get(codename="add_effect"))
-    client.force_login(user)
-    return client
 
 
 def verdict(

@@ -11,7 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template import engines
@@ -138,15 +138,6 @@ urlpatterns = [
     path("outer/", outer),
     path("partial/", idempotent(partial(create))),
 ]
-
-
-@pytest.fixture
-def alice(client: Client) -> Client:
-    """A client that is Alice, who may add effects."""
-    user = User.objects.create_user("alice", password="alice")
-    user.user_permissions.add(Permission.objects.get(codename="add_effect"))
-    client.force_login(user)
-    return client
 
 
 class TestKinds:

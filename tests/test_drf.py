@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.test import Client
 from django.urls import include, path
-from rest_framework import exceptions, generics, permissions, routers, serializers, viewsets
+from rest_framework import exceptions, generics, permissions, routers, viewsets
 from rest_framework.authentication import BasicAuthentication
 from rest_framework.decorators import action, api_view
 from rest_framework.parsers import FileUploadParser, JSONParser
@@ -32,6 +32,7 @@ from idempotency_django.policy.invocation import Invocation
 from idempotency_django.records import Record
 from tests.models import Effect
 from tests.support import (
+    EffectSerializer,
     assert_problem,
     assert_replays,
     effects,
@@ -42,12 +43,6 @@ from tests.support import (
 )
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
-
-
-class EffectSerializer(serializers.ModelSerializer[Effect]):
-    class Meta:
-        model = Effect
-        fields = ("id", "reference")
 
 
 class Plain(IdempotentViewMixin, APIView):

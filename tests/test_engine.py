@@ -40,7 +40,7 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, an_operation, in_threads
 from tests.conftest import SIGNALS
 from tests.models import Effect
-from tests.support import effects
+from tests.support import Within, effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,16 +74,6 @@ def dangling(claim: Claim) -> Result:
 
 def reraise(error: Exception) -> Result:
     raise error
-
-
-class Within(Atomic):
-    """A transaction that the test has opened, and what waits for its end."""
-
-    def __init__(self, after: ExitStack) -> None:
-        self.after = after
-
-    def around_claim(self, store: Store) -> ExitStack | None:
-        return self.after
 
 
 def run(

@@ -60,14 +60,6 @@ STORED = Payload(201, (), b"done")
 Handler = Callable[[ExecutionContext], object]
 
 
-@pytest.fixture(params=[*ALIASES, "memory"])
-def store(request: pytest.FixtureRequest) -> Store:
-    """A store that keeps steps: one on each database, and the one in memory."""
-    if request.param == "memory":
-        return MemoryStore("default")
-    return DatabaseStore("default", using=ALIASES[request.param])
-
-
 @pytest.fixture(params=list(ALIASES))
 def database(request: pytest.FixtureRequest) -> DatabaseStore:
     """A store on each database."""

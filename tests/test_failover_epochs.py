@@ -15,10 +15,11 @@ from django.db import OperationalError, ProgrammingError, connections, transacti
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.records import Claim, Operation, Record
+from idempotency_django.records import Record
 from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.database.dialects.statements import templates
-from idempotency_django.testing import ANSWER, an_operation
+from idempotency_django.testing import ANSWER
+from tests.support import completed
 
 EPOCH_QUERIES = {vendor: templates(vendor)["failover_epoch"] for vendor in ("postgresql", "mysql")}
 
@@ -41,16 +42,6 @@ def using(request: pytest.FixtureRequest) -> str:
     if request.param not in django_settings.ALIASES:
         pytest.skip(f"NO {request.param} HERE")
     return str(django_settings.ALIASES[request.param])
-
-
-def completed(store: CachedStore, **changes: Any) -> Operation:
-    """An operation that was executed, and whose answer is cached."""
-    operation = an_operation(**changes)
-    with store.transaction():
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
-        assert store.complete(claim, ANSWER)
-    return operation
 
 
 def questions(queries: CaptureQueriesContext) -> int:

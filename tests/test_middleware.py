@@ -12,7 +12,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.mixins import PermissionRequiredMixin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -186,15 +186,6 @@ urlpatterns = [
     path("async-class/", AsyncView.as_view()),
     path("", include(router.urls)),
 ]
-
-
-@pytest.fixture
-def alice(client: Client) -> Client:
-    """A client that is Alice, who may add effects."""
-    user = User.objects.create_user("alice", password="alice")
-    user.user_permissions.add(Permission.objects.get(codename="add_effect"))
-    client.force_login(user)
-    return client
 
 
 class TestProtection:

@@ -31,7 +31,7 @@ from idempotency_django import engine
 from idempotency_django.checks.configuration import check_settings
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.engine import Atomic, Result
+from idempotency_django.engine import Result
 from idempotency_django.engine.context import ExecutionContext, current_execution
 from idempotency_django.engine.observing import ObservedExecution
 from idempotency_django.errors import (
@@ -51,12 +51,11 @@ from idempotency_django.messaging.seen import InProcessBloom
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, store_errors
 from idempotency_django.records import Claim, Operation, Payload, Record
-from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import an_operation
 from tests.models import Effect
-from tests.support import LONG_AGO, effects, new_key, post
+from tests.support import LONG_AGO, Within, effects, new_key, post
 from tests.ways import MIDDLEWARE
 from tests.webhooks import receivers
 
@@ -377,16 +376,6 @@ def test_rolled_back_with_the_request() -> None:
         assert seen == []
         raise ZeroDivisionError
     assert seen == [("failed", 1, ZeroDivisionError)]
-
-
-class Within(Atomic):
-    """A transaction that the test has opened, and what waits for its end."""
-
-    def __init__(self, after: ExitStack) -> None:
-        self.after = after
-
-    def around_claim(self, store: Store) -> ExitStack | None:
-        return self.after
 
 
 def executing(execution: Any) -> Result:

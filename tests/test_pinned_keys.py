@@ -16,10 +16,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.records import Claim, Operation, Record, Status
 from idempotency_django.stores import Store
-from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import an_operation, eventually
-from tests.settings import ALIASES
 from tests.support import assert_problem, is_replay, new_key, record
 
 pytestmark = [
@@ -120,14 +117,6 @@ def test_nothing_derived(client: Client, url: str) -> None:
     busy.clear()
     assert pay(client, url, key, 700).status_code == 201
     assert list(charged.values()) == [700]
-
-
-@pytest.fixture(params=[*ALIASES, "memory"])
-def store(request: pytest.FixtureRequest) -> Store:
-    """A store on each database, and the one in memory."""
-    if request.param == "memory":
-        return MemoryStore("default")
-    return DatabaseStore("default", using=ALIASES[request.param])
 
 
 def _claimed(store: Store, operation: Operation) -> Claim:

@@ -26,7 +26,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from django.views.generic.detail import SingleObjectMixin
 from django.views.generic.edit import CreateView, DeleteView, UpdateView
-from rest_framework import exceptions, generics, mixins, permissions, serializers, viewsets
+from rest_framework import exceptions, generics, mixins, permissions, viewsets
 from rest_framework.authentication import BaseAuthentication, BasicAuthentication
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
@@ -43,7 +43,15 @@ from idempotency_django.policy import Policy
 from idempotency_django.records import Operation, Record, Status
 from idempotency_django.stores import stores
 from tests.models import Effect, Member
-from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, record
+from tests.support import (
+    EffectSerializer,
+    assert_problem,
+    assert_replays,
+    effects,
+    is_replay,
+    new_key,
+    record,
+)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
@@ -51,12 +59,6 @@ PATH = "idempotency_django.middleware.IdempotencyMiddleware"
 LEASED = Policy(mode="leased")
 EDITED = datetime(1994, 10, 29, 19, 43, 31, 5, tzinfo=UTC)
 RECORD = Record(key="k", scope="s", status=Status.COMPLETED)
-
-
-class EffectSerializer(serializers.ModelSerializer[Effect]):
-    class Meta:
-        model = Effect
-        fields = ("id", "reference")
 
 
 class Owner(permissions.BasePermission):

@@ -21,7 +21,6 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import PATIENCE, SECOND, an_operation
-from tests.settings import ALIASES
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -42,14 +41,6 @@ class Stolen(Declined):
 
 class Died(BaseException):
     """The process ended here: nothing more is written."""
-
-
-@pytest.fixture(params=[*ALIASES, "memory"])
-def store(request: pytest.FixtureRequest) -> Store:
-    """A store that keeps steps: one on each database, and the one in memory."""
-    if request.param == "memory":
-        return MemoryStore("default")
-    return DatabaseStore("default", using=ALIASES[request.param])
 
 
 def attempt(store: Store, operation: Operation, handler: Handler) -> Outcome:

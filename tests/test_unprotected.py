@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.decorators import user_passes_test
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
@@ -35,15 +35,6 @@ CASES = [
     for middleware, extra in [(way.by == "middleware", False), (True, True)]
     if not (extra and way.by == "middleware")
 ]
-
-
-@pytest.fixture
-def alice(client: Client) -> Client:
-    """A client that is Alice, who may add effects."""
-    user = User.objects.create_user("alice", password="alice")
-    user.user_permissions.add(Permission.objects.get(codename="add_effect"))
-    client.force_login(user)
-    return client
 
 
 @pytest.mark.parametrize(("way", "middleware"), CASES)

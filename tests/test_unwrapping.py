@@ -40,6 +40,7 @@ from django.views.generic import View
 from django.views.static import serve
 
 from idempotency_django.decorators import part_of_view
+from idempotency_django.http import unwrapping
 from idempotency_django.http.unwrapping import cached_on, innermost, name_of, protect_innermost
 from tests import ways
 from tests.support import new_key
@@ -201,6 +202,14 @@ def test_name_of_a_decorator() -> None:
     assert str(refused.value).startswith("tests.ways.unknown.<locals>.inner is or holds a")
     assert f"Put @idempotent on {__name__}.view itself" in str(refused.value)
     assert name_of(ways.OwnDispatch.as_view()) == "tests.ways.OwnDispatch"
+
+
+def test_decorator_of_another_version(monkeypatch: Any) -> None:
+    """A decorator of Django that holds other values than those that are known is refused."""
+    path = "django.contrib.auth.decorators.user_passes_test"
+    monkeypatch.setitem(unwrapping._KNOWN, path, lambda held: held["something_new"])
+    with pytest.raises(ImproperlyConfigured, match="below all decorators"):
+        protect_innermost(login_required(view), lambda function: function)
 
 
 def charge(amount: int) -> int:

@@ -13,23 +13,29 @@ the lock, and the first is another one; or after it, and sees what was set aside
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import groupby, takewhile
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from django.db import connections, transaction
+from django.db import Error as DatabaseFault
+from django.db import close_old_connections, connections, transaction
 from django.db.models import F, Func, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from ..engine.steps import named
+from ..errors import StoreUnavailable
 from ..models import DatabaseNow
 from ..stores.database.dialects import plain
 from .databases import unindexed
 from .models import MessageState
+
+logger = logging.getLogger("idempotency_django")
 
 PENDING: Final = MessageState.PENDING
 LOOK: Final = 500
@@ -313,3 +319,33 @@ def counted(count: int) -> str:
 def reason(error: BaseException) -> str:
     """The error as a text that a table can keep, although it may quote what a stranger has sent."""
     return plain(named(error), LONGEST)
+
+
+def repeat(
+    work: Callable[[], object],
+    stop: threading.Event,
+    *,
+    what: str,
+    poll: timedelta,
+    wait: Callable[[float], object] | None = None,
+) -> None:
+    """Work until ``stop`` is set. A database that is away is logged, and may come back.
+
+    Args:
+        work: does what is due; whether there may be more.
+        stop: when to stop.
+        what: what works, in logs.
+        poll: how long to wait when there was nothing to do.
+        wait: waits for so many seconds, or less; by default until ``stop`` is set.
+    """
+    while not stop.is_set():
+        close_old_connections()
+        try:
+            is_busy = work()
+        except (DatabaseFault, StoreUnavailable):
+            logger.exception(
+                "The %s cannot reach its database. No message is lost; it tries again.", what
+            )
+            is_busy = False
+        if not is_busy:
+            (wait or stop.wait)(poll.total_seconds())

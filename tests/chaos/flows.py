@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.functions import idempotent_call
-from idempotency_django.messaging.brokers.base import Outgoing, in_order
+from idempotency_django.messaging.brokers.base import Outgoing
 from idempotency_django.messaging.brokers.local import LocalPublisher
 from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
@@ -37,15 +35,12 @@ def book(event: Event, execution: ExecutionContext) -> None:
 class Broker(LocalPublisher):
     """Sends over a network whose answers can be lost, to consumers who are there at once."""
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        return in_order(messages, self._send)
-
-    def _send(self, message: Outgoing) -> Exception | None:
+    def send(self, message: Outgoing) -> Exception | None:
         try:
             broker.call(message.message_id)
         except TimeoutError as error:
             return error
-        return self._handle(message)
+        return super().send(message)
 
 
 def order(reference: str, *, grouped: bool) -> None:

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,10 +19,10 @@ from kombu import Connection, Producer, Queue
 
 from idempotency_django.messaging.events import Event
 from idempotency_django.models import IdempotencyKey
-from tests.models import Effect
 from tests.outside import ROOT, environment
 from tests.servers import Server
 from tests.soak import sizes
+from tests.support import effect_counts
 
 from .worker import MOMENTS, Orders, dead_of, queue_of
 
@@ -111,12 +110,6 @@ def paid(number: str, source: str = "/shop", **data: Any) -> Event:
     return Event(id=number, source=source, type="order.paid", data=data)
 
 
-def counted(name: str) -> Counter[str]:
-    """How many effects there are of each event."""
-    rows = Effect.objects.using(settings.ALIASES[name])
-    return Counter(rows.values_list("reference", flat=True))
-
-
 @pytest.mark.parametrize(
     ("name", "batches"), [*((name, 0) for name in settings.ALIASES), ("postgres", 1)]
 )
@@ -129,7 +122,7 @@ def test_killed(broker: Callable[..., Broker], name: str, batches: int) -> None:
     queue.publish(paid("a"), *strikes, paid("b"))
     killed = queue.consume(name, batches=batches)
     assert killed == [f"{moment}: {at}" for at, moment in enumerate(MOMENTS)]
-    assert counted(name) == {f"billing /shop {each}": 1 for each in "a012b"}
+    assert effect_counts(settings.ALIASES[name]) == {f"billing /shop {each}": 1 for each in "a012b"}
 
 
 @every_database
@@ -140,7 +133,10 @@ def test_poison_that_kills(broker: Callable[..., Broker], name: str) -> None:
     killed = queue.consume(name, lease=1, max_attempts=2)
     # The first time nobody can count it: that process had no reason to expect anything.
     assert killed == ["poison: deadly"] * 3
-    assert counted(name) == {"billing /shop a": 1, "billing /shop b": 1}
+    assert effect_counts(settings.ALIASES[name]) == {
+        "billing /shop a": 1,
+        "billing /shop b": 1,
+    }
     assert [event.id for event in queue.dead("billing")] == ["deadly"]
     held = IdempotencyKey.objects.using(settings.ALIASES[name]).held()
     assert [row.key for row in held] == ["deadly"]
@@ -166,7 +162,7 @@ def test_storm(broker: Callable[..., Broker], name: str, messages: int) -> None:
     queue.publish(*copies)
     queue.consume(name, processes=4, batches=2, kills=max(8, number // 50), seed=SEED)
 
-    assert counted(name) == {
+    assert effect_counts(settings.ALIASES[name]) == {
         f"{consumer} {event.source} {event.id}": 1
         for consumer in ("billing", "shipping")
         for event in events

@@ -75,12 +75,12 @@ def write(orders: Orders, place: int) -> None:
 def relay() -> None:
     """Send what is due, with short leases and retries."""
     from idempotency_django.messaging.outbox import relay as batches
-    from idempotency_django.messaging.outbox.relay import Relay
+    from idempotency_django.messaging.outbox.relay import Relay, run_relay
 
     batches.FIRST_BACKOFF = timedelta(seconds=0.02)
     batches.LONGEST_BACKOFF = timedelta(seconds=0.1)
-    running = Relay(batch_size=BATCH, lease=timedelta(seconds=LEASE))
-    running.run(threading.Event(), poll=timedelta(seconds=0.02))
+    sender = Relay(batch_size=BATCH, lease=timedelta(seconds=LEASE))
+    run_relay(threading.Event(), sender, poll=timedelta(seconds=0.02))
 
 
 def forked(work: Callable[[], None]) -> int:

@@ -20,7 +20,7 @@ from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import CONTENT, Message, apublish, publish, publish_many
 from idempotency_django.messaging.outbox import relay as relay_module
 from idempotency_django.messaging.outbox.publishing import existing, insert
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.outbox.relay import Relay, run_relay
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 
@@ -252,7 +252,7 @@ def test_database_away(
     stop = threading.Event()
 
     def run() -> None:
-        Relay(using=using).run(stop, poll=timedelta(seconds=0.01), listen=True)
+        run_relay(stop, Relay(using=using), poll=timedelta(seconds=0.01), listen=True)
 
     def wait() -> None:
         try:
@@ -262,4 +262,4 @@ def test_database_away(
             connections.close_all()
 
     in_threads([run, wait])
-    assert caplog.text.count("The outbox cannot reach the database") == 2
+    assert caplog.text.count("The relay cannot reach its database") == 2

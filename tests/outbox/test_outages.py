@@ -18,7 +18,7 @@ from idempotency_django.messaging.brokers.base import Away, Outgoing, Publisher,
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish
 from idempotency_django.messaging.outbox import relay as sending
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.outbox.relay import Relay, run_relay
 from idempotency_django.testing import eventually, in_threads
 
 from .conftest import Broker, outbox
@@ -340,7 +340,7 @@ def test_database_lost_while_publishing(
 
     def run() -> None:
         try:
-            Relay(using=using, batch_size=2).run(stop, poll=timedelta(seconds=0.01))
+            run_relay(stop, Relay(using=using, batch_size=2), poll=timedelta(seconds=0.01))
         finally:
             connections.close_all()
 
@@ -394,7 +394,7 @@ def test_what_a_relay_says(using: str, caplog: pytest.LogCaptureFixture) -> None
 
     def run() -> None:
         try:
-            Relay(using=using).run(stop, poll=timedelta(seconds=0.01))
+            run_relay(stop, Relay(using=using), poll=timedelta(seconds=0.01))
         finally:
             connections.close_all()
 

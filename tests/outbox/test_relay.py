@@ -17,7 +17,7 @@ from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
 from idempotency_django.messaging.outbox import relay as relay_module
 from idempotency_django.messaging.outbox import relay as sending
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.outbox.relay import Relay, run_relay
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually, in_threads
 
@@ -413,7 +413,7 @@ def test_wakes_up(using: str) -> None:
         stop = threading.Event()
 
         def relay() -> None:
-            Relay(using=using).run(stop, poll=timedelta(hours=1), listen=True)
+            run_relay(stop, Relay(using=using), poll=timedelta(hours=1), listen=True)
 
         def writer() -> None:
             with connections[using].cursor() as cursor:

@@ -49,7 +49,7 @@ def ids(**idempotency: Any) -> list[str]:
     ("entry", "found"),
     [
         (BROKER, []),
-        ({"BACKEND": BROKER, "RETENTION": timedelta(days=1), "ON_POISON": "skip"}, []),
+        ({"BACKEND": BROKER, "RETENTION": timedelta(days=1), "ON_POISON": "discard"}, []),
         ("nowhere.Publisher", ["E043"]),
         ("tests.models.Effect", ["E043"]),
         ({"BACKEND": BROKER, "OPTIONS": {"unknown": 1}}, []),

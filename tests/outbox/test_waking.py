@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from idempotency_django.messaging.outbox import waking
 from idempotency_django.messaging.outbox.waking import NotificationListener, wake_relays
@@ -18,19 +19,26 @@ def stop() -> threading.Event:
     return threading.Event()
 
 
-def test_stopped(using: str, stop: threading.Event) -> None:
-    """One that is told to stop waits no longer, on any database."""
-    listener = NotificationListener(using)
-    stop.set()
-    listener.wait(3600, stop)
+@pytest.fixture
+def listener(using: str, stop: threading.Event) -> Iterator[NotificationListener]:
+    if connections[using].vendor != "postgresql":
+        pytest.skip("only PostgreSQL can wake up a relay")
+    listener = NotificationListener(using, stop)
+    yield listener
     listener.close()
 
 
+def test_stopped(listener: NotificationListener, stop: threading.Event) -> None:
+    """One that is told to stop waits no longer."""
+    stop.set()
+    listener.wait(3600)
+
+
 def test_connection_lost(
-    using: str, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
+    listener: NotificationListener, stop: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot listen any more waits as if there were nothing to hear."""
-    listener, asked = NotificationListener(using), []
+    asked = []
 
     def lost(seconds: float) -> bool:
         asked.append(seconds)
@@ -38,23 +46,21 @@ def test_connection_lost(
         raise DatabaseError("server closed the connection unexpectedly")
 
     monkeypatch.setattr(listener, "_heard", lost)
-    if listener._connection.vendor != "postgresql":
-        stop.set()
-    listener.wait(3600, stop)
-    assert len(asked) == (listener._connection.vendor == "postgresql")
-    listener.close()
+    listener.wait(3600)
+    assert len(asked) == 1
 
 
-def test_woken(using: str, stop: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit that wakes the relays up is heard by one that listens; elsewhere nothing is sent."""
-    listener = NotificationListener(using)
-    if listener._connection.vendor != "postgresql":
-        wake_relays(using)
-        listener.close()
-        return
+def test_woken(using: str, listener: NotificationListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that wakes the relays up is heard by one that listens."""
     assert listener._heard(0) is False  # it listens from here on
     monkeypatch.setattr(waking, "_last", {})
     wake_relays(using)
-    listener.wait(60, stop)
+    listener.wait(60)
     assert listener._woken
-    listener.close()
+
+
+def test_elsewhere(using: str) -> None:
+    """On other databases, nothing is sent to wake up a relay."""
+    if connections[using].vendor != "postgresql":
+        wake_relays(using)
+        assert connections[using].run_on_commit == []

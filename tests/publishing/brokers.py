@@ -105,9 +105,7 @@ def kafka_broker(server: Server) -> Iterator[Broker]:
         return events
 
     config = {"bootstrap.servers": bootstrap(server)}
-    yield Broker(
-        f"{PUBLISHERS}.kafka.KafkaPublisher", {"config": config, "kafka_topic": name}, receive
-    )
+    yield Broker(f"{PUBLISHERS}.kafka.KafkaPublisher", {"config": config, "topic": name}, receive)
     consumer.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -283,19 +284,19 @@ def test_too_large_for_kafka(kafka: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "text"),
     [
-        {},
-        {"bootstrap.servers": "a:1", "acks": 1},
-        {"bootstrap.servers": "a:1", "enable.idempotence": False},
+        ({}, "config has no 'bootstrap.servers'"),
+        ({"bootstrap.servers": "a:1", "acks": 1}, "its config turns off"),
+        ({"bootstrap.servers": "a:1", "enable.idempotence": False}, "its config turns off"),
     ],
 )
-def test_unsafe_config(config: dict[str, Any]) -> None:
+def test_unsafe_config(config: dict[str, Any], text: str) -> None:
     """A configuration without what the promise needs is refused."""
     topic = Topic(
         name="orders", backend=f"{PUBLISHERS}.kafka.KafkaPublisher", options={"config": config}
     )
-    with pytest.raises(ImproperlyConfigured, match="its config"):
+    with pytest.raises(ImproperlyConfigured, match=f"'orders' cannot be made: .*{text}"):
         topic.publisher()
 
 
@@ -350,19 +351,28 @@ def test_sqs_restarted() -> None:
 # Of each.
 
 
-def test_lines() -> None:
+def test_grouped_batch() -> None:
     """What was not sent when the broker went away is no message's fault."""
-    lines = GroupedBatch(grouped("a-1", "a-2", "b-1", "c-1"))
-    assert lines.heads == [0, 2, 3]
-    assert lines.confirm(0) == 1
-    lines.fail(2, ValueError("b-1"))
-    lines.give_up(ConnectionError("gone"))
-    first, second, other, last = lines.answers
+    batch = GroupedBatch(grouped("a-1", "a-2", "b-1", "c-1"), math.inf)
+    assert batch.ready == [0, 2, 3]
+    assert not batch.is_ready(1)
+    assert batch.answer(0, None) == 1
+    assert batch.ready == [2, 3, 1]  # the groups take turns
+    assert batch.answer(2, ValueError("b-1")) is None
+    batch.give_up(ConnectionError("gone"))
+    assert batch.ready == []
+    first, second, other, last = batch.answers
     assert first is None
     assert isinstance(other, ValueError)
     for left in (second, last):
         assert isinstance(left, Away)
         assert "gone" in str(left)
+
+
+def test_publisher_that_forgets_a_message() -> None:
+    """What a publisher has not answered for is never taken for confirmed."""
+    [answer] = GroupedBatch(grouped("a-1"), math.inf).answers
+    assert isinstance(answer, Away)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -31,6 +30,7 @@ from idempotency_django.stores import Store, stores
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
 from tests.soak import sizes
+from tests.support import effect_counts
 
 from .conftest import Failing, Made, Saying
 
@@ -78,10 +78,6 @@ def event(number: object, data: object = None) -> Event:
     return Event(id=f"{number}", source="/shop", type="click", data=data)
 
 
-def effects(using: str) -> Counter[str]:
-    return Counter(Effect.objects.using(using).values_list("reference", flat=True))
-
-
 def handled_again(consumer: Consumer, each: Event) -> None:
     """Handle an event alone and in batches, with a neighbour that is new."""
     assert consumer.handle(each) == Duplicate(each.id)
@@ -100,7 +96,7 @@ def test_liars(using: str, liar: SeenFilter) -> None:
     consumer = clicks(using, liar)
     assert consumer.handle(event(1)) == Handled("1")
     handled_again(consumer, event(1))
-    assert effects(using) == {"1": 1, "after 1": 1}
+    assert effect_counts(using) == {"1": 1, "after 1": 1}
 
 
 def test_kinds(using: str, made: Made) -> None:
@@ -111,8 +107,8 @@ def test_kinds(using: str, made: Made) -> None:
         handled_again(clicks(using, made(5)), event(number))
     for number in range(12):
         assert consumer.handle(event(number)) == Duplicate(f"{number}")
-    assert effects(using) == dict.fromkeys(effects(using), 1)
-    assert len(effects(using)) == 24
+    assert effect_counts(using) == dict.fromkeys(effect_counts(using), 1)
+    assert len(effect_counts(using)) == 24
 
 
 def test_evicted(using: str, made: Made, server: Redis) -> None:
@@ -121,7 +117,7 @@ def test_evicted(using: str, made: Made, server: Redis) -> None:
     consumer.handle(event(1))
     server.flushall()
     handled_again(clicks(using, made()), event(1))
-    assert effects(using)["1"] == 1
+    assert effect_counts(using)["1"] == 1
 
 
 def test_race(using: str, liar: SeenFilter) -> None:
@@ -130,7 +126,7 @@ def test_race(using: str, liar: SeenFilter) -> None:
     outcomes = in_threads([lambda: consumer.handle(event(1))] * 8)
     assert outcomes.count(Handled("1")) == 1
     assert outcomes.count(Duplicate("1")) == 7
-    assert effects(using) == {"1": 1}
+    assert effect_counts(using) == {"1": 1}
 
 
 def statements(using: str, call: Callable[[], object]) -> int:
@@ -205,7 +201,7 @@ def test_dead(using: str) -> None:
     for _ in range(2):
         with pytest.raises(DeadLettered):
             consumer.handle(event(1, "fails"))
-    assert effects(using) == {}
+    assert effect_counts(using) == {}
 
 
 def test_another_event(using: str) -> None:
@@ -279,7 +275,7 @@ def test_store_out_of_reach(using: str, monkeypatch: pytest.MonkeyPatch) -> None
     consumer = clicks(using, Saying(answer=True))
     assert consumer.handle(event(1)) == Handled("1")
     assert consumer.handle(event(1)) == Duplicate("1")
-    assert effects(using) == {"1": 1}
+    assert effect_counts(using) == {"1": 1}
 
 
 def test_any_answers(using: str) -> None:
@@ -303,7 +299,7 @@ def test_any_answers(using: str) -> None:
         for batch in batches:
             outcomes = consumer.handle_many([event(number) for number in batch])
             assert [o.result for o in outcomes if not isinstance(o, Failed)] == [*map(str, batch)]
-        assert effects(using) == {f"{number}": 1 for batch in batches for number in batch}
+        assert effect_counts(using) == {f"{number}": 1 for batch in batches for number in batch}
         Effect.objects.using(using).all().delete()
         IdempotencyKey.objects.using(using).all().delete()
 

@@ -15,6 +15,7 @@ from django.test import Client, override_settings
 from idempotency_django.errors import StreamFenced
 from idempotency_django.messaging.models import StreamPosition
 from idempotency_django.messaging.streams import Accepted, Duplicate, Stream, accept, claim_stream
+from tests.admin_pages import member
 from tests.factories import StaffFactory
 from tests.settings import ALIASES
 
@@ -36,12 +37,6 @@ def stream(using: str) -> Stream:
     with claimed.advance(to=41):
         pass
     return claimed
-
-
-def member(*permissions: str) -> Client:
-    client = Client()
-    client.force_login(StaffFactory(permissions=permissions))
-    return client
 
 
 def row(using: str) -> StreamPosition:

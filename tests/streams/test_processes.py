@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +15,9 @@ import pytest
 
 from idempotency_django.messaging.models import StreamPosition
 from idempotency_django.testing import PATIENCE
-from tests.models import Effect
 from tests.outside import ROOT, environment
 from tests.settings import ALIASES
+from tests.support import effect_counts
 
 from .worker import OFFSETS
 
@@ -88,10 +87,6 @@ def pair(using: str, django_db_setup: None) -> Iterator[list[Process]]:
         each.end()
 
 
-def effects(using: str) -> Counter[str]:
-    return Counter(Effect.objects.using(using).values_list("reference", flat=True))
-
-
 def once(name: str, *offsets: int) -> dict[str, int]:
     return {f"{name} {offset}": 1 for offset in offsets}
 
@@ -105,7 +100,7 @@ def test_paused_through_a_rebalance(using: str, pair: list[Process]) -> None:
     assert late.go_on() == {"epoch": 1, "position": 2, "error": "StreamFenced"}
     assert late.read(PAUSED, 6, 7)["error"] == "StreamFenced"
     assert other.read(PAUSED, 5, 6, 7)["position"] == 7
-    assert effects(using) == once(PAUSED, *range(8))
+    assert effect_counts(using) == once(PAUSED, *range(8))
 
 
 def test_paused_within_a_message(using: str, pair: list[Process]) -> None:
@@ -118,7 +113,7 @@ def test_paused_within_a_message(using: str, pair: list[Process]) -> None:
     assert other.answer()["position"] == 7
     # It may win the race for its next message, which then is committed before the claim.
     assert told["position"] >= 3
-    assert effects(using) == once(ASLEEP, *range(8))
+    assert effect_counts(using) == once(ASLEEP, *range(8))
 
 
 def test_killed_anywhere(using: str, pair: list[Process]) -> None:
@@ -127,7 +122,7 @@ def test_killed_anywhere(using: str, pair: list[Process]) -> None:
     told = pair[0].answer()
     assert told["boundaries"] >= 2 * (3 + 3 * len(OFFSETS))  # claim, and each message
     names = [f"s-{fatal}" for fatal in range(told["boundaries"] + 1)]
-    assert effects(using) == {each: 1 for name in names for each in once(name, *OFFSETS)}
+    assert effect_counts(using) == {each: 1 for name in names for each in once(name, *OFFSETS)}
     rows = StreamPosition.objects.using(using)
     assert set(rows.values_list("position", flat=True)) == {OFFSETS[-1]}
     assert rows.count() == len(names)

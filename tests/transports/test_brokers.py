@@ -20,6 +20,7 @@ from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import InboxMessage
 from tests.models import Effect
+from tests.support import effect_counts
 
 from .brokers import Broker
 
@@ -31,11 +32,6 @@ MALFORMED = b'{"specversion": "1.0", "id": '
 def paid(number: str, **changes: Any) -> Event:
     """An event, as its sender makes it."""
     return Event(**{"id": number, "source": "/shop", "type": "order.paid", "data": {}, **changes})
-
-
-def effects() -> Counter[str]:
-    """How many effects there are of each event."""
-    return Counter(Effect.objects.values_list("reference", flat=True))
 
 
 def dead() -> dict[str, tuple[str, bytes]]:
@@ -69,8 +65,8 @@ def test_every_end(broker: Broker) -> None:
     broker.publish(paid("a"), paid("b", data={"fails": 1}), paid("a"), MALFORMED)
     broker.publish(paid("p", type="order.poison"), paid("u", type="order.lost"))
     broker.publish_binary(paid("binary", subject='100 % "Käse"', data={"order": "ü"}))
-    broker.drain(billing.consumer, lambda: len(effects()) == 3 and len(dead()) == 3)
-    assert effects() == {"a": 1, "b": 1, "binary": 1}
+    broker.drain(billing.consumer, lambda: len(effect_counts()) == 3 and len(dead()) == 3)
+    assert effect_counts() == {"a": 1, "b": 1, "binary": 1}
     assert billing.starts == {"a": 1, "b": 2, "p": 2, "binary": 1}
     assert broker.left() == 0
     kept = dead()
@@ -86,8 +82,8 @@ def test_wrong_compression(place: Any) -> None:
         broker.publish_binary(paid(compression), compression=compression)
     broker.publish(paid("a"))
     kept = InboxMessage.objects.order_by("pk").values_list("error", flat=True)
-    broker.drain(billing.consumer, lambda: len(effects()) + len(kept.all()) == 3)
-    assert effects() == {"a": 1}
+    broker.drain(billing.consumer, lambda: len(effect_counts()) + len(kept.all()) == 3)
+    assert effect_counts() == {"a": 1}
     assert "compression='gzip'" in kept[0]
     assert "compression='nonsense'" in kept[1]
     assert broker.left() == 0
@@ -124,8 +120,8 @@ def test_batches(broker: Broker) -> None:
     fails = {"7": 1}
     events = [paid(number, data={"fails": fails.get(number, 0)}) for number in numbers]
     broker.publish(*events)
-    broker.drain(billing.consumer, lambda: len(effects()) == 20, batch=10)
-    assert effects() == dict.fromkeys(numbers, 1)
+    broker.drain(billing.consumer, lambda: len(effect_counts()) == 20, batch=10)
+    assert effect_counts() == dict.fromkeys(numbers, 1)
     assert max(batches) > 1
     assert broker.left() == 0
 
@@ -143,7 +139,7 @@ def test_without_the_app(place: Any, transport: str, monkeypatch: pytest.MonkeyP
         if transport == "kafka":
             dead.clear()  # a topic keeps what was read
         dead.extend(broker.dead())
-        return len(dead) == 2 and len(effects()) == 1
+        return len(dead) == 2 and len(effect_counts()) == 1
 
     options = {} if transport == "sqs" else {"dead_letter": broker.dead_letter}
     broker.drain(billing.consumer, over, **options)
@@ -166,8 +162,10 @@ def test_unavailable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(billing.consumer, "handle", handle)
     broker.publish(paid("a"))
     moment = timedelta(milliseconds=50)
-    broker.drain(billing.consumer, lambda: bool(effects()), pause=moment, longest_pause=moment)
-    assert effects() == {"a": 1}
+    broker.drain(
+        billing.consumer, lambda: bool(effect_counts()), pause=moment, longest_pause=moment
+    )
+    assert effect_counts() == {"a": 1}
     assert len(set(calls)) == 1
     assert (broker.left(), broker.dead(), dead()) == (0, [], {})
 
@@ -189,8 +187,8 @@ def test_no_place_for_dead_letters(
     broker = place(transport, **({"redrive": False} if transport == "sqs" else {}))
     broker.publish(paid("a"), MALFORMED, paid("u", type="order.lost"))
     with pytest.raises(ImproperlyConfigured, match=told):
-        broker.drain(Billing().consumer, lambda: bool(effects()), **options)
-    assert not effects()
+        broker.drain(Billing().consumer, lambda: bool(effect_counts()), **options)
+    assert not effect_counts()
     assert broker.left() == 3
 
 
@@ -233,9 +231,9 @@ def test_compressed(place: Any, compress: Any) -> None:
     for body in (compress(fits), larger, compress(fits)[:-1]):
         broker.publish_raw(body, {"compression": name}, "application/cloudevents+json")
     kept = InboxMessage.objects.order_by("pk")
-    until = lambda: len(effects()) + kept.count() == 3  # noqa: E731
+    until = lambda: len(effect_counts()) + kept.count() == 3  # noqa: E731
     broker.drain(billing.consumer, until, max_body_bytes=len(fits))
-    assert effects() == {"fits": 1}
+    assert effect_counts() == {"fits": 1}
     assert bytes(kept[0].body) == larger
     assert "larger than" in kept[0].error
     assert "compression='" in kept[1].error
@@ -263,9 +261,9 @@ def test_too_large(broker: Broker) -> None:
     billing = Billing()
     fits = paid("a")
     broker.publish(paid("large", data={"filler": "x" * 10_000}), fits)
-    until = lambda: bool(effects()) and bool(dead())  # noqa: E731
+    until = lambda: bool(effect_counts()) and bool(dead())  # noqa: E731
     broker.drain(billing.consumer, until, max_body_bytes=len(fits.to_json()))
-    assert effects() == {"a": 1}
+    assert effect_counts() == {"a": 1}
     assert "max_body_bytes" in InboxMessage.objects.get().error
     assert broker.left() == 0
 
@@ -317,8 +315,8 @@ def test_properties_that_cannot_be_read(place: Any, which: str, body: bytes) -> 
     broker.publish(paid("a"))
     broker.publish_frames(UNREADABLE[which], body)
     broker.publish(paid("b"))
-    broker.drain(billing.consumer, lambda: len(effects()) == 2 and bool(dead()))
-    assert effects() == {"a": 1, "b": 1}
+    broker.drain(billing.consumer, lambda: len(effect_counts()) == 2 and bool(dead()))
+    assert effect_counts() == {"a": 1, "b": 1}
     assert broker.left() == 0
     kept = InboxMessage.objects.get()
     assert bytes(kept.body) == body
@@ -334,9 +332,9 @@ def test_nested_headers(place: Any, levels: int) -> None:
         properties(0x2000, table(short(b"a") + nested(levels))), paid("a").to_json().encode()
     )
     broker.publish(paid("b"))
-    until = lambda: len(effects()) + len(dead()) == 2  # noqa: E731
+    until = lambda: len(effect_counts()) + len(dead()) == 2  # noqa: E731
     broker.drain(billing.consumer, until)
-    assert effects()["b"] == 1
+    assert effect_counts()["b"] == 1
     assert broker.left() == 0
 
 
@@ -350,7 +348,7 @@ def test_dead_letters_that_cannot_be_read(
     broker.publish_frames(UNREADABLE[which], MALFORMED)
     broker.publish(paid("b"))
     name = broker.dead_letter
-    over = lambda: bool(effects()) and broker.ready(name) == 1  # noqa: E731
+    over = lambda: bool(effect_counts()) and broker.ready(name) == 1  # noqa: E731
     broker.drain(billing.consumer, over, dead_letter=name)
     [dead] = broker.dead_messages()
     assert bytes(dead.body) == MALFORMED

@@ -20,9 +20,9 @@ from django.conf import settings
 
 from idempotency_django.messaging.events import Event
 from tests.faults.faulty_servers import restartable_postgres
-from tests.models import Effect
 from tests.outside import ROOT, environment, running
 from tests.servers import Server
+from tests.support import effect_counts
 
 from .brokers import PATIENCE, SQS, Broker, Kafka, RabbitMQ, await_that
 from .consumers import AFTER, WITHIN, started
@@ -82,11 +82,6 @@ def paid(folder: Path, number: str, **data: Any) -> Event:
     return Event(id=number, source="/shop", type="order.paid", data=data)
 
 
-def effects(name: str = "default") -> Counter[str]:
-    """How many effects there are of each event."""
-    return Counter(Effect.objects.using(name).values_list("reference", flat=True))
-
-
 def ends(process: subprocess.Popen[str]) -> int:
     """Its exit code, once it has ended."""
     return process.wait(PATIENCE)
@@ -104,13 +99,13 @@ def test_killed_and_stopped(broker: Broker, start: Start, tmp_path: Path) -> Non
     last = start(broker)
     # SQS hides for a while what the killed had in hand, and goes on with the rest.
     hides = isinstance(broker, SQS)
-    await_that(lambda: effects()["w"] == 1 and not (hides and broker.left()))
+    await_that(lambda: effect_counts()["w"] == 1 and not (hides and broker.left()))
     broker.publish(paid(tmp_path, "slow", until="go"), paid(tmp_path, "next"))
     await_that(lambda: "slow" in started(tmp_path))
     last.send_signal(signal.SIGTERM)
     (tmp_path / "go").touch()
     assert ends(last) == 0
-    assert effects() == dict.fromkeys(["a", "w", "c", "slow"], 1)
+    assert effect_counts() == dict.fromkeys(["a", "w", "c", "slow"], 1)
     assert Counter(started(tmp_path)) == {"a": 1, "w": 2, "c": 1, "slow": 1}
     assert broker.left() == 1
     assert (tmp_path / "health").exists()
@@ -131,15 +126,15 @@ def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) ->
     await_that(lambda: bool(started(tmp_path)))
     second = start(broker, name)
     first.send_signal(signal.SIGSTOP)
-    await_that(lambda: len(effects(name)) == 2)
+    await_that(lambda: len(effect_counts(name)) == 2)
     first.send_signal(signal.SIGCONT)
     (tmp_path / "go").touch()
     broker.publish(*(paid(tmp_path, str(number)) for number in range(10)))
-    await_that(lambda: len(effects(name)) == 12)
+    await_that(lambda: len(effect_counts(name)) == 12)
     for process in (first, second):
         process.send_signal(signal.SIGTERM)
         assert ends(process) == 0
-    assert set(effects(name).values()) == {1}
+    assert set(effect_counts(name).values()) == {1}
     assert max(Counter(started(tmp_path)).values()) == 2
     assert broker.left() == 0
 
@@ -155,11 +150,11 @@ def test_rebalanced_while_handlers_run(place: Any, start: Start, tmp_path: Path)
     broker.publish(*(paid(tmp_path, str(number)) for number in range(10)))
     await_that(lambda: len({line.split()[1] for line in lines(tmp_path)}) == 2)
     (tmp_path / "go").touch()
-    await_that(lambda: len(effects()) == 12)
+    await_that(lambda: len(effect_counts()) == 12)
     for process in (first, second):
         process.send_signal(signal.SIGTERM)
         assert ends(process) == 0
-    assert set(effects().values()) == {1}
+    assert set(effect_counts().values()) == {1}
     assert broker.left() == 0
 
 

@@ -40,7 +40,7 @@ def entry(broker: Broker) -> dict[str, Any]:
             return {"BACKEND": f"{PUBLISHERS}.rabbitmq.KombuPublisher", "OPTIONS": options}
         case Kafka():
             config = {"bootstrap.servers": broker.config["bootstrap.servers"]}
-            options = {"config": config, "kafka_topic": broker.place}
+            options = {"config": config, "topic": broker.place}
             return {"BACKEND": f"{PUBLISHERS}.kafka.KafkaPublisher", "OPTIONS": options}
         case SQS():
             options = {"url": broker.place, "client": broker.client_options}

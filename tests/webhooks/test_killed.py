@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,13 @@ from django.conf import settings
 
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.testing import eventually
-from tests.models import Effect
+from tests.support import effect_counts
 
 from .site import site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 
 MOMENTS = ("before the answer", "before the effect", "before the commit")
-
-
-def counted(name: str) -> Counter[str]:
-    """How many effects there are of each message."""
-    rows = Effect.objects.using(settings.ALIASES[name])
-    return Counter(rows.values_list("reference", flat=True))
 
 
 def pending(name: str) -> int:
@@ -45,7 +38,7 @@ def test_at_every_moment(name: str, tmp_path: Path) -> None:
             assert statuses[-1] == 200
             assert (len(statuses) > 1) == (moment == "before the answer")
         eventually(lambda: pending(name) == 0)
-    assert counted(name) == dict.fromkeys(MOMENTS, 1)
+    assert effect_counts(settings.ALIASES[name]) == dict.fromkeys(MOMENTS, 1)
     struck = (tmp_path / "struck").read_text().splitlines()
     assert sorted(struck) == sorted(f"{moment}: {moment}" for moment in MOMENTS)
 
@@ -69,5 +62,5 @@ def test_poison(name: str, tmp_path: Path) -> None:
         at.until_answered("other", body_of())
         eventually(lambda: rows.filter(message_id="deadly", state="dead").exists())
         eventually(lambda: pending(name) == 0)
-    assert counted(name) == {"other": 1}
+    assert effect_counts(settings.ALIASES[name]) == {"other": 1}
     assert (tmp_path / "struck").read_text() == "poison: deadly\n" * 2

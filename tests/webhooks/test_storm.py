@@ -15,9 +15,10 @@ from django.conf import settings
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.testing import eventually
 from tests.soak import sizes
+from tests.support import effect_counts
 
 from .site import Site, site
-from .test_killed import body_of, counted, pending
+from .test_killed import body_of, pending
 
 pytestmark = [
     pytest.mark.e2e,
@@ -75,6 +76,6 @@ def test_storm(name: str, deliveries: int, tmp_path: Path) -> None:
         eventually(lambda: pending(name) == 0)
     assert {*told} <= {200, 503, 0}
     assert {*refused} <= {400, 401, 413, 0}
-    assert counted(name) == {f"m-{at}": 1 for at in range(number)}
+    assert effect_counts(settings.ALIASES[name]) == {f"m-{at}": 1 for at in range(number)}
     rows = InboxMessage.objects.using(settings.ALIASES[name])
     assert Counter(rows.values_list("state", flat=True)) == {"done": number}

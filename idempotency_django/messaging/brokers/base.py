@@ -1,4 +1,4 @@
-"""What a publisher is, and what it gets to publish."""
+"""Publishers send the messages of a topic to a broker, and say what has become of each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from django.core.checks import CheckMessage
 
+from ...errors import OperationInProgress, StoreUnavailable
 from ...records import reference
 from ..consumers import ending
 from ..events import Event
@@ -106,7 +108,7 @@ class Deferred(Exception):
 
 
 class DeadlineReached(Deferred):
-    """What :meth:`Publisher.late` answers: the next relay may have the message at once."""
+    """The answer for a message that was not begun in time: the next relay may have it at once."""
 
     def __init__(self) -> None:
         super().__init__("There was no time left for it")
@@ -114,6 +116,8 @@ class DeadlineReached(Deferred):
 
 class Publisher:
     """Hands messages of one topic to a broker. A relay makes one for each topic, and keeps it.
+
+    A subclass has either :meth:`send`, or a :meth:`publish` that sends several at a time.
 
     Args:
         topic: the topic, which the entry ``"*"`` of ``IDEMPOTENCY["OUTBOX"]`` does not name.
@@ -124,7 +128,8 @@ class Publisher:
     """The source of the topic's events. The relay sets it: ``SOURCE``, or a slash and the topic."""
 
     deadline: float = math.inf
-    """By ``time.monotonic()``, when to begin no further message. The relay sets it."""
+    """By ``time.monotonic()``, when to begin no further message. The relay sets it: it notes what
+    was sent after :meth:`publish`, and could not after the end of its lease."""
 
     def __init__(self, topic: str, **options: Any) -> None:
         self.topic = topic
@@ -134,7 +139,8 @@ class Publisher:
         """Send the messages, and wait until the broker has confirmed them.
 
         Messages of one group come in their order, and must reach the broker in it. After the first
-        one of a group that fails, send no later one of the group; :func:`in_order` does that.
+        one of a group that fails, no later one of the group is sent; :class:`GroupedBatch` keeps
+        account of that. By default, :meth:`send` gets one message after the other.
 
         Returns:
             For each message, in their order: ``None`` if the broker has confirmed it,
@@ -146,15 +152,28 @@ class Publisher:
                 answered for a message counts as its attempt. What the broker has confirmed before
                 is sent again.
         """
-        raise NotImplementedError
+        batch = GroupedBatch(messages, self.deadline)
+        for place, message in enumerate(messages):
+            if batch.is_ready(place):
+                try:
+                    error = self.send(message)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as raised:  # noqa: BLE001  # what was sent before is known
+                    error = away(raised)
+                batch.answer(place, error)
+        return batch.answers
 
-    def late(self) -> DeadlineReached | None:
-        """What to answer for a message that is not begun yet, if the time of the batch is over.
+    def send(self, message: Outgoing) -> Exception | None:
+        """Send one message, and wait until the broker has confirmed it.
 
-        The relay notes what was sent after :meth:`publish`. After the end of its lease it could
-        not, and all of the batch would be sent again.
+        Returns:
+            What :meth:`publish` answers for it. After :exc:`Away`, no other is sent.
+
+        Raises:
+            Exception: as if it were answered with :exc:`Away`, whatever it is.
         """
-        return DeadlineReached() if time.monotonic() >= self.deadline else None
+        raise NotImplementedError
 
     def close(self) -> None:
         """Leave the broker, which is away, or the relay ends; ``publish()`` may be called again."""
@@ -164,106 +183,105 @@ class Publisher:
         return []
 
 
-def exited(error: BaseException) -> Exception:
-    """What is wrong with a message whose handling would have ended the relay, which goes on."""
-    return RuntimeError(
-        f"It has ended with {ending(error)}, which would end the relay. Raise an error instead."
-    )
-
-
 def away(error: BaseException) -> Away:
     """Why nothing can be sent; ``error`` is its cause."""
     if isinstance(error, Away):
         return error
     if not isinstance(error, Exception):
-        error = exited(error)
+        error = RuntimeError(
+            f"It has ended with {ending(error)}, which would end the relay. Raise an error instead."
+        )
     found = Away(reason(error))
     found.__cause__ = error
     return found
 
 
-def in_order(
-    messages: Sequence[Outgoing], send: Callable[[Outgoing], Exception | None]
-) -> list[Exception | None]:
-    """Send one message after the other, and none of a group after the first that failed.
+def answer_of(handle: Callable[[], object]) -> Exception | None:
+    """Handle a message in the relay's own process; what to answer for it.
 
-    Args:
-        messages: what to send.
-        send: sends one; what is wrong with it, or ``None``. Once it answers :exc:`Away`, or raises
-            anything, nothing more is sent.
-
-    Returns:
-        What :meth:`Publisher.publish` returns.
+    Raises:
+        StoreUnavailable: nobody knows whether it was handled before.
+        ImportError: the handler, or what it needs, cannot be imported.
     """
-    failed: dict[str, Exception] = {}
-    answers: list[Exception | None] = []
-    gone: Away | None = None
-    for message in messages:
-        error = gone or (failed.get(message.group) if message.group else None)
-        if error is None:
-            try:
-                error = send(message)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as raised:  # noqa: BLE001  # what was sent is known
-                error = away(raised)
-        if isinstance(error, Away):
-            gone = error
-        if error is not None:
-            failed[message.group] = error
-        answers.append(error)
-    return answers
+    try:
+        handle()
+    except OperationInProgress as error:
+        return Deferred(str(error), delay=timedelta(seconds=error.remaining or 0))
+    except (StoreUnavailable, ImportError):
+        raise
+    except Exception as error:  # noqa: BLE001  # it is the message's
+        return error
+    return None
 
 
 class GroupedBatch:
-    """What one call of :meth:`~.base.Publisher.publish` is to send, and what has become of it.
+    """The messages of one call of :meth:`Publisher.publish`, and what has become of each.
 
-    The messages of a group stand in one line, and only the first of them may be under way. A
-    message without a group has a line of its own.
+    Only the first unconfirmed message of a group may be under way. A message without a group
+    waits for no other.
 
     Args:
         messages: what to send.
+        deadline: by ``time.monotonic()``, when to begin no further message.
     """
 
-    def __init__(self, messages: Sequence[Outgoing]) -> None:
+    def __init__(self, messages: Sequence[Outgoing], deadline: float) -> None:
         self.messages = messages
-        self.answers: list[Exception | None] = [None] * len(messages)
-        self._lines: dict[str | int, deque[int]] = {}
+        self._deadline = deadline
+        self._answers: list[Exception | None] = [None] * len(messages)
+        self._waiting: dict[str | int, deque[int]] = {}
+        self._end: Exception | None = None  # why nothing more is sent
         for place, message in enumerate(messages):
-            self._lines.setdefault(message.group or place, deque()).append(place)
+            self._waiting.setdefault(message.group or place, deque()).append(place)
 
     @property
-    def heads(self) -> list[int]:
-        """The places of the messages that may be sent now."""
-        return [line[0] for line in self._lines.values()]
+    def answers(self) -> list[Exception | None]:
+        """What :meth:`Publisher.publish` returns. What was not sent is no message's fault."""
+        for place in chain.from_iterable(self._waiting.values()):
+            self._answers[place] = self._end or Away(
+                "The publisher does not say whether it is sent."
+            )
+        return self._answers
 
-    def confirm(self, place: int) -> int | None:
-        """The broker has the message there; the place of the next one of its line, if there is one.
+    @property
+    def ready(self) -> list[int]:
+        """The places of the messages that may be sent now: the first of each group."""
+        return [waiting[0] for waiting in self._waiting.values() if self._is_open()]
+
+    def is_ready(self, place: int) -> bool:
+        """Whether the message at the place may be sent now."""
+        return self._waiting.get(self._group(place), [None])[0] == place and self._is_open()
+
+    def answer(self, place: int, error: Exception | None) -> int | None:
+        """Note what has become of the first message of a group.
 
         Args:
-            place: of the first message of a line.
+            place: the message's.
+            error: what is wrong with it, or :exc:`Away`; ``None``: the broker has confirmed it.
+
+        Returns:
+            The place of the group's next message, if there is one, and this one was confirmed.
         """
-        line = self._lines[self._name(place)]
-        line.popleft()
-        if line:
-            return line[0]
-        del self._lines[self._name(place)]
+        waiting = self._waiting.pop(self._group(place))
+        if error is None:
+            waiting.popleft()
+            if waiting:  # after the other groups, which take turns
+                self._waiting[self._group(place)] = waiting
+            return waiting[0] if waiting else None
+        for each in waiting:
+            self._answers[each] = error
+        if isinstance(error, Away):
+            self.give_up(error)
         return None
 
-    def fail(self, place: int, error: Exception) -> None:
-        """The message there is not sent, and none after it.
-
-        Args:
-            place: of the first message of a line.
-            error: what is wrong with it.
-        """
-        for waiting in self._lines.pop(self._name(place)):
-            self.answers[waiting] = error
-
     def give_up(self, error: Exception) -> None:
-        """The broker is away: nothing more is sent, for now."""
-        for place in self.heads:
-            self.fail(place, away(error))
+        """Send nothing more, because the broker is away."""
+        self._end = away(error)
 
-    def _name(self, place: int) -> str | int:
+    def _is_open(self) -> bool:
+        if self._end is None and time.monotonic() >= self._deadline:
+            self._end = DeadlineReached()
+        return self._end is None
+
+    def _group(self, place: int) -> str | int:
         return self.messages[place].group or place

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from kombu.utils.json import loads
 
 from ...conf import seconds_of
 from ...jobs.celery import CAUSED_BY
-from .base import GroupedBatch, Outgoing, Publisher
+from .base import Outgoing, Publisher
 
 _AGAIN: Final = {"max_retries": 1, "interval_start": 0}
 """The broker may have closed the connection, because nobody used it for a while."""
@@ -48,26 +47,16 @@ class CeleryPublisher(Publisher):
         self._producer: Any = None
         self._app: Any = None
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        app = self._open()
-        lines = GroupedBatch(messages)
-        while lines.heads:
-            place = lines.heads[0]
-            if late := self.late():
-                lines.fail(place, late)
-                continue
-            try:
-                self._send(app, messages[place])
-            except (OSError, OperationalError, ImportError) as error:
-                lines.give_up(error)
-            except Exception as error:  # noqa: BLE001  # it is the message's, whatever it is
-                if getattr(error, "code", None) in _NO_EXCHANGE:
-                    lines.give_up(error)
-                else:
-                    lines.fail(place, error)
-            else:
-                lines.confirm(place)
-        return lines.answers
+    def send(self, message: Outgoing) -> Exception | None:
+        try:
+            self._apply(message)
+        except (OSError, OperationalError, ImportError):
+            raise
+        except Exception as error:
+            if getattr(error, "code", None) in _NO_EXCHANGE:
+                raise
+            return error  # it is the message's, whatever it is
+        return None
 
     def close(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None
@@ -81,7 +70,8 @@ class CeleryPublisher(Publisher):
             return [Error(str(error), id="idempotency_django.E049")]
         return []
 
-    def _send(self, app: Any, message: Outgoing) -> None:
+    def _apply(self, message: Outgoing) -> None:
+        app = self._open()
         args, kwargs = _arguments(message)
         options = {
             "task_id": message.message_id,

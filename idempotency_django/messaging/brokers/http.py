@@ -160,11 +160,11 @@ class HttpPublisher(Publisher):
         self._fixed = self._allowed(Endpoint(url, secrets)) if url else None
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        lines = GroupedBatch(messages)
         # Here, and not in the event loop: it may ask the database.
         endpoints = [self._found(message) for message in messages]
-        asyncio.run(self._publish(lines, endpoints))
-        return lines.answers
+        batch = GroupedBatch(messages, self.deadline)
+        asyncio.run(self._publish(batch, endpoints))
+        return batch.answers
 
     def check(self) -> list[CheckMessage]:
         try:
@@ -174,24 +174,20 @@ class HttpPublisher(Publisher):
         return []
 
     async def _publish(
-        self, lines: GroupedBatch, endpoints: Sequence[Endpoint | Exception | None]
+        self, batch: GroupedBatch, endpoints: Sequence[Endpoint | Exception | None]
     ) -> None:
         free = asyncio.Semaphore(self._concurrency)
         async with httpx.AsyncClient(timeout=self._timeout, **self._options) as client:
 
-            async def follow(place: int) -> None:
-                following: int | None = place
-                while following is not None:
-                    place, endpoint = following, endpoints[following]
+            async def follow(place: int | None) -> None:
+                while place is not None:
                     async with free:
-                        message = lines.messages[place]
-                        error = self.late() or await self._answer(client, message, endpoint)
-                    if error is not None:
-                        return lines.fail(place, error)
-                    following = lines.confirm(place)
-                return None
+                        if not batch.is_ready(place):
+                            return
+                        error = await self._answer(client, batch.messages[place], endpoints[place])
+                    place = batch.answer(place, error)
 
-            await asyncio.gather(*map(follow, lines.heads))
+            await asyncio.gather(*map(follow, batch.ready))
 
     async def _answer(
         self,

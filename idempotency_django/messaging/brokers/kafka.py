@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar, Final
 
 from confluent_kafka import Consumer as Client
@@ -17,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ...conf import seconds_of
 from ..consumers import Consumer
 from ..queue import reason
-from .base import GroupedBatch, Outgoing, Publisher
+from .base import Away, GroupedBatch, Outgoing, Publisher, away
 from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Transport
 
 logger = logging.getLogger("idempotency_django")
@@ -41,6 +40,16 @@ _REFUSED: Final = frozenset(
 broker, a missing topic or right, a producer that Kafka has fenced."""
 
 
+def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of librdkafka, for publisher and transport alike."""
+    if not config.get("bootstrap.servers"):
+        raise ImproperlyConfigured(
+            "Kafka's config has no 'bootstrap.servers'. Name the servers of Kafka in it, such as "
+            "'kafka-1:9092,kafka-2:9092'."
+        )
+    return config
+
+
 class KafkaPublisher(Publisher):
     """Publishes to Kafka, each message confirmed by all replicas that are in sync.
 
@@ -48,38 +57,36 @@ class KafkaPublisher(Publisher):
     a group is under way at a time: the next one is sent when it is confirmed.
 
     Args:
-        topic: the topic of the outbox.
-        config: the producer's configuration, such as ``{"bootstrap.servers": "kafka:9092"}``.
-        kafka_topic: the topic in Kafka; by default, it has the same name.
+        outbox_topic: the topic of the outbox.
+        config: the configuration of librdkafka, with at least ``bootstrap.servers``.
+        topic: the topic in Kafka; by default, it has the same name.
         timeout: how long Kafka may take to confirm a message.
 
     Raises:
+        ImproperlyConfigured: the configuration names no server.
         ValueError: the configuration turns off what the promise needs.
     """
 
     def __init__(
         self,
-        topic: str,
+        outbox_topic: str,
+        /,
         *,
         config: Mapping[str, Any],
-        kafka_topic: str = "",
+        topic: str = "",
         timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        super().__init__(topic)
-        self._kafka_topic = kafka_topic or topic
+        super().__init__(outbox_topic)
+        self._kafka_topic = topic or outbox_topic
         self._config = {
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": 0,  # what waits in the queue is sent together anyway
             "message.timeout.ms": int(seconds_of("timeout", timeout) * 1000),
-            **config,
+            **_checked(config),
         }
-        if "bootstrap.servers" not in config:
-            raise ValueError("its config does not name bootstrap.servers")
-        if self._config["enable.idempotence"] is not True or str(self._config["acks"]) not in (
-            "all",
-            "-1",
-        ):
+        is_safe = self._config["enable.idempotence"] is True
+        if not is_safe or str(self._config["acks"]) not in ("all", "-1"):
             raise ValueError(
                 "its config turns off enable.idempotence or acks=all, so that Kafka may lose or "
                 "reorder what it has confirmed. Leave both out"
@@ -87,92 +94,50 @@ class KafkaPublisher(Publisher):
         self._producer: Producer | None = None
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        if self._producer is None:
-            self._producer = Producer(self._config, logger=logger)
-        batch = _Batch(self, self._producer, self._kafka_topic, GroupedBatch(messages))
-        try:
-            return batch.answers()
-        finally:
-            if not batch.is_settled:
-                self._producer = None  # with it goes what it has not sent, which is sent again
+        producer, self._producer = self._producer or Producer(self._config, logger=logger), None
+        batch = GroupedBatch(messages, self.deadline)
+        for place in batch.ready:
+            self._send(producer, batch, place)
+        while len(producer):  # each is confirmed, or fails, within the timeout
+            producer.poll(0.1)
+        answers = batch.answers
+        if not any(isinstance(answer, Away) for answer in answers):
+            self._producer = producer  # else the next call makes one anew
+        return answers
 
     def close(self) -> None:
         self._producer = None  # it has nothing to send: publish() waits for all confirmations
 
+    def _send(self, producer: Producer, batch: GroupedBatch, place: int) -> None:
+        """Begin to send a message. Once it is confirmed, the next one of its group follows."""
 
-class _Batch:
-    """One call of publish(): of each group, the first message that is not confirmed is under way.
+        def note(problem: KafkaError | None, _: Message | None = None) -> None:
+            if problem is None:
+                error: Exception | None = None
+            else:
+                kind = KafkaException(problem)
+                error = kind if problem.code() in _REFUSED else away(kind)
+            following = batch.answer(place, error)
+            if following is not None:
+                self._send(producer, batch, following)
 
-    Args:
-        publisher: whose source the events have, and which knows when it is late.
-        producer: sends them.
-        kafka_topic: where to.
-        lines: what to send.
-    """
-
-    def __init__(
-        self, publisher: Publisher, producer: Producer, kafka_topic: str, lines: GroupedBatch
-    ) -> None:
-        self._publisher = publisher
-        self._producer = producer
-        self._kafka_topic = kafka_topic
-        self._lines = lines
-        self._under_way = 0
-        self._away: Exception | None = None  # why Kafka cannot be reached
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether Kafka has said of each what has become of it."""
-        return not self._under_way and self._away is None
-
-    def answers(self) -> list[Exception | None]:
-        """Send them, and wait for what Kafka says of each."""
-        for place in self._lines.heads:
-            if self._away is None:
-                self._send(place)
-        while self._under_way:  # each is confirmed, or fails, within the timeout
-            self._producer.poll(0.1)
-        if self._away is not None:
-            self._lines.give_up(self._away)
-        return self._lines.answers
-
-    def _send(self, place: int) -> None:
-        message = self._lines.messages[place]
-        if late := self._publisher.late():
-            self._lines.fail(place, late)
+        if not batch.is_ready(place):
             return
+        message = batch.messages[place]
         try:
-            attributes, content_type, body = message.event(self._publisher.source).to_binary(PREFIX)
+            attributes, content_type, body = message.event(self.source).to_binary(PREFIX)
             headers = {**message.headers, **attributes, "content-type": content_type}
-            self._producer.produce(
+            producer.produce(
                 self._kafka_topic,
                 key=message.group.encode() or None,
                 value=body,
                 headers={name: text.encode() for name, text in headers.items() if text},
-                on_delivery=partial(self._note, place),
+                on_delivery=note,  # called by poll()
             )
         except KafkaException as error:
-            self._fail(place, error.args[0])
+            note(error.args[0])
         except ValueError as error:
-            self._lines.fail(place, error)
-        else:
-            self._under_way += 1
-
-    def _note(self, place: int, error: KafkaError | None, _: Message) -> None:
-        """Called by poll() with what has become of a message."""
-        self._under_way -= 1
-        if error is None:
-            following = self._lines.confirm(place)
-            if following is not None and self._away is None:
-                self._send(following)
-        else:
-            self._fail(place, error)
-
-    def _fail(self, place: int, error: KafkaError) -> None:
-        if error.code() in _REFUSED:
-            self._lines.fail(place, KafkaException(error))
-        else:
-            self._away = KafkaException(error)
+            batch.answer(place, error)
 
 
 POLL: Final = 1.0  # seconds
@@ -261,14 +226,10 @@ class Kafka(Transport):
     ) -> None:
         if isinstance(topics, str) or not topics:
             raise ImproperlyConfigured(f"topics is {topics!r}; make it a list of topics.")
-        if not config.get("bootstrap.servers"):
-            raise ImproperlyConfigured(
-                "The configuration has no 'bootstrap.servers'. Name the servers of Kafka in it, "
-                "such as 'kafka-1:9092,kafka-2:9092'."
-            )
         self._topics = [*topics]
         # An offset is committed when we say so, after the commit to the database.
-        self._config = {**config, "enable.auto.commit": False, "enable.auto.offset.store": False}
+        by_us = {"enable.auto.commit": False, "enable.auto.offset.store": False}
+        self._config = {**_checked(config), **by_us}
         self._dead_letter = dead_letter
         self._batch = batch
         self._client: Client | None = None

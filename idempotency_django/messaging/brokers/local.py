@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from ...errors import DeadLettered, OperationInProgress, StoreUnavailable, UnknownEventType
+from ...errors import DeadLettered, UnknownEventType
 from ..consumers import Consumer, consumer_at
 from ..queue import reason
-from .base import Deferred, Outgoing, Publisher, Refused, away, in_order
+from .base import Outgoing, Publisher, Refused, answer_of
 
 
 class LocalPublisher(Publisher):
@@ -41,12 +40,10 @@ class LocalPublisher(Publisher):
         """The consumers."""
         return [consumer_at(path) for path in self._paths]
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        return in_order(messages, lambda message: self.late() or self._handle(message))
-
-    def _handle(self, message: Outgoing) -> Exception | None:
+    def send(self, message: Outgoing) -> Exception | None:
         consumers = self.consumers
-        try:
+
+        def handle() -> None:
             event = message.event(self.source)
             handling = [consumer for consumer in consumers if consumer.handles(event.type)]
             if not handling:
@@ -57,16 +54,12 @@ class LocalPublisher(Publisher):
             for consumer in handling:
                 # The claim is committed first, so that an attempt counts that ends the relay.
                 consumer.handle(event, redelivered=True)
-        except OperationInProgress as error:
-            return Deferred(str(error), delay=timedelta(seconds=error.remaining or 0))
-        except (StoreUnavailable, ImportError) as error:
-            return away(error)
-        except DeadLettered as error:
+
+        error = answer_of(handle)
+        if isinstance(error, DeadLettered):
             why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
             return Refused(f"{error}{why}", final=True)
-        except Exception as error:  # noqa: BLE001  # it is the message's
-            return error
-        return None
+        return error
 
     def check(self) -> list[CheckMessage]:
         try:

@@ -37,7 +37,7 @@ from kombu.transport import pyamqp
 from ...conf import seconds_of
 from ..consumers import Consumer
 from ..queue import reason
-from .base import Away, GroupedBatch, Outgoing, Publisher, Refused
+from .base import Away, Outgoing, Publisher, Refused
 from .loop import (
     BEAT,
     NO_DEAD_LETTERS,
@@ -122,27 +122,12 @@ class KombuPublisher(Publisher):
         self._producer: kombu.Producer | None = None
         self._returned: list[Exception] = []
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        lines = GroupedBatch(messages)
-        while lines.heads:
-            place = lines.heads[0]
-            try:
-                error = self.late() or self._send(messages[place])
-            except Exception as error:  # noqa: BLE001  # each transport has its own
-                lines.give_up(error)
-                break
-            if error is None:
-                lines.confirm(place)
-            else:
-                lines.fail(place, error)
-        return lines.answers
-
     def close(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None
         if connection is not None:
             connection.collect(socket_timeout=1)  # also where the broker does not answer
 
-    def _send(self, message: Outgoing) -> Exception | None:
+    def send(self, message: Outgoing) -> Exception | None:
         try:
             headers, content_type, body = message.event(self.source).to_binary(PREFIX)
         except ValueError as error:

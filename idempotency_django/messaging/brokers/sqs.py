@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -43,6 +43,28 @@ _NAME: Final = re.compile(r"(?!(AWS|Amazon)\.)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 _ID: Final = re.compile(r"[A-Za-z0-9!-/:-@[-`{-~]{1,128}")
 
 
+def _connected(arguments: Mapping[str, Any], connect: float, read: float) -> Any:
+    """A client of SQS, for publisher and transport alike.
+
+    Args:
+        arguments: arguments of ``boto3.client("sqs", …)``.
+        connect: seconds that SQS may take to accept the connection.
+        read: seconds that it may take to answer.
+
+    Raises:
+        ImproperlyConfigured: no region is known.
+    """
+    config = Config(connect_timeout=connect, read_timeout=read)
+    try:
+        return boto3.client("sqs", **{"config": config, **arguments})
+    except NoRegionError as error:
+        raise ImproperlyConfigured(
+            "No AWS region is known for SQS. Set AWS_DEFAULT_REGION, or pass it on: "
+            '--option client.region_name=eu-central-1, in code client={"region_name": '
+            '"eu-central-1"}.'
+        ) from error
+
+
 class SqsPublisher(Publisher):
     """Publishes to a queue of Amazon SQS, each message as a CloudEvent in the JSON format.
 
@@ -51,9 +73,9 @@ class SqsPublisher(Publisher):
 
     Args:
         topic: the topic.
-        url: the queue; its name ends in ``.fifo`` if it is a FIFO queue.
+        url: the queue's URL; it ends in ``.fifo`` if it is a FIFO queue.
         timeout: how long SQS may take to accept the connection, and to answer.
-        client: further arguments of ``boto3.client("sqs", …)``, such as ``region_name``.
+        client: arguments for ``boto3.client``, such as ``{"region_name": "eu-central-1"}``.
     """
 
     def __init__(
@@ -65,50 +87,43 @@ class SqsPublisher(Publisher):
         client: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(topic)
-        self._queue_url = url
+        self._url = url
         self._is_fifo = url.endswith(".fifo")
-        seconds = seconds_of("timeout", timeout)
-        self._options = {
-            "config": Config(connect_timeout=seconds, read_timeout=seconds),
-            **(client or {}),
-        }
+        self._timeout = seconds_of("timeout", timeout)
+        self._arguments = client or {}
         self._client: Any = None
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        lines = GroupedBatch(messages)
         if self._client is None:
-            self._client = boto3.client("sqs", **self._options)
-        while lines.heads:
+            self._client = _connected(self._arguments, self._timeout, self._timeout)
+        batch = GroupedBatch(messages, self.deadline)
+        while places := batch.ready:
             try:
-                for request in list(self._requests(lines)):
-                    self._send(lines, request)
+                self._send(batch, self._request(batch, places))
             except (BotoCoreError, ClientError) as error:
-                lines.give_up(error)
-        return lines.answers
+                batch.give_up(error)
+        return batch.answers
 
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
-    def _requests(self, lines: GroupedBatch) -> Iterator[dict[int, dict[str, Any]]]:
-        """The first message of each line as entries of requests, none larger than SQS takes."""
-        request: dict[int, dict[str, Any]] = {}
+    def _request(self, batch: GroupedBatch, places: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """The entries of a request, by their places; no more than SQS takes."""
+        entries: dict[int, dict[str, Any]] = {}
         size = 0
-        for place in lines.heads:
+        for place in places:
             try:
-                entry = self._entry(place, lines.messages[place])
+                entry = self._entry(place, batch.messages[place])
             except ValueError as error:
-                lines.fail(place, error)
+                batch.answer(place, error)
                 continue
-            length = len(entry["MessageBody"])  # it is ASCII
-            if request and (len(request) == MAX_BATCH or size + length > LARGEST):
-                yield request
-                request, size = {}, 0
-            request[place] = entry
-            size += length
-        if request:
-            yield request
+            size += len(entry["MessageBody"])  # it is ASCII
+            if entries and (len(entries) == MAX_BATCH or size > LARGEST):
+                break
+            entries[place] = entry
+        return entries
 
     def _entry(self, place: int, message: Outgoing) -> dict[str, Any]:
         entry: dict[str, Any] = {
@@ -121,34 +136,28 @@ class SqsPublisher(Publisher):
             entry["MessageGroupId"] = _fit(message.group or message.message_id)
         return entry
 
-    def _send(self, lines: GroupedBatch, request: dict[int, dict[str, Any]]) -> None:
-        """Send a request, and note what SQS says of each of its entries.
-
-        Raises:
-            Exception: SQS cannot be reached, or refuses the queue.
-        """
-        if late := self.late():
-            for place in request:
-                lines.fail(place, late)
+    def _send(self, batch: GroupedBatch, entries: dict[int, dict[str, Any]]) -> None:
+        """Send a request, and note what SQS says of each of its entries."""
+        if not entries:
             return
         try:
             answer = self._client.send_message_batch(
-                QueueUrl=self._queue_url, Entries=list(request.values())
+                QueueUrl=self._url, Entries=[*entries.values()]
             )
         except ClientError as error:
             if error.response["Error"]["Code"] not in _UNFIT:
                 raise
-            for place, entry in request.items():
-                if len(request) > 1:
-                    self._send(lines, {place: entry})
+            for place in filter(batch.is_ready, entries):  # one of them is not taken
+                if len(entries) == 1:
+                    batch.answer(place, error)
                 else:
-                    lines.fail(place, error)
+                    self._send(batch, {place: entries[place]})
             return
         for sent in answer.get("Successful", ()):
-            lines.confirm(int(sent["Id"]))
+            batch.answer(int(sent["Id"]), None)
         for failed in answer.get("Failed", ()):
             kind = Refused if failed.get("SenderFault", True) else Away
-            lines.fail(int(failed["Id"]), kind(f"{failed['Code']}: {failed.get('Message')}"))
+            batch.answer(int(failed["Id"]), kind(f"{failed['Code']}: {failed.get('Message')}"))
 
 
 def _attributes(headers: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -248,15 +257,7 @@ class SQS(Transport):
 
     def open(self) -> None:
         if self._client is None:
-            config = Config(connect_timeout=_CONNECT, read_timeout=self._wait + 2 * _CONNECT)
-            try:
-                self._client = boto3.client("sqs", **{"config": config, **self._arguments})
-            except NoRegionError as error:
-                raise ImproperlyConfigured(
-                    "No AWS region is known for SQS. Set AWS_DEFAULT_REGION, or pass it on: "
-                    "--option client.region_name=eu-central-1, in code "
-                    'client={"region_name": "eu-central-1"}.'
-                ) from error
+            self._client = _connected(self._arguments, _CONNECT, self._wait + 2 * _CONNECT)
 
     def fetch(self, limit: int) -> list[Incoming]:
         self._renewed = time.monotonic()

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import close_old_connections, connections
+from django.db import close_old_connections
 from django.db.models import Count, F
 
 from ...conf import did_you_mean
@@ -30,7 +30,7 @@ from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
 from ..databases import database, unindexed
 from ..models import InboxMessage, MessageState
-from ..queue import Queue, counted, reason
+from ..queue import Queue, counted, reason, repeat
 from .handling import (
     CONSUMER,
     NoReceiver,
@@ -215,13 +215,12 @@ def run_inbox(
         batch: as for :func:`process_due`.
         poll: how long to wait, when nothing is due, before looking again.
     """
-    while not stop.is_set():
-        try:
-            process_due(sources=sources, batch=batch, stop=stop)
-        except (DatabaseFault, StoreUnavailable):
-            logger.exception("The inbox cannot be processed now; another try follows.")
-            connections.close_all()
-        stop.wait(poll.total_seconds())
+    warn_of_unhandled()
+
+    def work() -> None:
+        process_due(sources=sources, batch=batch, stop=stop)
+
+    repeat(work, stop, what="inbox", poll=poll)
 
 
 def warn_of_unhandled() -> None:

@@ -17,13 +17,12 @@ from django.core.signing import BadSignature, Signer
 from django.db import transaction
 
 from ...engine.context import ExecutionContext
-from ...errors import OperationInProgress, StoreUnavailable
 from ...functions import run_plan
 from ...planning import plan_call
 from ...policy import Policy
 from ...policy.canonical import content_digest
 from ...records import reference
-from ..brokers.base import Deferred, Outgoing, Publisher, Refused, away, in_order
+from ..brokers.base import Outgoing, Publisher, Refused, answer_of
 from ..consumers import without_exits
 from ..databases import database
 from ..models import MessageState, OutboxMessage
@@ -94,10 +93,6 @@ _METHOD: Final = "CALL"
 _POLICY: Final = Policy(mode="leased", ttl=timedelta(days=30), on_store_error="refuse")
 
 
-class EndsProcesses(Exception):
-    """A call has ended its process, on its last attempt."""
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """A function and its arguments.
@@ -134,20 +129,22 @@ class Call:
         """The call in a message.
 
         Raises:
-            BadSignature: somebody else has written it, or ``SECRET_KEY`` has changed.
+            Refused: another process has written it, or ``SECRET_KEY`` has changed.
         """
         try:
             call = cls(path, data["args"], data["kwargs"])
-            signed = f"{call._text}:{data['signature']}"
+            signature = data["signature"]
         except (KeyError, TypeError) as error:
-            raise BadSignature("The message is no call that after_commit() has written.") from error
+            why = "The message is no call that after_commit() has written."
+            raise Refused(why, final=True) from error
         try:
-            _signer().unsign(signed)
+            _signer().unsign(f"{call._text}:{signature}")
         except BadSignature as error:
-            raise BadSignature(
+            raise Refused(
                 f"The call of {path} is not signed with SECRET_KEY, or with one of "
                 "SECRET_KEY_FALLBACKS. Has the key been replaced since? Then add the old one to "
-                "the fallbacks. If not, find out who has written the message."
+                "the fallbacks. If not, find out who has written the message.",
+                final=True,
             ) from error
         return call
 
@@ -166,8 +163,7 @@ class Call:
                 process; ``None``: it is called again.
 
         Raises:
-            EndsProcesses: it is not called again. The next attempt calls it, if an operator asks
-                for one.
+            Refused: it is not called again. The next attempt calls it, if an operator asks for one.
             OperationInProgress: somebody else is calling it.
             OperationHeld: it was interrupted, and an operator must settle it.
             StoreUnavailable: nobody knows whether it was called.
@@ -189,10 +185,11 @@ class Call:
         def call(execution: ExecutionContext) -> None:
             begun = execution.attempt - 1
             if max_attempts is not None and begun >= max_attempts and execution.interrupted:
-                raise EndsProcesses(
+                raise Refused(
                     f"Attempt {begun} at the call of {self.path} has ended its process, as where "
                     "memory runs out. It is not called again without an operator. Correct the "
-                    "function, and retry the message in the admin."
+                    "function, and retry the message in the admin.",
+                    final=True,
                 )
             with without_exits():
                 function(*self.args, **self.kwargs)
@@ -294,27 +291,14 @@ class CallPublisher(Publisher):
     def __init__(self, topic: str, *, at_once: bool = False) -> None:
         super().__init__(topic)
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+    def send(self, message: Outgoing) -> Exception | None:
         most = topic(self.topic).max_attempts
-        return in_order(messages, lambda message: self.late() or _call(message, most))
 
+        def call() -> None:
+            read = Call.read(message.type, message.data)
+            read.run_once(message.message_id, message.reference, max_attempts=most)
 
-def _call(message: Outgoing, max_attempts: int | None) -> Exception | None:
-    try:
-        call = Call.read(message.type, message.data)
-    except BadSignature as error:
-        return Refused(str(error), final=True)
-    try:
-        call.run_once(message.message_id, message.reference, max_attempts=max_attempts)
-    except EndsProcesses as error:
-        return Refused(str(error), final=True)
-    except OperationInProgress as error:
-        return Deferred(str(error), delay=timedelta(seconds=error.remaining or 0))
-    except (StoreUnavailable, ImportError) as error:
-        return away(error)
-    except Exception as error:  # noqa: BLE001  # it is the function's, whatever it is
-        return error
-    return None
+        return answer_of(call)
 
 
 CELERY_TOPIC: Final = "celery"

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 from django.db import IntegrityError, connections
 from django.db.models import F, Q
 from django.db.models.constants import OnConflict
@@ -302,7 +303,7 @@ class Topic:
                 f"The publisher {self.backend!r} of the topic {self.name!r} cannot be imported: "
                 f"{error}. {what}."
             ) from error
-        except (ImportError, TypeError, ValueError) as error:
+        except (ImproperlyConfigured, ImportError, TypeError, ValueError) as error:
             raise ImproperlyConfigured(
                 f"The publisher {self.backend!r} of the topic {self.name!r} cannot be made: "
                 f"{error}. Correct BACKEND and OPTIONS in IDEMPOTENCY['OUTBOX']."
@@ -323,9 +324,9 @@ def topics() -> list[str]:
     return list({**conf.outbox, **OWN})
 
 
-def relayed() -> list[str]:
-    """The names of the topics that a relay sends, without ``"*"``; a wrong entry is one of them."""
-    return [name for name in topics() if name != ALL_OTHERS and _is_relayed(name)]
+def topic_names(*, relay: bool) -> list[str]:
+    """The names of the topics that a relay sends, or does not; without ``"*"``."""
+    return [name for name in topics() if name != ALL_OTHERS and _is_relayed(name) == relay]
 
 
 def _is_relayed(name: str) -> bool:
@@ -335,6 +336,7 @@ def _is_relayed(name: str) -> bool:
         return True
 
 
+@lru_cache
 def topic(name: str) -> Topic:
     """The topic of that name.
 
@@ -350,6 +352,13 @@ def topic(name: str) -> Topic:
             + did_you_mean(name, conf.outbox, "Known topics")
         )
     return _made(name, entry)
+
+
+def _forget_topics(**_: Any) -> None:
+    topic.cache_clear()
+
+
+setting_changed.connect(_forget_topics, dispatch_uid=f"{__name__}.topic")
 
 
 def _made(name: str, entry: Any) -> Topic:

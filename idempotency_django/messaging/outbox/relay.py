@@ -10,20 +10,14 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from django.db import Error as DatabaseFault
-from django.db import (
-    InterfaceError,
-    OperationalError,
-    close_old_connections,
-    connections,
-)
+from django.db import InterfaceError, OperationalError, connections
 from django.db.models import Count, F, Q, QuerySet
 
 from ...conf import conf
@@ -31,16 +25,15 @@ from ...models import DatabaseNow
 from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
 from ..databases import database, unindexed, with_zone
 from ..models import MessageState, OutboxMessage
-from ..queue import Queue, counted, reason
+from ..queue import Queue, counted, reason, repeat
 from .publishing import (
     ALL_OTHERS,
     DEAD_LETTER,
     Topic,
     insert,
     next_sequence,
-    relayed,
     topic,
-    topics,
+    topic_names,
     uuid7,
 )
 from .waking import NotificationListener
@@ -200,18 +193,29 @@ class Batch:
 logger = logging.getLogger("idempotency_django")
 
 
+_Answered = tuple[OutboxMessage, Exception | None]
+
+
 @dataclass(slots=True)
 class TopicSender:
-    """A topic, as one relay sees it."""
+    """Sends the messages of one topic for one relay, and waits while the broker is away."""
 
     name: str
+    turn: float = 0  # when it was the topic's turn last, by time.monotonic()
     failures: int = 0  # how often in a row nothing could be sent
     resumes_at: float = 0  # by time.monotonic()
     suspects: set[str] = field(default_factory=set)  # what sending failed with: others go first
     publisher: Publisher | None = None
 
-    def publish(self, messages: Sequence[OutboxMessage], deadline: float) -> list[Exception | None]:
-        """What the publisher answers for each message."""
+    def publish(self, messages: list[OutboxMessage], deadline: float) -> list[_Answered]:
+        """The messages, those that are suspected last, each with the publisher's answer."""
+        self.turn = time.monotonic()
+        messages.sort(key=lambda message: _unit_of(message) in self.suspects)
+        return list(zip(messages, self._answers(messages, deadline), strict=True))
+
+    def _answers(
+        self, messages: Sequence[OutboxMessage], deadline: float
+    ) -> Sequence[Exception | None]:
         try:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
@@ -226,7 +230,7 @@ class TopicSender:
             and len(answers) == len(messages)
             and all(answer is None or isinstance(answer, Exception) for answer in answers)
         ):
-            return list(answers)
+            return answers
         wrong = TypeError(
             f"{type(self.publisher).__name__}.publish() has returned {answers!r}. Have it return "
             "a list with one answer for each message: None if the broker has confirmed it, else "
@@ -234,8 +238,9 @@ class TopicSender:
         )
         return [wrong] * len(messages)
 
-    def pause(self, error: Away) -> None:
+    def pause(self, message: OutboxMessage, error: Away) -> None:
         """Let the topic wait, longer each time; the publisher's client is made anew after it."""
+        self.suspects.add(_unit_of(message))
         self.failures += 1
         wait = backoff(self.failures).total_seconds()
         self.resumes_at = time.monotonic() + wait
@@ -264,9 +269,28 @@ def _unit_of(message: OutboxMessage) -> str:
     return name
 
 
-def note_failures(
-    batch: Batch, known: Topic, answers: Iterable[tuple[OutboxMessage, Exception | None]]
-) -> None:
+def note_sent(batch: Batch, known: Topic, sent: Sequence[OutboxMessage]) -> None:
+    """Note what the broker has confirmed."""
+    if not sent:
+        return
+    try:
+        noted = batch.mark_sent(sent, known.retention)
+    except (InterfaceError, OperationalError):
+        # The connection was lost while the broker was busy: on a new one, it is noted still.
+        connections[batch.using].close()
+        noted = batch.mark_sent(sent, known.retention)
+    if noted < len(sent):
+        logger.warning(
+            "The relay sent %s of the topic %r after its lease was over. Another relay sends the "
+            "same as well; consumers recognise it by its id. Give the relay a longer lease, or "
+            "smaller batches.",
+            counted(len(sent) - noted),
+            known.name,
+        )
+    logger.info("Sent %s of the topic %r.", counted(len(sent)), known.name)
+
+
+def note_failures(batch: Batch, known: Topic, answers: Iterable[_Answered]) -> None:
     """Note the first failure of each group; those after it were not even tried."""
     for message, error in answers:
         if error is None or message.stream in batch.failed:
@@ -297,13 +321,14 @@ def note_failures(
 BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
 POLL: Final = timedelta(seconds=1)
-ABANDONED_INTERVAL: Final = timedelta(minutes=5)
-"""How often a relay looks for messages that no relay sends."""
-ABANDONED_LIMIT: Final = 20
 BATCH_TIME: Final = timedelta(seconds=5)
 """After so long, a batch begins nothing: what was committed meanwhile has its turn."""
 QUICK_BATCH: Final = timedelta(seconds=0.5)
 """After a batch that took no longer, the next one has twice as many messages of each group."""
+ABANDONED_INTERVAL: Final = timedelta(minutes=5)
+"""How often a relay looks for messages that no relay sends."""
+ABANDONED_LIMIT: Final = 20
+"""How many topics of such messages it names."""
 
 
 class Relay:
@@ -339,71 +364,13 @@ class Relay:
         self.using = using or database()
         self.refused = 0
         self._senders: dict[str, TopicSender] = {}
-        self._begun: dict[str, float] = {}  # each topic, when it had its turn
         self._per_group = PER_GROUP
-
-    def run(self, stop: threading.Event, *, poll: timedelta = POLL, listen: bool = False) -> None:
-        """Send whatever comes, until ``stop`` is set; then finish the batch.
-
-        Args:
-            stop: when to stop.
-            poll: how long to wait when there was nothing to send.
-            listen: whether to be woken up by topics with ``NOTIFY`` (PostgreSQL).
-        """
-        listener = NotificationListener(self.using) if listen else None
-        logger.info("The relay sends %s, from the database %r.", self.names, self.using)
-        searched, was_busy = -math.inf, True
-        try:
-            while not stop.is_set():
-                close_old_connections()
-                if time.monotonic() - searched > ABANDONED_INTERVAL.total_seconds():
-                    searched = time.monotonic()
-                    self._log_abandoned()
-                if self._sent_some():
-                    was_busy = True
-                    continue
-                if was_busy:
-                    away = ", ".join(map(repr, self.unreachable))
-                    also = f". It cannot send now: {away}" if away else ""
-                    logger.info("The relay waits, because nothing is due%s.", also)
-                    was_busy = False
-                if listener is None:
-                    stop.wait(poll.total_seconds())
-                else:
-                    listener.wait(poll.total_seconds(), stop)
-        finally:
-            if listener is not None:
-                listener.close()
-
-    def _sent_some(self) -> bool:
-        """Whether something was sent; what goes wrong with the database is logged."""
-        try:
-            return self.send_batch() > 0
-        except DatabaseFault:
-            logger.exception(
-                "The outbox cannot reach the database %r. No message is lost; the relay tries "
-                "again.",
-                self.using,
-            )
-            return False
-
-    def _log_abandoned(self) -> None:
-        try:
-            for name, count in abandoned(self.using).items():
-                logger.error(
-                    "No relay sends what waits for the topic %r (%s): "
-                    "IDEMPOTENCY['OUTBOX'] does not name it any more, or has it with RELAY=False. "
-                    "None is lost. Add the topic again, with a publisher that sends them to where "
-                    "they are to go.",
-                    name,
-                    counted(count),
-                )
-        except DatabaseFault:  # send_batch() says it
-            return
+        self._searched = -math.inf  # for abandoned messages, by time.monotonic()
+        self._was_busy = True
 
     def drain(self, stop: threading.Event | None = None) -> int:
         """Send until nothing is due, or ``stop`` is set; how many messages were tried."""
-        self._log_abandoned()
+        log_abandoned(self.using)
         total = 0
         while not (stop and stop.is_set()) and (sent := self.send_batch()):
             total += sent
@@ -413,15 +380,16 @@ class Relay:
         """Claim what is due once, and send it; how many messages were tried."""
         begun = time.monotonic()
         deadline = begun + min(BATCH_TIME, self.lease / 2).total_seconds()
-        wanted, per_group = self._wanted(), self._per_group
-        batch = Batch.claim(self.using, wanted, self.batch_size, self.lease, per_group)
-        by_topic = attrgetter("topic")
-        groups = groupby(sorted(batch.messages, key=by_topic), key=by_topic)
-        messages = {name: list(group) for name, group in groups}
-        # In turns: a slow topic may use up the time, and the others come first then.
-        turns = sorted(messages, key=lambda name: self._begun.get(name, 0))
+        per_group = self._per_group
+        batch = Batch.claim(self.using, self._wanted(), self.batch_size, self.lease, per_group)
+        by_sender: dict[str, list[OutboxMessage]] = {}
+        for message in batch.messages:
+            by_sender.setdefault(message.topic, []).append(message)
+        senders = [self._senders.setdefault(name, TopicSender(name)) for name in by_sender]
         try:
-            return sum(self._publish(batch, name, messages[name], deadline) for name in turns)
+            # In turns: a slow topic may use up the time, and the others come first then.
+            turns = sorted(senders, key=attrgetter("turn"))
+            return sum(self._send(batch, each, by_sender[each.name], deadline) for each in turns)
         finally:
             batch.release()
             is_quick = time.monotonic() - begun <= QUICK_BATCH.total_seconds()
@@ -432,7 +400,7 @@ class Relay:
         """The topics that it sends, in words."""
         if not self.topics and ALL_OTHERS in conf.outbox:
             return "all topics"
-        return f"the topics {', '.join(map(repr, self.topics or relayed()))}"
+        return f"the topics {', '.join(map(repr, self.topics or topic_names(relay=True)))}"
 
     @property
     def unreachable(self) -> list[str]:
@@ -445,71 +413,94 @@ class Relay:
             sender.close()
         self._senders.clear()
 
-    def _publish(
-        self, batch: Batch, name: str, messages: list[OutboxMessage], deadline: float
+    def _send(
+        self, batch: Batch, sender: TopicSender, messages: list[OutboxMessage], deadline: float
     ) -> int:
         if time.monotonic() >= deadline:
             return 0
-        self._begun[name] = time.monotonic()
-        sender = self._senders.setdefault(name, TopicSender(name))
-        messages.sort(key=lambda message: _unit_of(message) in sender.suspects)
-        zipped = list(zip(messages, sender.publish(messages, deadline), strict=True))
-        answers = [each for each in zipped if not isinstance(each[1], Away | DeadlineReached)]
-        if answers:
+        answered = sender.publish(messages, deadline)
+        tried = [each for each in answered if not isinstance(each[1], Away | DeadlineReached)]
+        if tried:
             sender.failures = 0
-            self._note(batch, topic(name), answers)
-            sender.suspects -= {_unit_of(message) for message, error in answers if error is None}
-        for message, error in zipped:
+            sent = [message for message, error in tried if error is None]
+            sender.suspects -= {_unit_of(message) for message in sent}
+            self.refused += len(tried) - len(sent)
+            note_sent(batch, topic(sender.name), sent)
+            note_failures(batch, topic(sender.name), tried)
+        for message, error in answered:
             if isinstance(error, Away):
-                sender.pause(error)
-                sender.suspects.add(_unit_of(message))
+                sender.pause(message, error)
                 batch.note_away(message, error)
                 break
-        return len(answers)
-
-    def _note(
-        self, batch: Batch, known: Topic, answers: list[tuple[OutboxMessage, Exception | None]]
-    ) -> None:
-        sent = [message for message, error in answers if error is None]
-        noted = self._mark_sent(batch, sent, known.retention) if sent else 0
-        if noted < len(sent):
-            logger.warning(
-                "The relay sent %s of the topic %r after its lease was over. Another relay sends "
-                "the same as well; consumers recognise it by its id. Give the relay a longer "
-                "lease, or smaller batches.",
-                counted(len(sent) - noted),
-                known.name,
-            )
-        if sent:
-            logger.info("Sent %s of the topic %r.", counted(len(sent)), known.name)
-        self.refused += len(answers) - len(sent)
-        note_failures(batch, known, answers)
-
-    def _mark_sent(self, batch: Batch, sent: list[OutboxMessage], retention: timedelta) -> int:
-        try:
-            return batch.mark_sent(sent, retention)
-        except (InterfaceError, OperationalError):
-            # The connection was lost while the broker was busy: on a new one, it is noted still.
-            connections[self.using].close()
-            return batch.mark_sent(sent, retention)
+        return len(tried)
 
     def _wanted(self) -> Q:
         """The topics that this relay sends now."""
         now = time.monotonic()
         paused = [name for name, sender in self._senders.items() if sender.resumes_at > now]
-        if not self.topics and ALL_OTHERS in conf.outbox:
-            return ~Q(topic__in=[*paused, *_left()])
-        return Q(topic__in=[name for name in self.topics or relayed() if name not in paused])
+        wanted = Q(topic__in=self.topics) if self.topics else _relayed()
+        return wanted & ~Q(topic__in=paused) if paused else wanted
+
+    def work(self) -> bool:
+        """Send a batch, and log what an operator may wonder about; whether there was one."""
+        if time.monotonic() - self._searched > ABANDONED_INTERVAL.total_seconds():
+            log_abandoned(self.using)
+            self._searched = time.monotonic()
+        is_busy = self.send_batch() > 0
+        if self._was_busy and not is_busy:
+            away = ", ".join(map(repr, self.unreachable))
+            also = f". It cannot send now: {away}" if away else ""
+            logger.info("The relay waits, because nothing is due%s.", also)
+        self._was_busy = is_busy
+        return is_busy
+
+
+def run_relay(
+    stop: threading.Event,
+    relay: Relay | None = None,
+    *,
+    poll: timedelta = POLL,
+    listen: bool = False,
+) -> None:
+    """Send messages as they are committed, until ``stop`` is set; then finish the batch.
+
+    Args:
+        stop: when to stop.
+        relay: what sends them; by default a relay of all topics. It is closed at the end.
+        poll: how long to wait when there was nothing to send.
+        listen: whether to be woken up by topics with ``NOTIFY`` (PostgreSQL).
+    """
+    relay = relay or Relay()
+    with ExitStack() as stack:
+        stack.enter_context(closing(relay))
+        wait: Callable[[float], object] = stop.wait
+        if listen and connections[relay.using].vendor == "postgresql":
+            listener = stack.enter_context(closing(NotificationListener(relay.using, stop)))
+            wait = listener.wait
+        logger.info("The relay sends %s, from the database %r.", relay.names, relay.using)
+        repeat(relay.work, stop, what="relay", poll=poll, wait=wait)
+
+
+def log_abandoned(using: str) -> None:
+    """Log for which topics messages wait that no relay sends."""
+    for name, count in abandoned(using).items():
+        logger.error(
+            "No relay sends what waits for the topic %r (%s): IDEMPOTENCY['OUTBOX'] does not name "
+            "it any more, or has it with RELAY=False. None is lost. Add the topic again, with a "
+            "publisher that sends them to where they are to go.",
+            name,
+            counted(count),
+        )
 
 
 def abandoned(using: str) -> dict[str, int]:
     """How many messages wait for each topic that no relay sends, by its name."""
-    wanted = ~Q(topic__in=_left()) if ALL_OTHERS in conf.outbox else Q(topic__in=relayed())
-    waiting = OutboxMessage.objects.using(using).filter(~wanted, state=MessageState.PENDING)
+    waiting = OutboxMessage.objects.using(using).filter(~_relayed(), state=MessageState.PENDING)
     counts = waiting.values("topic").order_by("topic").annotate(waiting=Count("pk"))
     return {each["topic"]: each["waiting"] for each in counts[:ABANDONED_LIMIT]}
 
 
-def _left() -> list[str]:
-    """The topics that others send."""
-    return [name for name in topics() if name != ALL_OTHERS and name not in relayed()]
+def _relayed() -> Q:
+    if ALL_OTHERS in conf.outbox:
+        return ~Q(topic__in=topic_names(relay=False))
+    return Q(topic__in=topic_names(relay=True))

@@ -40,31 +40,30 @@ def _notify(using: str) -> None:
 
 
 class NotificationListener:
-    """Listens for what :func:`wake_relays` sends; where nobody can be woken up, it only waits.
+    """Waits for what :func:`wake_relays` sends, on PostgreSQL.
 
     Args:
         using: the alias of the database. The listener has a connection of its own to it.
+        stop: ends each wait when it is set.
     """
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, stop: threading.Event) -> None:
         self._connection = connections[using].copy()
+        self._stop = stop
         self._woken = False
 
-    def wait(self, seconds: float, stop: threading.Event) -> None:
-        """Wait for so long at most, or until a relay is needed, or ``stop`` is set."""
-        if self._connection.vendor != "postgresql":
-            stop.wait(seconds)
-            return
+    def wait(self, seconds: float) -> None:
+        """Wait for so long at most, or until a relay is needed, or is to stop."""
         if self._woken:  # a process that was just heard sends nothing within the interval
             seconds = min(seconds, 2 * INTERVAL)
         ends = time.monotonic() + seconds
         self._woken = False
-        while not (stop.is_set() or self._woken) and (left := ends - time.monotonic()) > 0:
+        while not (self._stop.is_set() or self._woken) and (left := ends - time.monotonic()) > 0:
             try:
                 self._woken = self._heard(min(left, MOMENT))
             except DatabaseFault:
                 self._connection.close()
-                stop.wait(left)
+                self._stop.wait(left)
 
     def close(self) -> None:
         """Leave the database."""

@@ -56,10 +56,10 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         chosen = {"sources": options["source"], "batch": options["batch"]}
-        warn_of_unhandled()
         try:
             with stop_on_signals() as stop:
                 if options["once"]:
+                    warn_of_unhandled()
                     self._say(process_due(**chosen, stop=stop), options["verbosity"])
                 else:
                     run_inbox(stop, **chosen, poll=timedelta(seconds=options["poll"]))

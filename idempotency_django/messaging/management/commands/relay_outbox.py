@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ....arguments import number
 from ....stopping import stop_on_signals
-from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned
+from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned, run_relay
 from ...queue import counted
 from ...tables import refuse_unmigrated
 
@@ -70,15 +70,14 @@ class Command(BaseCommand):
             relay = Relay(options["topic"], batch_size=options["batch"], lease=lease)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
+        say = self.stdout.write if options["verbosity"] else str
         with closing(relay), stop_on_signals() as stop:
-            if not options["once"]:
-                if options["verbosity"]:
-                    self.stdout.write(f"The relay sends {relay.names}. It ends on SIGTERM.")
-                relay.run(stop, poll=timedelta(seconds=options["poll"]), listen=options["listen"])
-                return
-            said = _outcome(relay.drain(stop), relay)
-            if options["verbosity"]:
-                self.stdout.write(said)
+            if options["once"]:
+                say(_outcome(relay.drain(stop), relay))
+            else:
+                say(f"The relay sends {relay.names}. It ends on SIGTERM.")
+                poll = timedelta(seconds=options["poll"])
+                run_relay(stop, relay, poll=poll, listen=options["listen"])
 
 
 def _outcome(tried: int, relay: Relay) -> str:
