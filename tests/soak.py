@@ -19,13 +19,14 @@ def sizes(few: int, many: int, variable: str = "") -> list[Any]:
     return [few, soak(int(os.environ.get(variable, many)))]
 
 
-def first_database(fixture: str) -> Any:
+def first_database(name: str, *, indirect: bool = True) -> Any:
     """Runs a test on the first database; ``make soak`` runs it on the others.
 
     For what is above the database: it does the same on each, and few tests of it on all are enough.
 
     Args:
-        fixture: the one that has the names of the databases as its parameters.
+        name: of the parameter that is the name of a database.
+        indirect: it is a fixture that has these names as its parameters.
     """
     first, *others = settings.ALIASES
-    return pytest.mark.parametrize(fixture, [first, *map(soak, others)], indirect=True)
+    return pytest.mark.parametrize(name, [first, *map(soak, others)], indirect=indirect)

@@ -16,6 +16,7 @@ from idempotency_django.policy import Policy
 from idempotency_django.testing.chaos import Report, Service, chaos
 from tests.chaos.handlers import effects
 from tests.models import Effect
+from tests.soak import first_database
 from tests.support import new_key, post
 
 pytestmark = [
@@ -47,6 +48,7 @@ def create(request: HttpRequest) -> HttpResponse:
 urlpatterns = [path("", create)]
 
 
+@first_database("database")
 def test_task(database: str, survives: Callable[[Report], None]) -> None:
     """A task whose message is delivered again has each of its steps once."""
     survives(
@@ -62,6 +64,7 @@ def test_task(database: str, survives: Callable[[Report], None]) -> None:
     )
 
 
+@first_database("database")
 def test_view(database: str, survives: Callable[[Report], None]) -> None:
     """A request that is sent again has its effect once."""
     survives(chaos(lambda key: post(Client(), "/", key), lambda number: new_key(), effects))

@@ -21,7 +21,7 @@ from idempotency_django.messaging.events import Event
 from idempotency_django.models import IdempotencyKey
 from tests.outside import ROOT, environment
 from tests.servers import Server
-from tests.soak import sizes
+from tests.soak import first_database, sizes
 from tests.support import effect_counts
 
 from .worker import MOMENTS, Orders, dead_of, queue_of
@@ -125,7 +125,7 @@ def test_killed(broker: Callable[..., Broker], name: str, batches: int) -> None:
     assert effect_counts(settings.ALIASES[name]) == {f"billing /shop {each}": 1 for each in "a012b"}
 
 
-@every_database
+@first_database("name", indirect=False)
 def test_poison_that_kills(broker: Callable[..., Broker], name: str) -> None:
     """What ends each process that handles it is counted, dead-lettered, and kept by the broker."""
     queue = broker("billing")

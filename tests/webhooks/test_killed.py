@@ -10,6 +10,7 @@ from django.conf import settings
 
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.testing import eventually
+from tests.soak import first_database
 from tests.support import effect_counts
 
 from .site import site
@@ -53,7 +54,7 @@ def test_chunked(tmp_path: Path) -> None:
     assert not InboxMessage.objects.using(settings.ALIASES[name]).exists()
 
 
-@pytest.mark.parametrize("name", list(settings.ALIASES))
+@first_database("name", indirect=False)
 def test_poison(name: str, tmp_path: Path) -> None:
     """What kills each process that handles it is counted and dead, and leaves no effect."""
     rows = InboxMessage.objects.using(settings.ALIASES[name])
