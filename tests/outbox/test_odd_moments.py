@@ -13,7 +13,7 @@ from django.db import OperationalError, connection, transaction
 from idempotency_django.messaging.inbox.processing import warn_of_unhandled
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.outbox.relay import Relay, run_relay
 
 from .conftest import Broker, outbox
 
@@ -104,9 +104,9 @@ def test_relay_waits_for_the_database(
     stop = threading.Event()
     broker.before = staticmethod(lambda messages: stop.set())  # type: ignore[assignment]
     with fails_first(3, lambda: None):
-        Relay().run(stop, poll=timedelta(seconds=0.01))
+        run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
     assert len(broker.got) == 1
-    assert "The outbox cannot reach the database 'default'" in caplog.text
+    assert "The relay cannot reach its database. No message is lost" in caplog.text
 
 
 def test_missing_receivers_are_not_looked_for_without_a_database(
