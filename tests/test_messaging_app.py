@@ -89,3 +89,15 @@ def test_database_away() -> None:
 def test_misconfigured() -> None:
     """A wrong setting is reported by the check of settings, and by no second one."""
     assert check_tables(databases=["default"]) == []
+
+
+def test_consumers_without_the_app() -> None:
+    """Consumers and brokers are imported without the app's tables."""
+    program = (
+        "import django\n"
+        "from django.conf import settings\n"
+        "settings.configure(INSTALLED_APPS=['idempotency_django'])\n"
+        "django.setup()\n"
+        "from idempotency_django.messaging.brokers import http, kafka, local, rabbitmq, sqs\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Final
 
 from django.db import connections
 from django.db.models import CharField, F, OuterRef, Value
@@ -10,6 +11,8 @@ from django.db.models.functions import Concat
 from django.utils import timezone
 
 from ..conf import conf
+from ..engine.steps import named
+from ..stores.database.dialects import plain
 
 
 def database() -> str:
@@ -35,3 +38,11 @@ def unindexed(column: F | OuterRef) -> Concat:
     of that column to the one that leads to a few rows, and reads all the rows that have the value.
     """
     return Concat(column, Value(""), output_field=CharField())
+
+
+LONGEST: Final = 4000  # characters
+
+
+def reason(error: BaseException) -> str:
+    """The error as a text that a table can keep, although it may quote what a stranger has sent."""
+    return plain(named(error), LONGEST)

@@ -21,9 +21,8 @@ from ..models import DatabaseNow
 from ..policy import keys
 from ..stores.database.dialects import plain
 from .consumers import Consumer
-from .databases import database
+from .databases import database, reason
 from .events import Event
-from .queue import reason
 
 SENDER: Final = "idempotency-sender"
 """The header that says who sent a message to a federated consumer."""

@@ -28,10 +28,8 @@ from django.db import close_old_connections, connections, transaction
 from django.db.models import F, Func, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
-from ..engine.steps import named
 from ..errors import StoreUnavailable
 from ..models import DatabaseNow
-from ..stores.database.dialects import plain
 from .databases import unindexed
 from .models import MessageState
 
@@ -308,17 +306,9 @@ def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:
     return chosen
 
 
-LONGEST: Final = 4000  # characters
-
-
 def counted(count: int) -> str:
     """How many messages, in words."""
     return f"{count:,} message{'' if count == 1 else 's'}"
-
-
-def reason(error: BaseException) -> str:
-    """The error as a text that a table can keep, although it may quote what a stranger has sent."""
-    return plain(named(error), LONGEST)
 
 
 def repeat(

@@ -16,8 +16,8 @@ from django.core.checks import CheckMessage
 from ...errors import OperationInProgress, StoreUnavailable
 from ...records import reference
 from ..consumers import ending
+from ..databases import reason
 from ..events import Event
-from ..queue import reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ...conf import seconds_of
 from ..consumers import Consumer
-from ..queue import reason
+from ..databases import reason
 from .base import Away, GroupedBatch, Outgoing, Publisher, away
 from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Transport
 

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ...errors import DeadLettered, UnknownEventType
 from ..consumers import Consumer, consumer_at
-from ..queue import reason
+from ..databases import reason
 from .base import Outgoing, Publisher, Refused, answer_of
 
 

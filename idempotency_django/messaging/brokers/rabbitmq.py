@@ -36,7 +36,7 @@ from kombu.transport import pyamqp
 
 from ...conf import seconds_of
 from ..consumers import Consumer
-from ..queue import reason
+from ..databases import reason
 from .base import Away, Outgoing, Publisher, Refused
 from .loop import (
     BEAT,

@@ -26,11 +26,10 @@ from ...records import Claim, Operation, Payload, Record, Status, new_token, ref
 from ...stores import Store, stores
 from ...stores.database.dialects import plain
 from ..consumers import Consumer, EventExecution, Handler, RecordOf, consumers
-from ..databases import database
+from ..databases import LONGEST, database
 from ..dead_letters import sender_of
 from ..events import Event
 from ..models import InboxMessage, MessageState
-from ..queue import LONGEST
 from .receivers import WebhookReceiver, event_of, policy_of, receiver_of, receivers, scope_of
 from .verifiers import Contents
 

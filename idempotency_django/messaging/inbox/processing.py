@@ -28,9 +28,9 @@ from ...errors import (
 )
 from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
-from ..databases import database, unindexed
+from ..databases import database, reason, unindexed
 from ..models import InboxMessage, MessageState
-from ..queue import Queue, counted, reason, repeat
+from ..queue import Queue, counted, repeat
 from .handling import (
     CONSUMER,
     NoReceiver,

@@ -23,9 +23,9 @@ from django.db.models import Count, F, Q, QuerySet
 from ...conf import conf
 from ...models import DatabaseNow
 from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
-from ..databases import database, unindexed, with_zone
+from ..databases import database, reason, unindexed, with_zone
 from ..models import MessageState, OutboxMessage
-from ..queue import Queue, counted, reason, repeat
+from ..queue import Queue, counted, repeat
 from .publishing import (
     ALL_OTHERS,
     DEAD_LETTER,

@@ -16,11 +16,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.utils.module_loading import import_string
 
-from ...conf import did_you_mean
-from ...errors import UnknownEventType
-from ...messaging.brokers import BROKERS
-from ...messaging.brokers.loop import ConsumerOptions
-from ...messaging.consumers import Consumer, consumer_at, consumers
+from ....conf import did_you_mean
+from ....errors import UnknownEventType
+from ...brokers import BROKERS
+from ...brokers.loop import ConsumerOptions
+from ...consumers import Consumer, consumer_at, consumers
 
 TRANSPORTS: Final = [name for name, broker in BROKERS.items() if broker.has_consumer]
 _FUNCTIONS: Final = ("event", "sender")

@@ -1,0 +1,1 @@
+"""All parts of messaging in one process."""
