@@ -30,7 +30,7 @@ from idempotency_django.engine import (
     Replayed,
     Result,
 )
-from idempotency_django.engine.outcomes import LONGEST_PAUSE
+from idempotency_django.engine.outcomes import BACKOFF
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.records import Claim, Operation, Payload, Record, Status
@@ -352,7 +352,7 @@ class TestConflict:
             outcome = run(store, operation, wait=timedelta(seconds=3))
             assert isinstance(outcome, InProgress)
         assert sum(pauses) == pytest.approx(3)
-        assert max(pauses) <= LONGEST_PAUSE
+        assert max(pauses) <= BACKOFF.longest.total_seconds()
         assert len(pauses) > 10
 
 

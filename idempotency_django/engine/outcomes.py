@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,6 +15,7 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
+from ..backoff import Backoff
 from ..errors import (
     BUSY_MESSAGE,
     FingerprintMismatch,
@@ -299,9 +299,8 @@ def _log_held(claim: Claim, error: str) -> None:
     )
 
 
-FIRST_PAUSE: Final = 0.02
-LONGEST_PAUSE: Final = 0.25
-"""Seconds between two looks at an operation while waiting; they grow from first to longest."""
+BACKOFF: Final = Backoff(timedelta(seconds=0.02), timedelta(seconds=0.25))
+"""The time between two looks at an operation while waiting."""
 
 
 class ConflictWait:
@@ -313,7 +312,7 @@ class ConflictWait:
 
     def __init__(self, longest: timedelta | None) -> None:
         self._deadline = time.monotonic() + longest.total_seconds() if longest else 0.0
-        self._pause = FIRST_PAUSE
+        self._looks = 0
 
     def pause(self, outcome: Outcome) -> float | None:
         """Seconds until the next look; ``None``: the outcome stands, or the wait is over."""
@@ -322,9 +321,8 @@ class ConflictWait:
         left = self._deadline - time.monotonic()
         if left <= 0:
             return None
-        pause = self._pause * random.uniform(0.5, 1)  # noqa: S311  # not a secret
-        self._pause = min(self._pause * 2, LONGEST_PAUSE)
-        return min(pause, left)
+        self._looks += 1
+        return min(BACKOFF.jittered(self._looks).total_seconds(), left)
 
     async def last(
         self,

@@ -20,6 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
+from ..backoff import Backoff
 from ..conf import conf
 from ..engine.context import ExecutionContext, current_execution
 from ..errors import (
@@ -554,7 +555,8 @@ class _Delivery:
         else:  # unknown: twice as long each time, up to a lease
             first = conf.retry_after.total_seconds() or _SLACK
             longest = max(first, plan.policy.lease.total_seconds())
-            pause = min(first * 2 ** min(number - 1, 16), longest)
+            backoff = Backoff(timedelta(seconds=first), timedelta(seconds=longest))
+            pause = backoff.after(number).total_seconds()
         options = self.task.app.conf.broker_transport_options or {}
         visible = float(options.get("visibility_timeout") or _VISIBILITY_TIMEOUT)
         return min(pause, visible / 2)

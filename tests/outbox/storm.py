@@ -74,11 +74,11 @@ def write(orders: Orders, place: int) -> None:
 
 def relay() -> None:
     """Send what is due, with short leases and retries."""
+    from idempotency_django.backoff import Backoff
     from idempotency_django.messaging.outbox import relay as batches
     from idempotency_django.messaging.outbox.relay import Relay, run_relay
 
-    batches.FIRST_BACKOFF = timedelta(seconds=0.02)
-    batches.LONGEST_BACKOFF = timedelta(seconds=0.1)
+    batches.BACKOFF = Backoff(timedelta(seconds=0.02), timedelta(seconds=0.1))
     sender = Relay(batch_size=BATCH, lease=timedelta(seconds=LEASE))
     run_relay(threading.Event(), sender, poll=timedelta(seconds=0.02))
 

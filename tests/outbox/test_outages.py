@@ -14,6 +14,7 @@ import pytest
 from django.db import connections, transaction
 from django.test import override_settings
 
+from idempotency_django.backoff import Backoff
 from idempotency_django.messaging.brokers.base import Away, Outgoing, Publisher, Refused
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import after_commit, publish
@@ -48,7 +49,7 @@ class Mute(Publisher):
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic whose broker was away is tried again at once."""
-    monkeypatch.setattr(sending, "backoff", lambda failures: timedelta(0))
+    monkeypatch.setattr(sending, "BACKOFF", Backoff(timedelta(0), timedelta(0)))
 
 
 def attempts(using: str) -> dict[int, int]:

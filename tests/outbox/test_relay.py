@@ -11,6 +11,7 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.backoff import Backoff
 from idempotency_django.messaging.brokers import base
 from idempotency_django.messaging.brokers.base import Outgoing
 from idempotency_django.messaging.models import OutboxMessage
@@ -228,7 +229,7 @@ def test_broker_away(using: str, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_order_after_an_outage(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an outage, too, none overtakes one of its group that was refused."""
-    monkeypatch.setattr(sending, "backoff", lambda failures: timedelta(0))
+    monkeypatch.setattr(sending, "BACKOFF", Backoff(timedelta(0), timedelta(0)))
     publish_each([1, 2], using, group="g")
 
     def away(_: Sequence[Outgoing]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from django.urls import path
 
+from idempotency_django.backoff import Backoff
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox import processing
 from idempotency_django.messaging.inbox.receivers import WebhookReceiver
@@ -16,7 +18,7 @@ from idempotency_django.messaging.inbox.verifiers import StandardWebhooks
 from tests.models import Effect
 from tests.webhooks.secret import SECRET
 
-processing.FIRST_PAUSE = 0.05  # type: ignore[misc]  # nobody waits here for what recovers
+processing.BACKOFF = Backoff(timedelta(seconds=0.05), timedelta(hours=1))  # type: ignore[misc]  # nobody waits here for what recovers
 
 MOMENTS = ("before the answer", "before the effect", "before the commit")
 

@@ -104,7 +104,7 @@ def test_fails(inbox: Inbox) -> None:
     assert (row.attempts, row.error) == (1, "ConnectionError: The warehouse does not answer.")
     now = inbox.rows().values_list(DatabaseNow(), flat=True).get()
     wait = (row.process_after - now).total_seconds()
-    assert 0 < wait <= processing.FIRST_PAUSE
+    assert 0 < wait <= processing.BACKOFF.first.total_seconds()
     assert process_due() == {}
     behaviour.clear()
     inbox.due_now()

@@ -25,6 +25,7 @@ from urllib.parse import quote
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, close_old_connections, connections
 
+from ...backoff import Backoff
 from ...conf import seconds_of
 from ...errors import OperationInProgress, StoreUnavailable, UnknownEventType
 from ...stopping import stop_on_signals
@@ -239,8 +240,6 @@ Verdict = Ack | Retry | DeadLetter | WaitForDatabase | Stop
 
 Unknown = Literal["dead_letter", "ignore", "stop"]
 
-_LARGEST_POWER: Final = 32  # 2 ** 32 pauses are longer than any
-
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
@@ -310,9 +309,7 @@ class ConsumerOptions:
 
     def pause_after(self, failures: int) -> float:
         """Seconds to wait after so many failures, one after the other."""
-        power = min(failures - 1, _LARGEST_POWER)
-        first, longest = self.pause.total_seconds(), self.longest_pause.total_seconds()
-        return min(longest, first * 2.0**power)
+        return Backoff(self.pause, self.longest_pause).after(failures).total_seconds()
 
 
 logger = logging.getLogger("idempotency_django")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -18,6 +17,7 @@ from django.db import Error as DatabaseFault
 from django.db import close_old_connections
 from django.db.models import Count, F
 
+from ...backoff import Backoff
 from ...conf import did_you_mean
 from ...errors import (
     DeadLettered,
@@ -138,8 +138,7 @@ logger = logging.getLogger("idempotency_django")
 
 BATCH: Final = 10
 POLL: Final = timedelta(seconds=1)
-FIRST_PAUSE: Final = 5.0  # seconds after the first failure; each further one takes twice as long
-LONGEST_PAUSE: Final = 3600.0  # seconds
+BACKOFF: Final = Backoff(timedelta(seconds=5), timedelta(hours=1))
 NO_HANDLER: Final = "There is no handler for its type."
 _REJECTED: Final = (DeadLettered, FingerprintMismatch, UnknownEventType)
 
@@ -311,9 +310,8 @@ def _after(seconds: float) -> Any:
 
 
 def _pause(message: InboxMessage) -> float:
-    """Seconds until the next attempt: more after each, and not the same for two messages."""
-    longest: float = min(FIRST_PAUSE * 2.0 ** min(message.attempts - 1, 20), LONGEST_PAUSE)
-    return longest * random.uniform(0.5, 1)  # noqa: S311  # nobody gains by guessing it
+    """Seconds until the next attempt."""
+    return BACKOFF.jittered(message.attempts).total_seconds()
 
 
 def purged(message: InboxMessage) -> Any:

@@ -6,7 +6,6 @@ import base64
 import json
 import logging
 import math
-import random
 import threading
 import time
 import uuid
@@ -20,6 +19,7 @@ from typing import Any, Final
 from django.db import InterfaceError, OperationalError, connections
 from django.db.models import Count, F, Q, QuerySet
 
+from ...backoff import Backoff
 from ...conf import conf
 from ...models import DatabaseNow
 from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
@@ -38,8 +38,7 @@ from .publishing import (
 )
 from .waking import NotificationListener
 
-FIRST_BACKOFF: Final = timedelta(seconds=1)
-LONGEST_BACKOFF: Final = timedelta(minutes=5)
+BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
 PER_GROUP: Final = 10
 """How many messages of one group a batch has, unless they are sent quickly: the groups take turns,
 so a slow one keeps another waiting for so many of its messages, whatever its backlog."""
@@ -84,12 +83,6 @@ def discarded(topic: Topic) -> dict[str, Any]:
         "dedup": None,
         "dedup_until": None,
     }
-
-
-def backoff(failures: int) -> timedelta:
-    """How long to wait after so many failures in a row; random, so that not all try at once."""
-    longest: timedelta = min(FIRST_BACKOFF * 2 ** min(failures - 1, 20), LONGEST_BACKOFF)
-    return longest * random.uniform(0.5, 1.0)  # noqa: S311  # nobody has to guess it
 
 
 def outgoing(message: OutboxMessage) -> Outgoing:
@@ -163,7 +156,7 @@ class Batch:
         is_poison = is_refused and (is_used_up or is_final)
         changes: dict[str, Any] = {"attempts": attempts, "token": "", "error": reason(error)}
         if not is_poison:
-            again = max(backoff(attempts), delay)
+            again = max(BACKOFF.jittered(attempts), delay)
             changes |= {"state": MessageState.PENDING, "process_after": DatabaseNow() + again}
         elif topic.on_poison == DEAD_LETTER:
             changes |= {"state": MessageState.DEAD, "process_after": None}
@@ -242,7 +235,7 @@ class TopicSender:
         """Let the topic wait, longer each time; the publisher's client is made anew after it."""
         self.suspects.add(_unit_of(message))
         self.failures += 1
-        wait = backoff(self.failures).total_seconds()
+        wait = BACKOFF.jittered(self.failures).total_seconds()
         self.resumes_at = time.monotonic() + wait
         logger.error(
             "The topic %r waits for %.1f seconds, because nothing of it can be sent: %s. No "

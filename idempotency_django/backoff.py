@@ -1,0 +1,32 @@
+"""How long to wait after failures, in all places that try again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+
+_LARGEST_POWER = 32  # 2 ** 32 times any first wait is longer than any longest one
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits that double after each failure in a row, up to the longest.
+
+    Attributes:
+        first: the wait after the first failure.
+        longest: no wait is longer.
+    """
+
+    first: timedelta
+    longest: timedelta
+
+    def after(self, failures: int) -> timedelta:
+        """The wait after so many failures in a row: the same for all who fail together."""
+        power = min(failures - 1, _LARGEST_POWER)
+        seconds = self.first.total_seconds() * 2.0**power
+        return timedelta(seconds=min(seconds, self.longest.total_seconds()))
+
+    def jittered(self, failures: int) -> timedelta:
+        """The same, shortened at random by up to a half, so that not all try again at once."""
+        return self.after(failures) * random.uniform(0.5, 1)  # noqa: S311  # no secret
