@@ -13,9 +13,9 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
-# The parts of the tests: first the long ones that are one process each, which can have one core
-# only. Much of what the others do is to wait: one more runs at a time than there are cores.
-PARTS := $(addprefix test-,inside outside faults psycopg2 naive)
+# The parts of the tests: first the long ones, as each is one process, which can have one core only.
+# Much of what the others do is to wait: one more runs at a time than there are cores.
+PARTS := $(addprefix test-,inside outside rooms faults psycopg2 naive)
 SOAKS := $(addprefix soak-,outside faults inside)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
@@ -63,6 +63,7 @@ test: $(VENV)/.installed-test  ## Run all tests on all databases, and on psycopg
 # These files only: to collect all tests takes long.
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
 FAULTS := tests/faults
+ROOMS := $(filter-out $(FAULTS)/ tests/e2e/,$(sort $(dir $(wildcard tests/*/test_*.py))))
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 
 # What these test is above the database: the first run is enough, whatever the driver.
@@ -87,7 +88,10 @@ ANY_DRIVER := $(addprefix tests/, docs seen transports \
     $(patsubst %,webhooks/test_%.py,admin verifiers))
 
 test-inside:
-	$(PY) -m coverage run -m pytest -m "not e2e and not soak"
+	$(PY) -m coverage run -m pytest -m "not e2e and not soak" tests/test_*.py
+
+test-rooms:
+	$(PY) -m coverage run -m pytest -m "not e2e and not soak" $(ROOMS)
 
 test-psycopg2:
 	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m coverage run -m pytest -m "not e2e and not soak" \
