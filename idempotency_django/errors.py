@@ -1,4 +1,4 @@
-"""The errors of idempotency_django, each with its one home, HTTP status and slug.
+"""The errors of idempotency_django, each with its HTTP status and its problem type (RFC 9457).
 
 ::
 

@@ -13,7 +13,7 @@ import idempotency_django
 from idempotency_django import messaging
 from idempotency_django.messaging.brokers import BROKERS
 from idempotency_django.messaging.brokers.base import Publisher
-from idempotency_django.messaging.outbox.publishing import Topic
+from idempotency_django.messaging.outbox.topics import Topic
 
 PACKAGES = (idempotency_django, messaging)
 OFFERED = [(package, name) for package in PACKAGES for name in package.__all__]

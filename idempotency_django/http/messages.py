@@ -1,4 +1,4 @@
-"""Turns requests into calls, and responses into payloads and back: HTTP as plain values."""
+"""HTTP as plain values: reads the key header, turns responses into payloads, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unwraps known decorators, and puts them on again around a function that runs once.
+"""Unwraps known decorators, and puts them on again; refuses unknown ones and frameworks.
 
 The rule that a user can remember: ``@idempotent`` is the innermost decorator. A view that is
 protected inside (``protected_part()``) may have anything around it. One that is protected from

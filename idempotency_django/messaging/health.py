@@ -19,8 +19,8 @@ from .inbox.handling import CONSUMER
 from .inbox.purging import over as inbox_over
 from .inbox.receivers import receiver_of
 from .models import InboxMessage, MessageState, OutboxMessage
-from .outbox.publishing import topic
 from .outbox.purging import over as outbox_over
+from .outbox.topics import topic
 
 Pending = tuple[timedelta, timedelta, bool]
 """For how long a message has been due (less than 0: not yet), how old it is, whether it failed."""

@@ -23,7 +23,7 @@ from .databases import database
 from .dead_letters import SENDER, message_id_of
 from .events import Event
 from .models import InboxMessage, MessageState, OutboxMessage
-from .outbox.publishing import topic
+from .outbox.topics import topic
 
 OUTBOX: Final = "outbox:"
 INBOX: Final = "inbox:"

@@ -1,4 +1,4 @@
-"""What identifies an operation: its key, its scope, and the fingerprint of what is asked for."""
+"""The identity of an operation: its key, scope and fingerprint; and its lifetime."""
 
 from __future__ import annotations
 

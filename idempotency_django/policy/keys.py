@@ -1,4 +1,4 @@
-"""Keys, which name operations: the client's key header, or a derived key.
+"""Keys, which name operations: parses the value of the client's header, or derives a key.
 
 The header's value is a String of RFC 9651 (``"8e03978e"``, quoted) or the same key without quotes,
 as Stripe's clients send it. Both forms name the same record.

@@ -14,8 +14,8 @@ from idempotency_django.messaging.brokers.loop import ConsumerOptions, Incoming,
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
 from idempotency_django.messaging.outbox.checks import check_outbox
-from idempotency_django.messaging.outbox.publishing import topic
 from idempotency_django.messaging.outbox.relay import outgoing
+from idempotency_django.messaging.outbox.topics import topic
 
 LOCAL = "idempotency_django.messaging.brokers.local.LocalPublisher"
 BROKER = "tests.outbox.conftest.Broker"

@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from idempotency_django.messaging.brokers.base import Publisher
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outbox.publishing import Topic
+from idempotency_django.messaging.outbox.topics import Topic
 from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
 from tests.sqs import client_options, make_queue

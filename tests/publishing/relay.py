@@ -21,8 +21,8 @@ def main(entry: str, kill: str = "") -> None:
     from django.conf import settings
 
     from idempotency_django.messaging.brokers.base import Outgoing, Publisher
-    from idempotency_django.messaging.outbox.publishing import Topic
     from idempotency_django.messaging.outbox.relay import Relay
+    from idempotency_django.messaging.outbox.topics import Topic
 
     settings.IDEMPOTENCY = {"OUTBOX": {"orders": json.loads(entry)}}
     if kill:

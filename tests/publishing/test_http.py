@@ -22,7 +22,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from idempotency_django.messaging.brokers.base import Away, DeadlineReached, Outgoing, Refused
 from idempotency_django.messaging.brokers.http import Endpoint, HttpPublisher
 from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outbox.publishing import Topic
+from idempotency_django.messaging.outbox.topics import Topic
 
 from .brokers import PUBLISHERS
 from .messages import failures, grouped, outgoing

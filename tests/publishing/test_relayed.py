@@ -18,8 +18,8 @@ from idempotency_django.messaging.consumers import Consumer
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.publishing import topic
 from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.outbox.topics import topic
 from tests.models import Effect
 from tests.outbox.conftest import Broker as Memory
 from tests.outbox.conftest import broker as memory  # noqa: F401  # a fixture

@@ -21,7 +21,7 @@ from idempotency_django.messaging.brokers.base import Away, DeadlineReached, Gro
 from idempotency_django.messaging.brokers.kafka import KafkaPublisher
 from idempotency_django.messaging.brokers.rabbitmq import KombuPublisher
 from idempotency_django.messaging.brokers.sqs import SqsPublisher
-from idempotency_django.messaging.outbox.publishing import Topic
+from idempotency_django.messaging.outbox.topics import Topic
 from tests.faults.wires import wire_to
 from tests.kafka import bootstrap, kafka, make_topic
 from tests.servers import Server, free_port

@@ -26,7 +26,8 @@ from ..brokers.base import Outgoing, Publisher, Refused, answer_of
 from ..consumers import without_exits
 from ..databases import database
 from ..models import MessageState, OutboxMessage
-from .publishing import ContentId, as_json, dedup_of, publish, refuse_autocommit, topic
+from .publishing import ContentId, as_json, dedup_of, publish, refuse_autocommit
+from .topics import topic
 
 logger = logging.getLogger("idempotency_django")
 

@@ -14,8 +14,8 @@ from django.db import connections
 from ...conf import conf
 from ...stores import Store, stores
 from ..databases import database
-from .publishing import ALL_OTHERS, Topic, topic
 from .relay import LEASE
+from .topics import ALL_OTHERS, Topic, topic
 
 
 def check_outbox(**_: Any) -> Sequence[CheckMessage]:

@@ -26,16 +26,8 @@ from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher,
 from ..databases import database, reason, unindexed, with_zone
 from ..models import MessageState, OutboxMessage
 from ..queue import Queue, counted, repeat
-from .publishing import (
-    ALL_OTHERS,
-    DEAD_LETTER,
-    Topic,
-    insert,
-    next_sequence,
-    topic,
-    topic_names,
-    uuid7,
-)
+from .publishing import insert, next_sequence, uuid7
+from .topics import ALL_OTHERS, DEAD_LETTER, Topic, topic, topic_names
 from .waking import NotificationListener
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
