@@ -3,9 +3,11 @@
 Every store, and every table of messages, writes its contents through this module and reads them
 through it: a response's headers and body, a step's result or failure, the payload and the headers
 of an outbox message, the body and the headers of an inbox message or a dead letter, and the errors
-of all of them. To encrypt or compress what is stored, change :func:`dump` and :func:`load`. All
-that a store looks for stays as it is: keys, scopes, states, times, digests and the status code of a
-response.
+of all of them. To encrypt or compress what is stored, change :func:`dump` and :func:`load`: a text
+stays a text, and what was written before must still be read. To change responses only, change
+:func:`encode` and :func:`decode`. All that a store looks for stays as it is: keys, scopes, paths,
+principals, states, times, digests and the status code of a response. Debezium reads the outbox
+without this module.
 """
 
 from __future__ import annotations

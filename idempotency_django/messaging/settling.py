@@ -118,7 +118,7 @@ def _settle(
     fits: Callable[[Any], bool],
     change: Callable[[Any, str], dict[str, Any]],
 ) -> None:
-    queue, using = _QUEUES[type(message)], database()
+    queue, using = _QUEUES[type(message)], message._state.db or database()
     rows = queue.all(using).filter(pk=message.pk)
     with transaction.atomic(using=using):
         # The transaction of a handler, and of a claim, locks the row.

@@ -174,6 +174,9 @@ def form_field(name: str = FORM_FIELD) -> KeyFunction:
 def instead_of_header(derive: KeyFunction) -> KeyFunction:
     """The key is derived, and the key header counts for nothing: no caller can choose the key.
 
+    Derive it from what the operation is, not from another header that the client chooses: a derived
+    key is not refused for being guessable.
+
     Args:
         derive: derives the key, such as ``natural("event.id")``.
     """

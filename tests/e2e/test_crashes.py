@@ -77,7 +77,7 @@ def test_what_a_crash_left_is_resumed_when_its_lease_is_over(api: Api, database:
 def end_leases(valkey_url: str) -> None:
     """Let the leases of all that is in progress be over."""
     with Redis.from_url(valkey_url) as client:
-        for name in client.scan_iter("*idempotency:*"):
+        for name in client.scan_iter("*idempotency:*", _type="HASH"):
             if client.hget(name, "status") == b"in_progress":
                 client.hset(name, "lease", 1)
 
