@@ -113,7 +113,7 @@ REFUSED: dict[str, list[Any]] = {
     "on_interrupted": [None, "", "fail", True],
     "on_conflict": [None, "", "raise", True, 60, 1.5, timedelta(microseconds=-1)],
     "on_store_error": [None, "", "ignore", True],
-    "should_store": NO_CALLABLES,
+    "should_store": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
     "max_response_bytes": [None, -1, 1.5, "1", True, timedelta(1)],
     "replay_status": [None, {201}, [(201, 200)], {"201": 200}, {201: "200"}, {201: 99}, {201: 600}],
     "rebuild": NO_CALLABLES,

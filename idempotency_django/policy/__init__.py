@@ -141,6 +141,10 @@ _check_replay = _valid(
     "None or a plain function, which refuses a replay by raising",
     lambda value: value is None or _is_plain_function(value),
 )
+_should_store = _valid(
+    "None or a plain function of a request and its response",
+    lambda value: value is None or _is_plain_function(value),
+)
 _max_bytes = _valid("a number of bytes, 0 or more", lambda value: type(value) is int and value >= 0)
 
 
@@ -282,7 +286,7 @@ class Policy:
     retention: timedelta = _field(timedelta(0), _retention)
     """How long an expired record is kept for the audit before it may be purged."""
 
-    should_store: StoreFunction | None = _field(None, _or_none(_function))
+    should_store: StoreFunction | None = _field(None, _should_store)
     """Called with Django's request and a response below 500; returns whether to store the answer.
     If not, the attempt rolls back and frees the key. An answer to an error that the view raised is
     stored after the rollback, and only for ``True``. ``None``, also as what it returns: store what

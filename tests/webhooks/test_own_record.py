@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.conf import settings
@@ -17,6 +18,7 @@ from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import publish
 from idempotency_django.messaging.settling import NotSettled, repeat, retry
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
 from idempotency_django.stores.database import DatabaseStore
 from tests.models import Effect
@@ -121,6 +123,24 @@ def test_statement_that_commits(inbox: Inbox) -> None:
     assert process_due() == {"pending": 1}
     assert inbox.effects() == []
     assert "would end the transaction" in inbox.row().error
+
+
+def test_commit_that_the_driver_makes_holds_the_message(inbox: Inbox) -> None:
+    """With on_interrupted="hold", a handler that has committed and failed is not run again."""
+    hold = Policy(on_interrupted="hold")
+
+    def handle(event: Event, execution: Any) -> None:
+        connections[inbox.alias].connection.commit()
+        raise ConnectionError
+
+    behaviour["shop"] = handle
+    deliver(Hook)
+    for tally in ({"dead": 1}, {}):
+        with patch.object(Hook, "policy", hold):
+            assert process_due() == tally
+        inbox.due_now()
+    assert inbox.effects() == ["shop m-1"]
+    assert inbox.row().error
 
 
 def test_late_owner(inbox: Inbox) -> None:
@@ -254,6 +274,15 @@ def test_derived_keys(inbox: Inbox) -> None:
         deliver(Hook, "m-1")  # a duplicate changes nothing
     deliver(Hook, "m-2")
     assert derived(inbox) != first
+
+
+def test_derived_keys_of_a_record(inbox: Inbox) -> None:
+    """A handler that gets steps, or the leased mode, derives the keys that it derived before."""
+    deliver(Hook)
+    first = derived(inbox)
+    with patch.object(Hook, "policy", Policy(mode="leased")):
+        assert derived(inbox) == first
+    assert records(inbox) == 1
 
 
 def test_key_that_is_gone(inbox: Inbox) -> None:

@@ -20,7 +20,6 @@ from django.utils.datastructures import CaseInsensitiveMapping
 from ...conf import conf
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey
 from ...planning import Plan, plan_call
-from ...policy import scopes
 from ...policy.canonical import content_digest
 from ...records import Claim, Operation, Payload, Record, Status, new_token, reference
 from ...stores import Store, stores
@@ -192,24 +191,30 @@ class OwnRecord(Store):
         return True
 
     def operation(self, operation: Operation) -> Operation:
-        """The operation under the name of the message, which what it causes refers to."""
-        return replace(operation, scope=scopes.fit(f"inbox:{self._message.source}"), caused_by="")
+        """The operation, whose effects name the message as their cause.
+
+        Its scope is that of a record in the store: so both derive the same keys.
+        """
+        return replace(operation, caused_by="", named=reference_of(self._message))
 
     def acquire(self, operation: Operation) -> Claim | Record:
         message = self._message
         mine = InboxMessage.objects.using(self.using).filter(
             pk=message.pk, state=MessageState.PENDING, attempts=message.attempts
         )
-        row = mine.select_for_update().values_list("ended", "fingerprint").first()
+        columns = "ended", "fingerprint", "processed_at"
+        row = mine.select_for_update().values_list(*columns).first()
         if row is None:
             return self._record(operation, Status.IN_PROGRESS)
-        ended, fingerprint = row
-        interrupted = ended < message.attempts - 1
+        ended, fingerprint, was_committed = row
+        interrupted = ended < message.attempts - 1 or bool(was_committed)
         if fingerprint != operation.fingerprint:  # SECRET_KEY was changed; keys stay the same
             return self._record(operation, Status.FAILED, fingerprint)
         if interrupted and operation.hold:
             self._is_held = True
             return self.get(operation.key, operation.scope)
+        if operation.hold:  # what stays of it says that something else has committed
+            mine.update(processed_at=DatabaseNow())
         self.is_begun = True
         return Claim(operation, message.attempts, new_token(), message.pk, interrupted=interrupted)
 
