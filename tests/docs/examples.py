@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
+from django.test.client import ClientHandler
 from django.urls import clear_url_caches
 from sybil import Document, Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
@@ -79,6 +81,12 @@ class Page:
         """Run the examples in their order."""
         for example in self.document:
             example.evaluate()
+
+    def start_over(self) -> None:
+        """Empty the database, for the next part of a page that tells more than one story."""
+        call_command("flush", verbosity=0, interactive=False)
+        self.client.handler = ClientHandler(enforce_csrf_checks=False)  # with other middleware
+        self.client.force_login(User.objects.create_user("alice", password="alice"))
 
     def python(self, example: Example) -> str | None:
         """Run Python, and put to use what it defined."""

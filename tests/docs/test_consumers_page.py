@@ -22,7 +22,7 @@ from tests.servers import Server
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PAGE = ROOT / "docs" / "how-to" / "consumers.md"
+PAGE = ROOT / "docs" / "messages" / "consumers.md"
 QUEUES = ["billing", "billing.dead"]
 
 

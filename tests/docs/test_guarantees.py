@@ -14,14 +14,15 @@ from tests.docs.examples import ROOT
 
 TABLE = ROOT / "tests" / "GUARANTEES.md"
 PROMISES = re.compile(r"\b(never|always|exactly once|at most once|at least once)\b", re.IGNORECASE)
-ABOUT_OTHERS = {ROOT / "docs" / "how-to" / name for name in ("clients.md", "migrate.md")}
+ROOMS = ("requests", "effects", "messages", "operations", "background")
+ABOUT_OTHERS = {ROOT / "docs" / name for name in ("requests/clients.md", "operations/migrate.md")}
 PAGES = [
     str(path.relative_to(ROOT))
     for path in sorted(
         {
             ROOT / "README.md",
-            *(ROOT / "docs" / "explanation").glob("*.md"),
-            *(ROOT / "docs" / "how-to").glob("*.md"),
+            ROOT / "docs" / "which-tool.md",
+            *(path for room in ROOMS for path in (ROOT / "docs" / room).glob("*.md")),
         }
         - ABOUT_OTHERS
     )

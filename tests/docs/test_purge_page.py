@@ -10,7 +10,7 @@ from django.db import connection
 from idempotency_django.models import IdempotencyKey
 from tests.docs.examples import ROOT
 
-PAGE = ROOT / "docs" / "how-to" / "purge.md"
+PAGE = ROOT / "docs" / "operations" / "deploy.md"
 
 pytestmark = [
     pytest.mark.postgres,

@@ -19,7 +19,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.docs.examples import ROOT
 
-PAGE = ROOT / "docs" / "explanation" / "transactional-mode.md"
+PAGE = ROOT / "docs" / "effects" / "modes.md"
 KEYWORDS = re.compile(r"^(BEGIN|COMMIT|ROLLBACK|INSERT|SELECT|UPDATE|DELETE)", re.MULTILINE)
 
 pytestmark = [
@@ -118,7 +118,7 @@ def test_roll_back(client: Client) -> None:
 
 def test_leased(client: Client) -> None:
     """A leased request claims and completes, each by itself; a step is one statement more."""
-    page = (PAGE.parent / "leases.md").read_text()
+    page = PAGE.read_text().partition("\n## Leased mode")[2]
     request, step = (
         KEYWORDS.findall(re.sub(r"\nSELECT", " SELECT", block))
         for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL)

@@ -105,9 +105,17 @@ class Jobs:
 
     def results(self, ids: Iterable[str]) -> list[Any]:
         """The results of tasks, when they are there."""
-        backend, ids = self.client.backend, list(ids)
-        until(lambda: all(backend.get_state(one) in states.READY_STATES for one in ids))
-        return [backend.get_result(one) for one in ids]
+        ids = list(ids)
+        until(lambda: self.are_ready(ids))
+        return [self.client.backend.get_result(one) for one in ids]
+
+    def are_ready(self, ids: Iterable[str]) -> bool:
+        """Whether all of these tasks have ended."""
+        return all(self.client.backend.get_state(one) in states.READY_STATES for one in ids)
+
+    def seconds_of_silence(self) -> float:
+        """Seconds since the workers have said anything."""
+        return time.time() - self.log.stat().st_mtime
 
     @cached_property
     def client(self) -> Celery:
