@@ -42,13 +42,13 @@ def logged() -> set[tuple[str, str]]:
 
 
 def documented() -> set[tuple[str, str]]:
-    """The section and the message of each row of the page's tables of messages."""
+    """The section and the message of each entry of the page's lists of messages."""
     _, *sections = re.split(r"^## (.+)$", PAGE.read_text(), flags=re.MULTILINE)
     return {
         (heading, message)
         for heading, text in zip(sections[::2], sections[1::2], strict=True)
         if heading in LEVELS.values()
-        for message in re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+        for message in re.findall(r"^`([^`]+)`\n: \S", text, re.MULTILINE)
     }
 
 
