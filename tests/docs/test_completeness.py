@@ -79,6 +79,16 @@ def test_checks() -> None:
     assert set(re.findall(r"idempotency_django\.[EW]\d{3}", checks.__doc__ or "")) == used
 
 
+def test_checks_page() -> None:
+    """Each check has a section of its own, with an anchor, the cause, an example and the fix."""
+    ids = re.findall(r"idempotency_django\.([EW]\d{3})", checks.__doc__ or "")
+    page = (DOCS / "reference" / "checks.md").read_text()
+    section = r"^\((\w+)\)=\n### (\w+): .+\n\nCause\n: .+\n\nExample\n: .+\n\nFix\n: .+$"
+    sections = re.findall(section, page, re.MULTILINE)
+    assert sorted(sections) == sorted((each.lower(), each) for each in ids)
+    assert page.count("\n### ") == len(sections)
+
+
 def test_signals() -> None:
     """Each signal is in the table of signals."""
     declared = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
