@@ -16,12 +16,10 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.messaging.brokers.base import Outgoing, Refused
-from idempotency_django.messaging.inbox.processing import claim, mark
-from idempotency_django.messaging.inbox.purging import purge_inbox
+from idempotency_django.messaging.inbox.processing import INBOX, claim, mark
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.purging import purge_streams
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.outbox.relay import OUTBOX, Relay
 from idempotency_django.messaging.queue import LOOK
 from idempotency_django.messaging.settling import discard, retry
 from idempotency_django.models import DatabaseNow
@@ -250,7 +248,7 @@ def test_settled(using: str, settle: Any) -> None:
     else:
         rows.filter(state="dead").delete()
         assert relay.drain() == 0
-        purge_streams(timedelta(0), 100)
+        OUTBOX.purge(timedelta(0), 100)
     relay.drain()
     assert [each.data for each in Broker.got] == ([0, 1, 2] if settle == retry else [1, 2])
 
@@ -263,7 +261,7 @@ def test_dead_letter_deleted(using: str) -> None:
     assert claim((), 10) == []
     InboxMessage.objects.using(using).filter(pk=first.pk).delete()
     assert claim((), 10) == []
-    purge_inbox(timedelta(0), 100)
+    INBOX.purge(timedelta(0), 100)
     assert [each.message_id for each in claim((), 10)] == ["g1"]
 
 

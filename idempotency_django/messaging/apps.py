@@ -22,20 +22,23 @@ class MessagingConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
+        from ..stores import purging  # noqa: PLC0415
         from . import (  # noqa: PLC0415
             health,
             tables,
             timeline,  # noqa: F401  # registers the sources of messages
         )
         from .inbox import checks as inbox_checks  # noqa: PLC0415
-        from .inbox import purging as inbox_purging  # noqa: PLC0415
+        from .inbox.processing import INBOX  # noqa: PLC0415
         from .outbox import calls as enqueueing  # noqa: PLC0415
-        from .outbox import checks, purging  # noqa: PLC0415
+        from .outbox import checks, publishing  # noqa: PLC0415
+        from .outbox.relay import OUTBOX  # noqa: PLC0415
 
         register(inbox_checks.check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)
         register(tables.check_tables, Tags.database)
-        inbox_purging.register_purge()
-        purging.register_purges()
+        purging.register("inbox messages", INBOX.purge, INBOX.purgeable)
+        purging.register("outbox messages", OUTBOX.purge, OUTBOX.purgeable)
+        purging.register("outbox groups", publishing.purge_streams, publishing.purgeable_streams)
         health.register_health()
         register_way(enqueueing.enqueue)

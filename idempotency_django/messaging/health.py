@@ -16,10 +16,10 @@ from ..stores.health import MAX_COUNTED, Finding, Limits, finding_of, overdue, r
 from .consumers import consumers
 from .databases import database
 from .inbox.handling import CONSUMER
-from .inbox.purging import over as inbox_over
+from .inbox.processing import INBOX
 from .inbox.receivers import receiver_of
 from .models import InboxMessage, MessageState, OutboxMessage
-from .outbox.purging import over as outbox_over
+from .outbox.relay import OUTBOX
 from .outbox.topics import topic
 
 Pending = tuple[timedelta, timedelta, bool]
@@ -40,7 +40,7 @@ def outbox(limits: Limits) -> Iterator[Finding]:
         yield _waiting("outbox messages waiting", name, pending, limits, _no_relay, idle)
     for name, waited in _dead(rows, "topic", "created_at"):
         yield finding_of("outbox messages dead", name, waited, f"Their groups wait. {_MEND}")
-    yield overdue("outbox messages to purge", database(), outbox_over(limits.purge_age))
+    yield overdue("outbox messages to purge", database(), OUTBOX.over(limits.purge_age))
 
 
 def inbox(limits: Limits) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def inbox(limits: Limits) -> Iterator[Finding]:
     ):
         for name, waited in _dead(dead, "source", "received_at"):
             yield finding_of(what, name, waited, problem)
-    yield overdue("inbox messages to purge", database(), inbox_over(limits.purge_age))
+    yield overdue("inbox messages to purge", database(), INBOX.over(limits.purge_age))
 
 
 _LOGGED: Final = "If it runs, its log says why it waits."

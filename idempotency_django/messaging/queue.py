@@ -30,7 +30,7 @@ from django.db.models.functions import Coalesce
 
 from ..errors import StoreUnavailable
 from ..models import DatabaseNow
-from .databases import unindexed
+from .databases import database, unindexed
 from .models import MessageState
 
 logger = logging.getLogger("idempotency_django")
@@ -218,13 +218,36 @@ class Queue:
             waiting = _in_state(self.all(using), PENDING).filter(pk__in=pks[at : at + LOOK])
             waiting.update(process_after=Coalesce("process_after", DatabaseNow()))
 
+    def over(self, older_than: timedelta) -> QuerySet[Any]:
+        """The messages that a purge deletes whose time was over that long ago."""
+        return self.all(database()).filter(purge_at__lte=DatabaseNow() - older_than)
+
+    def purgeable(self, older_than: timedelta) -> int:
+        """How many messages :meth:`purge` would delete."""
+        return self.over(older_than).count()
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        """Delete up to that many messages whose time was over that long ago; how many there were.
+
+        The oldest are deleted first, in one short transaction. What is pending or dead is kept. A
+        group goes on whose dead letter was deleted by hand, or holds it up no longer.
+        """
+        using = database()
+        with transaction.atomic(using=using):
+            oldest = locked(self.over(older_than).order_by("purge_at", "pk"))
+            keys = [*oldest.values_list("pk", flat=True)[:limit]]
+            deleted: int = self.all(using).filter(pk__in=keys).delete()[0]
+        if deleted < limit:
+            self.revive(using)
+        return deleted
+
     def _look(self, due: QuerySet[Any], most: int, passing: Collection[str]) -> list[Due]:
         """Lock messages that are due, and see which of them are not the first of their groups."""
-        skip = connections[due.db].features.has_select_for_update_skip_locked
         first = [self._first(due.db, state) for state in (PENDING, MessageState.DEAD)]
         # By one column: of many that became due at the same time, no more than these are read.
-        rows = due.order_by("process_after").select_for_update(skip_locked=skip)
-        rows = rows.values_list("pk", *self.group, *first, DatabaseNow())
+        rows = locked(due.order_by("process_after")).values_list(
+            "pk", *self.group, *first, DatabaseNow()
+        )
         found = []
         for pk, *group, pending, dead, now in rows[:most]:
             blocking = [pending, None if group[0] in passing else dead] if group[-1] else []
@@ -232,16 +255,14 @@ class Queue:
             found.append(Due(pk, tuple(group), earliest if earliest < pk else None, now))
         return found
 
-    def _set_aside(self, using: str, waiting: list[Due], locked: set[int]) -> None:
+    def _set_aside(self, using: str, waiting: list[Due], mine: set[int]) -> None:
         """Let messages wait, where the first ones of their groups can be locked."""
-        skip = connections[using].features.has_select_for_update_skip_locked
-        if others := {each.first for each in waiting} - locked:
+        if others := {each.first for each in waiting} - mine:
             unfinished = _in_state(self.all(using), PENDING, MessageState.DEAD).filter(
                 pk__in=others
             )
-            keys = unfinished.select_for_update(skip_locked=skip).values_list("pk", flat=True)
-            locked = locked | set(keys)
-        aside = [each for each in waiting if each.first in locked]
+            mine = mine | set(locked(unfinished).values_list("pk", flat=True))
+        aside = [each for each in waiting if each.first in mine]
         self._rows(using, aside).update(process_after=None)
 
     def _following(self, using: str, heads: list[Due], of_each: int) -> Iterator[list[Any]]:
@@ -298,6 +319,12 @@ class Queue:
         """The rows of the table."""
         rows: QuerySet[Any] = self.model._default_manager.using(using)
         return rows
+
+
+def locked(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """The rows that no other transaction has locked, where the database can skip those."""
+    skip = connections[rows.db].features.has_select_for_update_skip_locked
+    return rows.select_for_update(skip_locked=skip)
 
 
 def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:

@@ -10,12 +10,13 @@ from io import StringIO
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
+from django.db.models import QuerySet
 from django.test import override_settings
 
 from idempotency_django.messaging.brokers.base import Outgoing
 from idempotency_django.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.messaging.outbox import publish, purging
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.messaging.outbox import publish, publishing
+from idempotency_django.messaging.outbox.relay import OUTBOX, Relay
 from idempotency_django.messaging.tasks import relay_outbox
 from idempotency_django.models import DatabaseNow
 from idempotency_django.tasks import purge_expired_keys
@@ -94,7 +95,7 @@ def test_group_whose_dead_letter_is_gone(using: str) -> None:
     OutboxMessage.objects.using(using).filter(group="a", state="dead").delete()
     Relay().drain()
     assert got() == []
-    purging.purge_streams(timedelta(0), 100)
+    OUTBOX.purge(timedelta(0), 100)
     Relay().drain()
     assert [(message.group, message.data) for message in Broker.got] == [("a", 2)]
 
@@ -103,7 +104,9 @@ def test_numbers_amid_publishing(using: str, monkeypatch: pytest.MonkeyPatch) ->
     """The numbers of a group stay if somebody publishes to it while a purge looks at them."""
     if connections[using].vendor != "postgresql":
         pytest.skip("only PostgreSQL says who waits")
-    monkeypatch.setattr(purging, "_can_skip", lambda using: False)  # so that it looks, and waits
+    monkeypatch.setattr(
+        publishing, "locked", QuerySet.select_for_update
+    )  # so that it looks, and waits
     OutboxStream.objects.using(using).create(stream="orders/g", last_sequence=5)
     written, purged = threading.Event(), []
 
@@ -115,7 +118,7 @@ def test_numbers_amid_publishing(using: str, monkeypatch: pytest.MonkeyPatch) ->
 
     def purge() -> None:
         assert written.wait(30)
-        purged.append(purging.purge_streams(timedelta(0), 100))
+        purged.append(publishing.purge_streams(timedelta(0), 100))
 
     in_threads([write, purge])
     assert purged == [0]

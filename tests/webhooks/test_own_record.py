@@ -143,6 +143,25 @@ def test_commit_that_the_driver_makes_holds_the_message(inbox: Inbox) -> None:
     assert inbox.row().error
 
 
+def test_hook_that_fails(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    """An error after the commit changes nothing: the message is done, and the log says so."""
+
+    def hook() -> None:
+        raise ConnectionError
+
+    def handle(event: Event, execution: Any) -> None:
+        Effect.objects.using(inbox.alias).create(reference="shop m-1")
+        transaction.on_commit(hook, using=inbox.alias)
+
+    behaviour["shop"] = handle
+    deliver(Hook)
+    assert process_due() == {"done": 1}
+    assert "was handled and committed" in caplog.text
+    assert "Another attempt" not in caplog.text
+    assert process_due() == {}
+    assert (inbox.effects(), inbox.row().state) == (["shop m-1"], "done")
+
+
 def test_late_owner(inbox: Inbox) -> None:
     """A process whose claim another one has taken over does not call the handler any more."""
     deliver(Hook)

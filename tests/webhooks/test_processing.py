@@ -25,13 +25,13 @@ from idempotency_django.messaging.consumers import Consumer, Duplicate, Handler
 from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.inbox import processing
 from idempotency_django.messaging.inbox.processing import (
+    INBOX,
     claim,
     mark,
     process,
     process_due,
     run_inbox,
 )
-from idempotency_django.messaging.inbox.purging import purge_inbox
 from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.messaging.settling import NotSettled, accept, discard, repeat, retry
 from idempotency_django.models import DatabaseNow, IdempotencyKey
@@ -413,13 +413,13 @@ def test_purged(inbox: Inbox) -> None:
         deliver(Hook, f"m-{number}")
     process_due(batch=1)
     deliver(Hook, "m-4")
-    assert purge_inbox(timedelta(0), 10) == 0
+    assert INBOX.purge(timedelta(0), 10) == 0
     for age, row in enumerate(inbox.rows()[:3]):
         inbox.rows().filter(pk=row.pk).update(purge_at=timezone.now() - age * DAY)
-    assert purge_inbox(DAY / 2, 1) == 1
+    assert INBOX.purge(DAY / 2, 1) == 1
     assert [row.message_id for row in inbox.rows()] == ["m-0", "m-1", "m-3", "m-4"]
-    assert purge_inbox(DAY / 2, 10) == 1
-    assert purge_inbox(timedelta(0), 10) == 1
+    assert INBOX.purge(DAY / 2, 10) == 1
+    assert INBOX.purge(timedelta(0), 10) == 1
     assert inbox.states() == ["done", "pending"]
 
 

@@ -177,6 +177,7 @@ class OwnRecord(Store):
         super().__init__("inbox")
         self.using = database()
         self.is_begun = False
+        self._is_completed = False
         self._message, self._finish, self._purge_at = message, finish, purge_at
         self._is_held = False
 
@@ -219,7 +220,7 @@ class OwnRecord(Store):
         return Claim(operation, message.attempts, new_token(), message.pk, interrupted=interrupted)
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        return self._finish(
+        self._is_completed = self._finish(
             state=MessageState.DONE,
             error="",
             ended=F("attempts"),
@@ -227,6 +228,13 @@ class OwnRecord(Store):
             processed_at=DatabaseNow(),
             purge_at=self._purge_at(),
         )
+        return self._is_completed
+
+    def is_committed(self) -> bool:
+        """Whether the message is done, although an error was raised after its handler."""
+        rows = InboxMessage.objects.using(self.using)
+        done = rows.filter(pk=self._message.pk, state=MessageState.DONE)
+        return self._is_completed and done.exists()
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         self._is_held |= held

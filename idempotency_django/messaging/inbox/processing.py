@@ -293,6 +293,13 @@ def _verdict(message: InboxMessage, own: OwnRecord) -> _Verdict:
         why = reason(cause) if cause else message.error or reason(error)
         return _Verdict(MessageState.DEAD, why)
     except Exception as error:
+        if own.is_committed():
+            logger.exception(
+                "The message %s was handled and committed, but a function that its handler gave "
+                "to on_commit() failed. It is not handled again.",
+                message,
+            )
+            return _Verdict(MessageState.DONE)
         pause = _pause(message)
         logger.exception(
             "The message %s was not handled (attempt %d). Another attempt follows in %.0f seconds.",

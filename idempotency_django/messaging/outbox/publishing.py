@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import IntegrityError, connections
-from django.db.models import F, Q
+from django.db import IntegrityError, connections, transaction
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 
@@ -35,6 +35,7 @@ from ...policy.canonical import canonical, digest
 from ..databases import database
 from ..events import validate_nesting
 from ..models import MessageState, OutboxMessage, OutboxStream
+from ..queue import locked
 from .topics import Topic, topic
 from .waking import wake_relays
 
@@ -276,6 +277,32 @@ def release_sequence(stream: str, using: str) -> None:
     """Give the last number of a stream back, which this transaction has taken for nothing."""
     taken = OutboxStream.objects.using(using).filter(stream=stream)
     taken.update(last_sequence=F("last_sequence") - 1)
+
+
+def purgeable_streams(_: timedelta) -> int:
+    """How many numbers there are of groups without any message."""
+    return _empty_streams(database()).count()
+
+
+def purge_streams(_: timedelta, limit: int) -> int:
+    """Delete up to that many numbers of groups without any message; how many there were.
+
+    It is unknown since when a group has none. The next message of such a group has the number 1
+    again. A group's last message keeps its number for as long as it is kept itself.
+    """
+    using = database()
+    with transaction.atomic(using=using):
+        empty = locked(_empty_streams(using).order_by("pk")).values_list("pk", flat=True)
+        streams = {*empty[:limit]}
+        # Publishers wait for the locks from here on: look again.
+        messages = OutboxMessage.objects.using(using).filter(stream__in=streams)
+        unused = streams - {*messages.values_list("stream", flat=True)}
+        return OutboxStream.objects.using(using).filter(pk__in=unused).delete()[0]
+
+
+def _empty_streams(using: str) -> QuerySet[OutboxStream]:
+    messages = OutboxMessage.objects.using(using).filter(stream=OuterRef("stream"))
+    return OutboxStream.objects.using(using).filter(~Exists(messages))
 
 
 def end_window(dedup: str, using: str) -> None:

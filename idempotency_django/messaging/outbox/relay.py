@@ -43,6 +43,10 @@ class Outbox(Queue):
     group = ("stream",)
     order = "sequence"
 
+    def over(self, older_than: timedelta) -> QuerySet[OutboxMessage]:
+        no_window = Q(dedup_until=None) | Q(dedup_until__lte=DatabaseNow())
+        return super().over(older_than).filter(no_window)
+
     def retry(self, row: OutboxMessage, by: str) -> dict[str, Any]:
         again = {"state": MessageState.PENDING, "process_after": DatabaseNow()}
         return {**again, "attempts": 0, "error": ""}
