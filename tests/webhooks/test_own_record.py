@@ -150,7 +150,6 @@ def test_hook_that_fails(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None
         raise ConnectionError
 
     def handle(event: Event, execution: Any) -> None:
-        Effect.objects.using(inbox.alias).create(reference="shop m-1")
         transaction.on_commit(hook, using=inbox.alias)
 
     behaviour["shop"] = handle
