@@ -13,6 +13,7 @@ in a comment, ``% invisible-code-block: python``. ``...`` in an output stands fo
 
 from __future__ import annotations
 
+import argparse
 import doctest
 import io
 import json
@@ -22,6 +23,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
@@ -94,7 +96,7 @@ class Page:
             return self._doctest(example)
         PythonEvaluator()(example)
         names = example.namespace
-        if example.parsed.startswith("# settings.py"):
+        if example.parsed.startswith(("# settings.py", "# config/settings.py")):
             for name in [name for name in names if name.isupper()]:
                 value = names.pop(name)
                 if name != "INSTALLED_APPS":  # they are installed
@@ -145,11 +147,13 @@ class Page:
         """Run the commands of a reader who sits in the project's folder."""
         failures = []
         for command, output in commands(example.parsed):
-            program, *arguments = _without_variables(shlex.split(command))
+            program, *arguments = _without_variables(shlex.split(command.replace("\\\n", " ")))
             if program == "make":
                 _check_targets(arguments)
             elif program == "pip":
                 _check_requirement(arguments[-1])
+            elif program == "curl":
+                failures.append(difference(output, self._curl(arguments)))
             elif arguments[:2] == ["-m", "pytest"]:
                 assert (ROOT / arguments[-1]).is_dir(), command
             else:
@@ -164,6 +168,31 @@ class Page:
                 if output.strip():
                     failures.append(difference(output, written.getvalue()))
         return "".join(filter(None, failures))
+
+    def _curl(self, arguments: list[str]) -> str:
+        """What curl would print of the answer."""
+        parser = argparse.ArgumentParser(prog="curl")
+        parser.add_argument("url")
+        parser.add_argument("-X", dest="method")
+        parser.add_argument("-H", dest="headers", action="append", default=[])
+        parser.add_argument("-d", dest="body", default="")
+        parser.add_argument("-i", dest="with_head", action="store_true")
+        parser.add_argument("-s", dest="silent", action="store_true")
+        given = parser.parse_args(arguments)
+        headers = dict(line.split(": ", 1) for line in given.headers)
+        self.response = self.client.generic(
+            given.method or ("POST" if given.body else "GET"),
+            urlsplit(given.url).path,
+            given.body,
+            content_type=headers.pop("Content-Type", "application/x-www-form-urlencoded"),
+            headers=headers,
+        )
+        self.document.namespace["response"] = self.response
+        first = f"HTTP/1.1 {self.response.status_code} {self.response.reason_phrase}"
+        body = self.response.getvalue().decode()
+        lines = [first, *(f"{name}: {value}" for name, value in self.response.items())]
+        lines += [f"Content-Length: {len(body)}", "", body]  # which servers add
+        return "\n".join(lines) if given.with_head else body
 
 
 def _without_variables(words: list[str]) -> list[str]:
