@@ -71,7 +71,7 @@ def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
     if isinstance(value, timedelta) and value >= least:
         return value.total_seconds()
     raise ImproperlyConfigured(
-        f"{name} is {value!r}; make it a timedelta, such as timedelta(seconds=10)."
+        f"{name} is {value!r}; it must be a timedelta, such as timedelta(seconds=10)."
     )
 
 
@@ -182,7 +182,7 @@ class Settings:
     exclude_headers: cached_property[Sequence[str]] = _setting(
         "EXCLUDE_HEADERS", (), "a list of the names of headers", _are_headers
     )
-    """Response headers that are not kept, in addition to those that never are."""
+    """Response headers that are not stored, in addition to the built-in list."""
 
     replayed_header = _setting(
         "REPLAYED_HEADER", "Idempotent-Replayed", "the name of an HTTP header", _is_header
@@ -290,7 +290,7 @@ class Settings:
 NAMES: Final = frozenset(
     name.upper() for name, value in vars(Settings).items() if isinstance(value, cached_property)
 ) - {"RAW"}
-"""Every name that ``IDEMPOTENCY`` may hold; the system checks refuse others."""
+"""All names in ``IDEMPOTENCY``; the system checks report others."""
 
 conf = Settings()
 

@@ -83,7 +83,7 @@ def _protected(view: Any, policy: Policy) -> Any:
 
 def _contradicted(view: Any) -> ImproperlyConfigured:
     return ImproperlyConfigured(
-        f"{name_of(view)} is protected and exempt at the same time. Remove @idempotency_exempt, "
-        "or remove what protects the view. To leave out a class with the mixin, set "
+        f"{name_of(view)} is both protected and exempt. Remove either @idempotency_exempt or the "
+        "protection (@idempotent, the mixin). To leave out a class with the mixin, set "
         "idempotency_policy = None."
     )

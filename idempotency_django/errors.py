@@ -57,7 +57,7 @@ class IdempotencyError(Exception):
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "error"
     title: ClassVar[str] = "Idempotency error"
-    default_detail: ClassVar[str] = "The operation could not be made safe to retry."
+    default_detail: ClassVar[str] = "The idempotency layer could not process the request."
     foreign: bool = False
 
     def __init__(self, detail: str = "", *, retry_after: int | None = None) -> None:
@@ -109,7 +109,7 @@ class KeyGuessable(KeyRefused):
     slug = "key-guessable"
     title = "Guessable idempotency key"
     default_detail = (
-        "Without authentication, only the idempotency key protects the answer, so the key must "
+        "Without authentication, only the idempotency key protects the response, so the key must "
         "be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
     )
 
@@ -129,8 +129,8 @@ class OperationInProgress(IdempotencyError):
     slug = "in-progress"
     title = "Operation in progress"
     default_detail = (
-        "A request with this idempotency key is being processed. Retry later with the same key "
-        "to receive its answer."
+        "A request with this idempotency key is being processed. Retry later with the same key to "
+        "get its response."
     )
     remaining: float | None = None
     busy: bool = False
@@ -147,9 +147,9 @@ class OperationHeld(IdempotencyError):
     slug = "held"
     title = "Operation held for an operator"
     default_detail = (
-        "An earlier attempt at this operation was interrupted, and how much of it was done is "
-        "unknown; or it has failed as often as is allowed. It is not repeated until an operator "
-        "settles it."
+        "An earlier attempt at this operation was interrupted and its effects are unknown, or the "
+        "operation has used up its attempts. It is not executed again until an operator completes "
+        "or releases it."
     )
 
 
@@ -176,8 +176,8 @@ class ResponseNotStored(IdempotencyError):
     title = "Response not stored"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
-        "answer was not kept, because it was streamed, too large, or a page made for one "
-        "visitor. Look the result up instead of retrying."
+        "response was not stored, because it was streamed, too large, or a page for one visitor. "
+        "Look up the result instead of retrying."
     )
 
 
@@ -189,24 +189,23 @@ class AnswerNotAcceptable(IdempotencyError):
     title = "Stored response not acceptable"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
-        "answer was stored in a media type that this request's Accept header does not admit. "
-        "Retry with the Accept header of the first request."
+        "response was stored in a media type that this request does not accept. Retry with the "
+        "Accept header of the first request."
     )
 
 
 UNCONFIRMED_MESSAGE: Final = (
-    "The database did not confirm the commit of the operation, so nobody knows whether it was "
-    "committed. Retry later with the same key: the retry gets the answer, or executes the "
-    "operation."
+    "The database did not confirm the commit, so the result is unknown. Retry later with the same "
+    "key: the retry gets the response, or executes the operation."
 )
 
 BUSY_MESSAGE: Final = (
-    "The database is busy: other work has locked it, so nothing was executed. Retry later with the "
+    "Another transaction has locked the database, so nothing was executed. Retry later with the "
     "same key."
 )
 ROLLED_BACK_MESSAGE: Final = (
-    "The connection to the database was lost before the operation was committed, so nothing of it "
-    "is committed. Retry later with the same key."
+    "The connection to the database was lost before the commit, so nothing was committed. Retry "
+    "later with the same key."
 )
 
 
@@ -231,11 +230,11 @@ class StepsChanged(IdempotencyError):
     """An earlier attempt stored steps that the code no longer has, or has in another order."""
 
     slug = "steps-changed"
-    title = "Operation's steps changed"
+    title = "Steps of the operation changed"
     default_detail = (
-        "An earlier attempt at this operation stored steps that the program no longer has in "
-        "this order, so the operation cannot be resumed. What the earlier attempt and this one "
-        "have done so far stays done. An operator must settle the operation."
+        "The steps in the code don't match the steps that an earlier attempt stored, so the "
+        "operation cannot be resumed. The effects of both attempts stay. An operator must "
+        "complete or release the operation."
     )
 
 
@@ -257,8 +256,8 @@ class StepFailed(Exception):
         self.attempt = attempt
         super().__init__(
             f"The step {step!r} failed in attempt {attempt} with {error}: {text}. That attempt "
-            "went on without it, so the step is not called again. Catch StepFailed, or call "
-            f"expect({error}) before the steps to get the original error."
+            "continued without the step, so the step is not called again. Catch StepFailed, or "
+            f"call expect({error}) before the steps to get the original error."
         )
 
 
@@ -269,7 +268,8 @@ class ClaimLost(IdempotencyError):
     title = "Claim lost"
     default_detail = (
         "The claim on this idempotency key was lost during execution, so the attempt could not "
-        "commit. Was its record deleted or changed by hand? Retry with the same key."
+        "commit. Check whether its record was deleted or changed by hand, and retry with the same "
+        "key."
     )
 
 
@@ -280,8 +280,8 @@ class PreconditionFailed(IdempotencyError):
     slug = "precondition-failed"
     title = "Precondition failed"
     default_detail = (
-        "The resource was changed since you read it, or it exists already, so the request was not "
-        "executed. Read the resource again, decide again, and send its new ETag."
+        "The resource has changed since you read it, or it already exists, so the request was not "
+        "executed. Read the resource again and retry with its new ETag."
     )
 
 
@@ -292,8 +292,8 @@ class PreconditionRequired(IdempotencyError):
     slug = "precondition-required"
     title = "Precondition required"
     default_detail = (
-        "This resource is changed only on condition that it is still what you have read. Send "
-        "If-Match with the ETag that you received with it."
+        "A change of this resource requires its current version. Send If-Match with the ETag that "
+        "you received with the resource."
     )
 
 
@@ -307,8 +307,8 @@ class ConcurrentModification(IdempotencyError):
     slug = "concurrent-modification"
     title = "Concurrent modification"
     default_detail = (
-        "The object was changed by somebody else after it was loaded, so nothing was written. "
-        "Load it again and decide again."
+        "The object was changed by another process after it was loaded, so nothing was written. "
+        "Load it again and repeat the change."
     )
 
 
@@ -319,7 +319,7 @@ class IllegalTransition(IdempotencyError):
     slug = "illegal-transition"
     title = "Illegal state transition"
     default_detail = (
-        "The object is in a state that this transition does not start from, so nothing was done."
+        "This transition does not start from the object's current state, so nothing was done."
     )
 
 
@@ -333,11 +333,11 @@ class DeadLettered(IdempotencyError):
 
     status = 409
     slug = "dead-lettered"
-    title = "The message failed too often and is dead-lettered"
+    title = "Message dead-lettered"
     default_detail = (
-        "The handler of this message failed as often as its consumer allows, so the message is "
-        "dead-lettered. It is not handled again until an operator releases it. Keep it, for "
-        "example in a dead-letter queue, and deliver it again after that."
+        "The handler of this message has used up its attempts, so the message is a dead letter. "
+        "It is not handled until an operator releases it. Keep it, for example in a dead-letter "
+        "queue, and deliver it again after that."
     )
 
 
@@ -348,8 +348,8 @@ class UnknownEventType(IdempotencyError):
     slug = "unknown-event-type"
     title = "Unknown event type"
     default_detail = (
-        "The consumer has no handler for an event of this type. Nothing was executed, and nothing "
-        "is recorded: register a handler, and deliver the event again."
+        "The consumer has no handler for this event type. Nothing was executed or recorded. "
+        "Register a handler and deliver the event again."
     )
 
 
@@ -372,8 +372,8 @@ class SignatureRefused(IdempotencyError):
     slug = "signature-refused"
     title = "Invalid webhook signature"
     default_detail = (
-        "The delivery was not signed with a secret of this receiver, or its timestamp is too far "
-        "from now. Nothing was stored."
+        "The signature does not match a secret of this receiver, or the timestamp is too far from "
+        "the current time. Nothing was stored."
     )
 
 
@@ -384,8 +384,8 @@ class DeliveryMalformed(IdempotencyError):
     slug = "delivery-malformed"
     title = "Malformed webhook delivery"
     default_detail = (
-        "The delivery has a valid signature, but its id or its type is missing or cannot be kept. "
-        "Nothing was stored."
+        "The delivery has a valid signature, but its id or type is missing or invalid. Nothing "
+        "was stored."
     )
 
 
@@ -396,7 +396,7 @@ class DeliveryTooLarge(IdempotencyError):
     slug = "delivery-too-large"
     title = "Webhook delivery too large"
     default_detail = (
-        "The body of the delivery is larger than this receiver takes. Nothing was stored."
+        "The body of the delivery is larger than this receiver allows. Nothing was stored."
     )
 
 

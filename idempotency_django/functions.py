@@ -31,7 +31,7 @@ from .stores.atomic_blocks import (
 )
 
 METHOD: Final = "CALL"
-"""What stands for the HTTP method in the audit."""
+"""The value in place of the HTTP method in the audit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +195,13 @@ def _plan(
     if policy is not None and policy.check_replay not in (UNSET, None):
         raise ImproperlyConfigured(
             "The policy of an idempotent_call has check_replay=, which checks the caller of an "
-            "HTTP request. An idempotent_call has no request: check before the call who may have "
-            "the result."
+            "HTTP request. An idempotent_call has no request. Check the caller's permission "
+            "before the call."
         )
     if not scope:
         raise ValueError(
-            "The scope is empty. Pass the namespace that the key is unique in, for example the "
-            "name of the operation or of the tenant."
+            "The scope is empty. Pass the namespace of the key, for example the name of the "
+            "operation or of the tenant."
         )
     named = _named(function)
     return plan_call(

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and what ends a line or turns the direction of a text elsewhere."""
+"""Control characters, and characters that end a line or change the direction of text."""
 
 
 def escaped(text: str) -> str:

@@ -455,7 +455,7 @@ class TestDetail:
         records(MOST, alias, caused_by=caused_by)
         said = page(auditor, detail(parent))
         assert said.split("idempotency-chain")[1].count("POST /api/charges/</a>") == MOST - 1
-        assert f"There are more than these {MOST}" in said
+        assert f"Only {MOST} are listed" in said
 
     @pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plan is PostgreSQL's")
     def test_children_are_in_the_index(self) -> None:
@@ -530,11 +530,11 @@ class TestDetail:
     @pytest.mark.parametrize(
         ("traits", "words"),
         [
-            ({"tombstone": True}, ["201 Created", "A tombstone: the operation was executed"]),
+            ({"tombstone": True}, ["201 Created", "The operation was executed"]),
             ({"response_body": b""}, ["201 Created", "The body is empty."]),
             ({"response_status": 299}, ["<h3>299</h3>"]),
-            ({"failed": True}, ["bob@example.org was declined", "There is no stored answer."]),
-            ({"in_progress": True}, ["There is no stored answer."]),
+            ({"failed": True}, ["bob@example.org was declined", "No response is stored."]),
+            ({"in_progress": True}, ["No response is stored."]),
             (
                 {"response_headers": "[]", "response_body": b"\x00\x01PDF" + b"\xff" * 400},
                 ["Binary body:", "405\xa0bytes", "00000000  00 01 50 44 46 ff", "..PDF."],
@@ -770,7 +770,7 @@ class TestInterventions:
             ("expire_selected", "failed", "Only completed keys that have not expired yet"),
             ("expire_selected", "expired", "Only completed keys that have not expired yet"),
             ("expire_selected", "held", "Only completed keys that have not expired yet"),
-            ("delete_selected", "in_progress", "A key in progress cannot be deleted before"),
+            ("delete_selected", "in_progress", "A key in progress can be deleted only after"),
         ],
     )
     def test_what_is_left_alone(
@@ -796,7 +796,7 @@ class TestInterventions:
         chosen = [record(alias, key="held"), record(alias, key="free")]
         with held(alias, "held"):
             done = act(operator, action, chosen, post="yes")
-        in_use = "It is in use now, or was deleted. Look again in a while."
+        in_use = "It is in use now, or was deleted. Try again later."
         assert messages(done)[1] == f"Left unchanged: {chosen[0]}. {in_use}"
         assert LogEntry.objects.get().object_repr.startswith("free ")
         live = IdempotencyKey.objects.using(alias).filter(expires_at__gt=DatabaseNow())
@@ -808,7 +808,7 @@ class TestInterventions:
         chosen = records(3, alias)
         for data in ({}, {"post": "yes"}, {"select_across": "1"}):
             done = act(operator, "delete_selected", chosen, **data)
-            assert messages(done) == ["At most 2 idempotency keys can be selected for this."]
+            assert messages(done) == ["Select at most 2 idempotency keys for this action."]
         assert IdempotencyKey.objects.using(alias).count() == 3
 
     def test_log_and_deed_go_together(

@@ -77,7 +77,10 @@ class TestSearch:
     def test_help(self, auditor: Client) -> None:
         """The page says how far the search reaches."""
         said = auditor.get(LIST).content.decode()
-        reach = f"among the newest {changelist.COUNTED:,} records, the last {changelist.FOUND}"
+        reach = (
+            f"Among the newest {changelist.COUNTED:,} records, it also finds the last "
+            f"{changelist.FOUND}"
+        )
         assert reach in said
 
     def test_dates(self, alias: str, auditor: Client) -> None:

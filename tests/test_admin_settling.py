@@ -126,7 +126,7 @@ class TestCompleting:
     def test_permanent(self, alias: str, settler: Client) -> None:
         """What never expires can be completed, and the page says that it is for ever."""
         made = record(alias, held=True, permanent=True)
-        assert "Every retry gets this answer, and nothing is executed." in page(
+        assert "Every retry gets this response, and nothing is executed." in page(
             settler, detail(made, "complete")
         )
         settle(settler, made, "complete")
@@ -137,7 +137,7 @@ class TestCompleting:
         made = record(alias, held=True, created_at=ago(days=2))
         step(made)
         before = state(alias)
-        refusal = "so no retry would get the answer: the operation would be executed again."
+        refusal = "so a retry would execute the operation again and not get this response."
         asked = page(settler, detail(made, "complete"))
         assert refusal in asked
         assert "<textarea" not in asked
@@ -157,17 +157,17 @@ class TestCompleting:
             ({"reason": ""}, "This field is required."),
             ({"reason": "  \n"}, "This field is required."),
             ({"reason": "x" * 1001}, "at most 1000 characters"),
-            ({"body": '{"id": 17'}, "This is not JSON: Expecting ',' delimiter: line 1 column 10"),
-            ({"body": "[" * 100_000}, "This is not JSON"),
-            ({"content_type": "application/problem+json", "body": "no"}, "This is not JSON"),
+            ({"body": '{"id": 17'}, "Invalid JSON: Expecting ',' delimiter: line 1 column 10"),
+            ({"body": "[" * 100_000}, "Invalid JSON"),
+            ({"content_type": "application/problem+json", "body": "no"}, "Invalid JSON"),
             ({"content_type": ""}, "Enter the media type of the body."),
             ({"body": ""}, "Enter JSON, such as null, or leave out the content type."),
             ({"content_type": "application/problem+json", "body": ""}, "Enter JSON, such as null"),
-            ({"status": 204}, "An answer with this status code has no body."),
+            ({"status": 204}, "A response with this status code has no body. Remove the body."),
             ({"content_type": "text"}, "Enter a media type, for example application/json."),
             ({"content_type": "text/plain\r\nSet-Cookie: a=b"}, "Enter a media type"),
             ({"content_type": "text/plain; charset=utf-8\n"}, None),
-            ({"content_type": "text/plain; charset=latin-1"}, "The body is stored in UTF-8"),
+            ({"content_type": "text/plain; charset=latin-1"}, "Remove the charset: the body"),
             ({"body": "a\0b"}, "Null characters are not allowed."),
             ({"attempt": ""}, "This field is required."),
         ],
@@ -245,12 +245,23 @@ class TestReleasing:
     @pytest.mark.parametrize(
         ("traits", "steps", "said"),
         [
-            ({}, 0, "It starts from the beginning: none of its steps is stored."),
-            ({}, 1, "It resumes after its one stored step, which is not done again. A retry af"),
-            ({}, 3, "It resumes after the last of its 3 stored steps, which are not done again."),
-            ({"permanent": True}, 1, "which is not done again.</li>"),
-            ({"created_at": ago(days=3)}, 0, "It starts from the beginning: none of its"),
-            ({"created_at": ago(days=3)}, 1, "the stored steps are done a second time."),
+            ({}, 0, "The retry starts from the beginning, because no step is stored."),
+            (
+                {},
+                1,
+                "The retry resumes after the one stored step and doesn't run it again. A retry af",
+            ),
+            (
+                {},
+                3,
+                (
+                    "The retry resumes after the last of the 3 stored steps and doesn't run them "
+                    "again."
+                ),
+            ),
+            ({"permanent": True}, 1, "doesn't run it again.</li>"),
+            ({"created_at": ago(days=3)}, 0, "The retry starts from the beginning, because no"),
+            ({"created_at": ago(days=3)}, 1, "It runs the stored steps a second time."),
         ],
     )
     def test_where_it_begins(
@@ -409,7 +420,9 @@ class TestBothWays:
         IdempotencyKey.objects.using(alias).update(lease_expires_at=ago(minutes=1))
         before = state(alias)
         told = messages(settle(settler, seen, way))
-        assert told[0].endswith("Attempt 2 has begun since you looked, and was interrupted too.")
+        assert told[0].endswith(
+            "Attempt 2 has started since you opened this page, and was interrupted too."
+        )
         assert state(alias) == before
         assert not LogEntry.objects.exists()
 
@@ -434,7 +447,7 @@ class TestBothWays:
         before = state(alias)
         with held(alias, "held"):
             told = messages(settle(settler, made, way))
-        in_use = "It is in use now, or was deleted. Look again in a while."
+        in_use = "It is in use now, or was deleted. Try again later."
         assert told == [f"Left unchanged: {made}. {in_use}"]
         assert state(alias) == before
 
@@ -453,7 +466,7 @@ class TestBothWays:
         monkeypatch.setattr(ListAdmin, "_perform", deleted_before)
         told = messages(settle(settler, made, way))
         assert told[0] == (
-            f"Left unchanged: {made}. It is in use now, or was deleted. Look again in a while."
+            f"Left unchanged: {made}. It is in use now, or was deleted. Try again later."
         )
         assert state(alias) == [[], []]
 

@@ -95,7 +95,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 def assert_busy(response: Any) -> None:
     """The database is to blame, and not the key."""
     problem = assert_problem(response, 503, "store-unavailable")
-    assert problem["detail"].startswith("The database is busy")
+    assert problem["detail"].startswith("Another transaction has locked the database")
     assert int(response["Retry-After"]) > 0
 
 
@@ -150,5 +150,8 @@ def test_after_a_failure(client: Client) -> None:
 
 def test_call(client: Client) -> None:
     """A call of plain Python raises the same."""
-    with locked(), pytest.raises(StoreUnavailable, match="The database is busy"):
+    with (
+        locked(),
+        pytest.raises(StoreUnavailable, match="Another transaction has locked the database"),
+    ):
         idempotent_call(lambda _: None, key="k", scope="busy")

@@ -101,7 +101,7 @@ def test_fingerprint(policy: Policy) -> None:
     """The same key for something else is refused; the order of members does not matter."""
     call(policy, fingerprint={"amount": 1, "to": "bob"})
     call(policy, fingerprint={"to": "bob", "amount": 1})
-    with pytest.raises(FingerprintMismatch, match=r"'order-17' of pay is on record with"):
+    with pytest.raises(FingerprintMismatch, match=r"'order-17' of pay was already used with"):
         call(policy, fingerprint={"amount": 2, "to": "bob"})
     assert effects() == 1
 

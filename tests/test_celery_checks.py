@@ -46,11 +46,11 @@ def test_nothing_to_check(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"idempotency_policy": Policy()}, "has idempotency_policy=, but is no IdempotentTask"),
-        ({"key": "{order}"}, "has key=, but is no IdempotentTask"),
+        ({"idempotency_policy": Policy()}, "has idempotency_policy=, but is not an IdempotentTask"),
+        ({"key": "{order}"}, "has key=, but is not an IdempotentTask"),
         (
             {"idempotency_policy": Policy(), "key": "{order}"},
-            "has idempotency_policy= and key=, but is no",
+            "has idempotency_policy= and key=, but is not",
         ),
     ],
 )

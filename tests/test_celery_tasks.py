@@ -79,7 +79,7 @@ def test_by_a_key(app: Celery, key: Any) -> None:
     assert pay.apply_async(kwargs={"amount": 5, "order_id": 17}).get() == first
     assert pay.apply_async((18, 5)).get() != first
     assert effects("order-17") == 1
-    with pytest.raises(FingerprintMismatch, match=rf"'order-17' of {pay.name} is on record"):
+    with pytest.raises(FingerprintMismatch, match=rf"'order-17' of {pay.name} was already used"):
         pay.apply_async((17, 6))
 
 
@@ -235,7 +235,7 @@ def test_arguments_that_do_not_fit(app: Celery) -> None:
     @app.task(base=IdempotentTask, typing=False)
     def pay(amount: int) -> None: ...
 
-    with pytest.raises(TypeError, match=r"do not fit .*: missing a required argument: 'amount'"):
+    with pytest.raises(TypeError, match=r"do not match .*: missing a required argument: 'amount'"):
         pay.apply()
 
 

@@ -131,7 +131,7 @@ def test_setting_under_another_name(names: dict[str, Any], hint: str | None) -> 
             setattr(settings, name, value)
         messages = [message for message in found() if message.id == "idempotency_django.E038"]
     assert [message.hint for message in messages] == ([] if hint is None else [hint])
-    assert all(f"The setting {name} is not read" in messages[0].msg for name in names if hint)
+    assert all(f"The setting {name} has no effect" in messages[0].msg for name in names if hint)
 
 
 @pytest.mark.parametrize("value", [None, [], "default"])

@@ -352,7 +352,7 @@ class TestSteps:
         assert effects() == 0
 
     def test_store_without_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A consumer does not begin if its store keeps no steps."""
+        """A consumer does not begin if its store doesn't support steps."""
         monkeypatch.setattr(MemoryStore, "supports_steps", False)
         billing = Consumer("billing", store="memory")
         billing.on("order.paid", steps=True)(book)
@@ -911,7 +911,7 @@ class TestRedis:
         def step(event: Event, execution: ExecutionContext) -> None:
             execution.step("charge", lambda: None)
 
-        with pytest.raises(ImproperlyConfigured, match="keeps no steps"):
+        with pytest.raises(ImproperlyConfigured, match="doesn't support steps"):
             consumer("billing", step).handle(paid())
         with pytest.raises(ImproperlyConfigured, match="which has no transactions"):
             consumer(policy=Policy(mode="transactional")).handle(paid("2"))

@@ -577,8 +577,8 @@ class TestBusySQLite:
         """
         refused, told = {
             "request": (OperationInProgress, "could not commit.* has rolled back"),
-            "step": (StoreUnavailable, "nobody knows whether it was"),
-            "fence": (StoreUnavailable, "nobody knows whether it was"),
+            "step": (StoreUnavailable, "so the result is unknown"),
+            "fence": (StoreUnavailable, "so the result is unknown"),
         }[kind]
         operation = an_operation(lease=None if kind == "request" else timedelta(seconds=30))
         reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])

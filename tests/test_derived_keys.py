@@ -162,7 +162,7 @@ class TestCommand:
         """Where no step is stored, a name is asked for."""
         key = new_key()
         post(Client(), "/scoped/", key)
-        with pytest.raises(CommandError, match="Give the names of the derived keys"):
+        with pytest.raises(CommandError, match="Pass the names of the derived keys"):
             command(key)
         assert command(key, "charge").startswith("charge: ")
 
@@ -170,12 +170,12 @@ class TestCommand:
         """A store without a table needs the scope, and is asked for the record."""
         with override_settings(IDEMPOTENCY={"STORES": MEMORY}):
             key, handed_out = paid()
-            with pytest.raises(CommandError, match="Give it with --scope"):
+            with pytest.raises(CommandError, match="Pass --scope"):
                 command(key, "charge")
             scope = "anonymous|POST /pay/"
             given = ["--scope", scope]
             assert command(key, "charge", *given) == f"charge: {handed_out['charge']}\n"
-            with pytest.raises(CommandError, match="Give the names of the derived keys"):
+            with pytest.raises(CommandError, match="Pass the names of the derived keys"):
                 command(key, *given)
 
     def test_unknown_secret(self) -> None:

@@ -202,7 +202,7 @@ class TestRun:
 
         def refuse(claim: Claim) -> Result:
             effect(claim)
-            return Result("busy", None, error="The answer was 503.", failed=True)
+            return Result("busy", None, error="The response had the status 503.", failed=True)
 
         operation = an_operation()
         assert run(store, operation, refuse) == Executed("busy")
@@ -216,7 +216,11 @@ class TestRun:
     def test_released(self, store: Store, sent: list[str]) -> None:
         """An answer that is not kept and is no failure releases the key."""
         operation = an_operation()
-        run(store, operation, lambda claim: Result("later", None, error="The answer was 429."))
+        run(
+            store,
+            operation,
+            lambda claim: Result("later", None, error="The response had the status 429."),
+        )
         assert sent == ["claimed", "released"]
 
     def test_raised_error(self, store: Store, sent: list[str]) -> None:

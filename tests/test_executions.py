@@ -701,7 +701,7 @@ class TestChangedSteps:
                 execution.step(name, calls.append, name)
 
         for _ in range(2):
-            with pytest.raises(ValueError, match="at most 2 steps, and 'c' would be one more"):
+            with pytest.raises(ValueError, match="at most 2 steps, and 'c' exceeds that"):
                 attempt(store, operation, handler)
         assert calls == ["a", "b"]
 
@@ -721,7 +721,7 @@ class TestChangedSteps:
         """A name is a text of 1-100 characters."""
         names: list[Any] = ["", "x" * (LONGEST_NAME + 1), None, 5, ["a"]]
         for name in names:
-            with pytest.raises(ValueError, match="A step's name has 1-100 characters"):
+            with pytest.raises(ValueError, match="it must have 1-100 characters"):
                 attempt(store, leased(), lambda e: e.step(name, lambda: 1))  # noqa: B023
 
     def test_longest_name(self, store: Store) -> None:
@@ -732,7 +732,7 @@ class TestChangedSteps:
 
 
 class NoSteps(MemoryStore):
-    """A store that keeps no steps."""
+    """A store that doesn't support steps."""
 
     supports_steps = False
 
@@ -747,7 +747,9 @@ class TestRefusals:
         def handler(execution: ExecutionContext) -> None:
             execution.step("outer", lambda: execution.step("inner", lambda: pytest.fail("it ran")))
 
-        with pytest.raises(ImproperlyConfigured, match="'inner' was begun within the step 'outer'"):
+        with pytest.raises(
+            ImproperlyConfigured, match="'inner' was started within the step 'outer'"
+        ):
             attempt(store, operation, handler)
         assert stored(store, operation) == []
 
@@ -762,8 +764,10 @@ class TestRefusals:
         assert attempt(store, leased(), handler) == Executed(2)
 
     def test_store_without_steps(self) -> None:
-        """A store that keeps no steps says which one does."""
-        with pytest.raises(ImproperlyConfigured, match=r"NoSteps.* keeps no steps.*DatabaseStore"):
+        """A store that doesn't support steps says which one does."""
+        with pytest.raises(
+            ImproperlyConfigured, match=r"NoSteps.* doesn't support steps.*DatabaseStore"
+        ):
             attempt(
                 NoSteps("default"), leased(), lambda e: e.step("a", lambda: pytest.fail("it ran"))
             )
@@ -1272,7 +1276,9 @@ class TestAsync:
 
             await execution.astep("outer", outer)
 
-        with pytest.raises(ImproperlyConfigured, match="'inner' was begun within the step 'outer'"):
+        with pytest.raises(
+            ImproperlyConfigured, match="'inner' was started within the step 'outer'"
+        ):
             run_in_loop(lambda: aattempt(store, leased(), handler))
 
     def test_forgotten_await(self, store: Store) -> None:

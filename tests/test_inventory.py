@@ -305,7 +305,7 @@ class TestChecks:
         made = made()
         found(path("x/", made), path("y/", made), middleware=False)
         [message] = said("E060")
-        assert "has an idempotency policy, but nothing protects it" in message.msg
+        assert "has an idempotency policy, but is not protected" in message.msg
         assert message.msg.startswith("tests.test_inventory.")
         for way in ("IdempotentViewMixin", "@idempotent(policy=…)", "IdempotencyMiddleware"):
             assert way in str(message.hint)
@@ -363,7 +363,7 @@ class TestChecks:
         """W037: an attribute that nothing reads, with the one that was probably meant."""
         found(path("x/", made()), middleware=False)
         [message] = said("W037")
-        assert f"has an attribute {name!r}, which is not read." in message.msg
+        assert f"has an attribute {name!r}, which has no effect." in message.msg
         assert message.hint == f"Did you mean {hint!r}?"
 
     def test_attributes_that_are_read(self, found: Any) -> None:
@@ -425,7 +425,7 @@ class TestLockedOut:
         """One route is named, and none is counted."""
         found(path("in/", LoginView.as_view()))
         [message] = said("W031")
-        assert message.msg.endswith("They are refused: /in/.")
+        assert message.msg.endswith("so they are refused: /in/.")
 
     def test_other_views(self, found: Any) -> None:
         """The project's own views may require what they like, a login of its own included."""
@@ -472,7 +472,7 @@ class TestContradictions:
     )
     def test_refused(self, made: Any) -> None:
         """One of them is refused, in either order."""
-        with pytest.raises(ImproperlyConfigured, match="protected and exempt at the same time"):
+        with pytest.raises(ImproperlyConfigured, match="both protected and exempt"):
             made()
 
 

@@ -693,8 +693,8 @@ class TestLateOwner:
         "ending",
         [
             _raises_after(lambda e: None),
-            lambda e: Result("x", None, error="The answer was 503.", failed=True),
-            lambda e: Result("x", None, error="The answer was 409."),
+            lambda e: Result("x", None, error="The response had the status 503.", failed=True),
+            lambda e: Result("x", None, error="The response had the status 409."),
         ],
         ids=["raised", "503", "409"],
     )
@@ -1006,7 +1006,7 @@ class TestUnreachableStore:
             with pytest.raises(LookupError):
                 attempt(store, operation, _raises_after(effect))
         else:
-            answer = Result("503", None, error="The answer was 503.", failed=True)
+            answer = Result("503", None, error="The response had the status 503.", failed=True)
             assert attempt(store, operation, lambda e: answer) == Executed("503")
         assert "could not be recorded" in caplog.text
         assert isinstance(attempt(store, operation), InProgress)

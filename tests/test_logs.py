@@ -87,7 +87,7 @@ def test_operation(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stores["default"], "acquire", unavailable)
     assert send("view").status_code == 503
     [logged] = [each for each in caplog.records if each.name == "idempotency_django"]
-    assert logged.getMessage() == r"POST x/\n could not be made safe to retry."
+    assert logged.getMessage() == r"POST x/\n failed with an idempotency error."
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_unreachable(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     assert kinds(outcomes) == [StoreUnavailable] * SIZE
     for outcome in outcomes:
         assert isinstance(outcome, Failed)
-        assert "nothing of it is committed" in str(outcome.error)
+        assert "so nothing was committed" in str(outcome.error)
     assert len(attempts) < SIZE  # those of the transaction, and of the first one alone
     assert Effect.objects.count() == IdempotencyKey.objects.count() == 0
     assert kinds(consumer(_nothing).handle_many(batch())) == [Handled] * SIZE
@@ -212,7 +212,7 @@ def test_idle_in_transaction(
             response = post(client, url, key, reference)
             problem = assert_problem(response, 503, "store-unavailable")
             assert int(response["Retry-After"]) > 0
-            assert "nothing of it is committed" in problem["detail"]
+            assert "so nothing was committed" in problem["detail"]
             assert effects("idle") == 0
             connection.close()
             assert (record(key).status, record(key).attempt) == ("failed", attempt)

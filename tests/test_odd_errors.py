@@ -156,7 +156,9 @@ def test_errors_of_python_s_own(client: Client, how: str, name: str) -> None:
         assert error is not None, "the view's own error is the cause"
         assert isinstance(caught.value, (RuntimeError, ERRORS[name]))
         if how in ("leased", "leased-drf", "async"):  # whose engine is a coroutine
-            assert "StopIteration" in str(caught.value) or "which Python keeps" in str(caught.value)
+            assert "StopIteration" in str(caught.value) or "which Python reserves" in str(
+                caught.value
+            )
     assert effects() == 0 or "leased" in how
     row = IdempotencyKey.objects.filter(key=key).first()
     assert row is None or row.status == "failed"

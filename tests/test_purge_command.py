@@ -128,7 +128,7 @@ class TestSummary:
         records(4, purgeable=True)
         said = purge("--batch-size", "1", "--max-seconds", "60")
         assert "Purged 2 idempotency keys" in said
-        assert "The time is up, and some keys may be left. Run the command again." in said
+        assert "The time limit was reached, so keys may be left. Run the command again." in said
         assert count() == 2
 
 
@@ -216,7 +216,7 @@ class TestInterrupt:
 
     def test_batch_is_finished(self, pressed: list[int]) -> None:
         """The batch is finished, counted, and the last one."""
-        with pytest.raises(CommandError, match=r"^Interrupted after 10,000 ") as caught:
+        with pytest.raises(CommandError, match=r"^Interrupted\. Purged 10,000 ") as caught:
             purge()
         assert caught.value.returncode == 130
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -262,7 +262,7 @@ def test_interrupted(alias: str) -> None:
         out, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, error
     assert out == ""
-    said = re.search(r"Interrupted after ([\d,]+) idempotency keys had been purged\.", error)
+    said = re.search(r"Interrupted\. Purged ([\d,]+) idempotency keys before that\.", error)
     assert said, error
     gone = total - count(alias)
     assert 0 < gone < total

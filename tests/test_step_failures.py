@@ -281,7 +281,7 @@ def test_transaction_follows(store: Store) -> None:
 
 
 def test_unknown_outcome() -> None:
-    """Nothing follows a step of which nobody knows whether it was committed."""
+    """Nothing follows a step of which so the result is unknown committed."""
     store = _Unconfirmed("default")
     shop, wanted = Shop(Declined(51, reason="no funds")), operation()
     shop.error = None

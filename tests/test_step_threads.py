@@ -48,7 +48,9 @@ def test_step_in_a_thread() -> None:
         return run
 
     for order in (["a", "b"], ["b", "a"]):
-        with pytest.raises(ImproperlyConfigured, match=r"'[ab]' was begun in another thread"):
+        with pytest.raises(
+            ImproperlyConfigured, match=r"'[ab]' was started outside of the handler's thread"
+        ):
             attempt(operation, handler(order))
     assert done == []
 

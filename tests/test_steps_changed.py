@@ -46,4 +46,4 @@ def test_says_what_was_executed(client: Client, now: str) -> None:
     Deployed.steps = [now] if now else []
     problem = assert_problem(post(client, "/transfers/", key), 500, "steps-changed")
     assert effects() == 2
-    assert "What the earlier attempt and this one have done so far stays done" in problem["detail"]
+    assert "The effects of both attempts stay" in problem["detail"]

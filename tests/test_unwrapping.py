@@ -199,7 +199,9 @@ def test_name_of_a_decorator() -> None:
     """An error names the decorator by its own name, not by the one that it took from the view."""
     with pytest.raises(ImproperlyConfigured) as refused:
         protect_innermost(ways.unknown(view), lambda function: function)
-    assert str(refused.value).startswith("tests.ways.unknown.<locals>.inner is or holds a")
+    assert str(refused.value).startswith(
+        "tests.ways.unknown.<locals>.inner is wrapped by, or contains, a"
+    )
     assert f"Put @idempotent on {__name__}.view itself" in str(refused.value)
     assert name_of(ways.OwnDispatch.as_view()) == "tests.ways.OwnDispatch"
 

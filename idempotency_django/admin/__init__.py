@@ -69,8 +69,9 @@ class IdempotencyKeyAdmin(ListAdmin):
     date_hierarchy = "created_at"
     search_fields = ("key", "scope", "path", "principal")
     search_help_text = _(
-        "Finds keys and scopes that begin with this text; also, among the newest 10,000 records, "
-        "the last 100 whose path or principal does. To look among older ones, choose a day first."
+        "Finds keys and scopes that begin with this text. Among the newest 10,000 records, it "
+        "also finds the last 100 with a matching path or principal. To search older records, "
+        "choose a day first."
     )
     change_form_template = "admin/idempotency_django/idempotencykey/change_form.html"
 

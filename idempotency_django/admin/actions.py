@@ -56,10 +56,10 @@ class Expire(KeyAction):
     button = gettext_lazy("Expire")
     permission = "delete"
     effects = (
-        gettext_lazy("Their answers are no longer replayed."),
+        gettext_lazy("Their responses are no longer replayed."),
         gettext_lazy(
-            "The next request with such a key is executed, even if it is a retry of one that "
-            "was executed before."
+            "The next request with such a key is executed, even if it is a retry of an executed "
+            "request."
         ),
     )
     log = gettext_lazy("Expired; the next request with this key is executed.")
@@ -83,10 +83,10 @@ class Delete(KeyAction):
     permission = "delete"
     flag = DELETION
     effects = (
-        gettext_lazy("Neither they nor their steps are kept for the audit."),
+        gettext_lazy("The keys and their steps are no longer available for an audit."),
         gettext_lazy(
             "The next request with such a key is executed from the beginning, even if it is a "
-            "retry of one that was executed before."
+            "retry of an executed request."
         ),
     )
     log = gettext_lazy("Deleted; the next request with this key is executed.")
@@ -95,7 +95,7 @@ class Delete(KeyAction):
     def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
         if state_of(row) != Status.IN_PROGRESS:
             return ""
-        return _("A key in progress cannot be deleted before its lease has ended.")
+        return _("A key in progress can be deleted only after its lease has ended.")
 
     def change(self, rows: QuerySet[Any], given: Mapping[str, Any], by: str) -> None:
         rows.delete()
@@ -108,7 +108,7 @@ class SettleForm(forms.Form):
     attempt = forms.IntegerField(widget=forms.HiddenInput)
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
-        help_text=gettext_lazy("What you found out, for people who ask later. It is logged."),
+        help_text=gettext_lazy("Describe what you found. The reason is logged."),
         max_length=1000,
         widget=AdminTextareaWidget(attrs={"rows": 3}),
     )
@@ -131,7 +131,10 @@ class Settlement(KeyAction):
             values = {"state": STATES[state_of(row)]}
             return _("Only an interrupted record can be settled; this one is %(state)s.") % values
         if given.get("attempt", row.attempt) != row.attempt:
-            text = _("Attempt %(attempt)d has begun since you looked, and was interrupted too.")
+            text = _(
+                "Attempt %(attempt)d has started since you opened this page, and was interrupted "
+                "too."
+            )
             return text % {"attempt": row.attempt}
         return ""
 
@@ -150,7 +153,7 @@ class Settlement(KeyAction):
 
 
 BODILESS: Final = (204, 205, 304)
-"""Status codes of answers that have no body (RFC 9110)."""
+"""Status codes of responses without a body (RFC 9110)."""
 
 _NAME: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _MEDIA_TYPE: Final = re.compile(
@@ -182,7 +185,7 @@ class CompleteForm(SettleForm):
     )
     body = forms.CharField(
         label=gettext_lazy("Body"),
-        help_text=gettext_lazy("Stored as it is, in UTF-8."),
+        help_text=gettext_lazy("Stored unchanged, in UTF-8."),
         required=False,
         strip=False,
         widget=AdminTextareaWidget(attrs={"rows": 12, "spellcheck": "false"}),
@@ -198,7 +201,7 @@ class CompleteForm(SettleForm):
         if charset is None and media_type.startswith("text/"):
             return f"{declared}; charset=utf-8"
         if charset is not None and charset.lower() not in ("utf-8", "utf8"):
-            raise ValidationError(_("The body is stored in UTF-8: leave the charset out."))
+            raise ValidationError(_("Remove the charset: the body is always stored in UTF-8."))
         return declared
 
     def clean_body(self) -> bytes:
@@ -211,7 +214,9 @@ class CompleteForm(SettleForm):
         body, declared = given.get("body"), given.get("content_type", "")
         bodiless = given.get("status") in BODILESS
         if body and bodiless:
-            self.add_error("body", _("An answer with this status code has no body."))
+            self.add_error(
+                "body", _("A response with this status code has no body. Remove the body.")
+            )
         if body and given.get("content_type") == "":
             self.add_error("content_type", _("Enter the media type of the body."))
         media_type, _parameters = parse_header_parameters(declared)
@@ -228,7 +233,7 @@ class CompleteForm(SettleForm):
         try:
             json.loads(body.decode())
         except (ValueError, RecursionError) as error:
-            self.add_error("body", _("This is not JSON: %(error)s.") % {"error": error})
+            self.add_error("body", _("Invalid JSON: %(error)s.") % {"error": error})
 
 
 class Complete(Settlement):
@@ -245,19 +250,16 @@ class Complete(Settlement):
     def consequences(self, rows: Sequence[Any]) -> Iterator[str]:
         until = Moment(rows[0].expires_at, rows[0].now)
         if until.at is None:
-            yield _("Every retry gets this answer, and nothing is executed.")
+            yield _("Every retry gets this response, and nothing is executed.")
         else:
             text = _(
-                "Until %(time)s (%(age)s), every retry gets this answer and nothing is executed."
+                "Until %(time)s (%(age)s), every retry gets this response, and nothing is executed."
             )
             yield text % {"time": until.exactly, "age": until.age}
+        yield _("This doesn't run or undo anything. Check what happened first.")
         yield _(
-            "What the last attempt has done stays done, and what it has not done, or what was "
-            "rolled back, stays undone. Find out which, so that the answer is true."
-        )
-        yield _(
-            "If the original process is merely late, it can no longer complete; its client "
-            "gets this answer."
+            "If the original process is still running, it can no longer complete. Its client gets "
+            "this response."
         )
 
     def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
@@ -265,8 +267,8 @@ class Complete(Settlement):
         if refusal or ends.ahead:
             return refusal
         return _(
-            "Its time to live ended at %(time)s (%(age)s), so no retry would get the answer: the "
-            "operation would be executed again. Leave it as it is, release it or delete it."
+            "Its time to live ended at %(time)s (%(age)s), so a retry would execute the operation "
+            "again and not get this response. Leave it unchanged, release it or delete it."
         ) % {"time": ends.exactly, "age": ends.age}
 
     def columns(self, given: Mapping[str, Any], by: str) -> dict[str, Any]:
@@ -293,11 +295,11 @@ class Release(Settlement):
             _("The next retry executes the operation again. Without a retry, nothing happens."),
             _resumption(rows[0]),
             _(
-                "Whatever else the last attempt has done, and was not rolled back, is done a "
-                "second time, unless the other side recognises it by its derived key. Find that "
-                "out first."
+                "All other effects of the last attempt happen a second time, unless they were "
+                "rolled back or the other service recognises their derived key. Check what "
+                "happened first."
             ),
-            _("If the original process is merely late, it can no longer complete."),
+            _("If the original process is still running, it can no longer complete."),
         ]
 
     def columns(self, given: Mapping[str, Any], by: str) -> dict[str, Any]:
@@ -313,20 +315,21 @@ def _resumption(record: Any) -> str:
     steps = IdempotencyStep.objects.using(record._state.db).filter(record=record.pk).count()
     ends = Moment(record.expires_at, record.now)
     if not steps:
-        return _("It starts from the beginning: none of its steps is stored.")
+        return _("The retry starts from the beginning, because no step is stored.")
     if not ends.ahead:
         return _(
-            "It starts from the beginning, because its time to live has ended (%(age)s): the "
-            "stored steps are done a second time."
+            "The retry starts from the beginning, because the time to live has ended (%(age)s). "
+            "It runs the stored steps a second time."
         ) % {"age": ends.age}
     resumed = ngettext(
-        "It resumes after its one stored step, which is not done again.",
-        "It resumes after the last of its %(steps)d stored steps, which are not done again.",
+        "The retry resumes after the one stored step and doesn't run it again.",
+        "The retry resumes after the last of the %(steps)d stored steps and doesn't run them "
+        "again.",
         steps,
     ) % {"steps": steps}
     if ends.at is None:
         return resumed
-    limit = _("A retry after %(time)s (%(age)s), however, starts from the beginning.")
+    limit = _("A retry after %(time)s (%(age)s) starts from the beginning.")
     return f"{resumed} {limit % {'time': ends.exactly, 'age': ends.age}}"
 
 

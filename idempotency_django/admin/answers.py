@@ -56,7 +56,7 @@ def derived_keys_page(
 
 
 LONGEST_DUMP: Final = 256
-"""Bytes that are shown of what is no text."""
+"""The number of bytes shown of a binary body."""
 
 _TEXTUAL: Final = re.compile(
     r"text/.*|application/(json|xml|javascript|x-www-form-urlencoded|.*\+json|.*\+xml)"

@@ -31,13 +31,13 @@ from ..models import DatabaseNow
 from .timeline import TimelineMixin
 
 COUNTED: Final = 10_000
-"""Rows that a list counts and leads to; to find an older one, narrow the list down."""
+"""The most rows that a list counts and shows; filters find older rows."""
 
 MOST: Final = 1_000
-"""Rows that are selected at once, each of which is logged."""
+"""The most rows that one action takes; each is logged."""
 
 _NAMED: Final = 3  # rows that a message names
-_IN_USE: Final = gettext_lazy("It is in use now, or was deleted. Look again in a while.")
+_IN_USE: Final = gettext_lazy("It is in use now, or was deleted. Try again later.")
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptable at runtime
@@ -256,7 +256,7 @@ class ListAdmin(TimelineMixin):
     ) -> HttpResponse | None:
         """Do something to the selected rows, after asking."""
         if rows.order_by().values("pk")[: MOST + 1].count() > MOST:
-            text = _("At most %(most)d %(rows)s can be selected for this.")
+            text = _("Select at most %(most)d %(rows)s for this action.")
             values = {"most": MOST, "rows": self.opts.verbose_name_plural}
             self.message_user(request, text % values, messages.ERROR)
             return None

@@ -21,12 +21,12 @@ from ..timeline import HELD, INTERRUPTED, STATES, local
 from .base import COUNTED
 
 SAMPLED: Final = 1_000
-"""The newest records, whose operations the filter offers."""
+"""The number of the newest records whose operations the filter offers."""
 FOUND: Final = 100
-"""Records that are found by their path or principal."""
+"""The most records that a search finds by path or principal."""
 
 COPIES: Final = "copies:"
-"""The beginning of the scopes of the copies of a Celery task."""
+"""The prefix of the scopes of copies of Celery tasks."""
 
 _RECENT: Final = "found_among_the_newest"
 _AFTER_ASCII: Final = "\x7f"

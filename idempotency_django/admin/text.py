@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
 LONGEST_TEXT: Final = 100_000
-"""Characters of a text that are shown."""
+"""The most characters of a text that are shown."""
 
 _WORD: Final = re.compile(r"[^./:_|-]*[./:_|-]+|[^./:_|-]+")
 _JSON_PIECE: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[^\s"{}\[\],:]+|[{}\[\],:]')

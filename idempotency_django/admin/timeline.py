@@ -132,7 +132,9 @@ class Chain:
         if member.kind == MISSING:
             return format_html("{} {}", _("Purged, rolled back or elsewhere:"), member.key)
         if member not in self.addresses:
-            return format_html('<span class="quiet">{}</span>', _("You may not see this one."))
+            return format_html(
+                '<span class="quiet">{}</span>', _("You don't have permission to view it.")
+            )
         return format_html(
             '{} <span class="quiet">{}, {}</span>', self._linked(member), member.key, member.state
         )

@@ -46,9 +46,9 @@ def _without_base(tasks: Iterable[Any]) -> Iterator[CheckMessage]:
         given = [name for name in ("idempotency_policy", "key") if options.get(name) is not None]
         if given:
             yield Warning(
-                f"The task {task.name} has {' and '.join(f'{name}=' for name in given)}, but is no "
-                "IdempotentTask: each delivery and each call has its effect again.",
-                hint="Give it base=IdempotentTask, or remove what is not read.",
+                f"The task {task.name} has {' and '.join(f'{name}=' for name in given)}, but is "
+                "not an IdempotentTask, so each delivery and each call repeats its effects.",
+                hint="Give it base=IdempotentTask, or remove these options.",
                 id="idempotency_django.W061",
             )
 
@@ -65,7 +65,7 @@ def _visibility(app: Any, tasks: Iterable[IdempotentTask]) -> Iterator[CheckMess
                 f"The broker delivers a message again after {seconds} seconds, but the task "
                 f"{task.name} has a lease of {policy.lease.total_seconds():g} seconds.",
                 hint=(
-                    "Each of these deliveries can only wait for the lease to end. Raise "
+                    "A repeated delivery only waits for the lease to end. Raise "
                     "visibility_timeout in broker_transport_options, or give the task's policy a "
                     "shorter lease."
                 ),
@@ -83,9 +83,9 @@ def _chords(app: Any) -> Iterator[CheckMessage]:
         yield Warning(
             f"The result backend {type(backend).__name__} counts the parts of a chord one by one.",
             hint=(
-                "If a worker dies while it reports a part, the chord counts that part twice or not "
-                "at all: its body runs too early, or never. Use Redis as the result backend if you "
-                "use chords; if not, silence this check."
+                "If a worker is killed while it reports a part, the chord counts that part twice "
+                "or not at all. Its body then runs too early, or never. If you use chords, use "
+                "Redis as the result backend. Otherwise, silence this check."
             ),
             id="idempotency_django.W036",
         )

@@ -24,7 +24,7 @@ from ..stores import stores
 PROJECT: Final = "IDEMPOTENCY['POLICY']"
 
 _NAMED: Final = 3
-"""How many policies or routes one message names; the others are counted."""
+"""The most policies or routes that one message names; the others are counted."""
 
 _T = TypeVar("_T")
 
@@ -141,8 +141,8 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
     if hidden:
         yield Warning(
             f"{', '.join(map(repr, hidden))} {'are' if len(hidden) > 1 else 'is'} not in "
-            "CORS_EXPOSE_HEADERS. Scripts of other origins cannot see that an answer is a replay, "
-            "or when to retry.",
+            "CORS_EXPOSE_HEADERS. Scripts of other origins cannot see that a response is a "
+            "replay, or when to retry.",
             hint=f"CORS_EXPOSE_HEADERS = {tuple(marks)!r}",
             id="idempotency_django.W030",
         )
@@ -194,7 +194,7 @@ def _misnamed() -> Iterator[CheckMessage]:
         holds_ours = isinstance(value, Mapping) and not NAMES.isdisjoint(value)
         if holds_ours or name.removeprefix("IDEMPOTENCY_") in NAMES:
             yield Error(
-                f"The setting {name} is not read: the settings of idempotency_django are a dict "
+                f"The setting {name} has no effect: the settings of idempotency_django are a dict "
                 "named IDEMPOTENCY.",
                 hint=(
                     "Rename it to IDEMPOTENCY."
@@ -227,9 +227,9 @@ def check_callers(**_: Any) -> Sequence[CheckMessage]:
         return []
     return [
         Warning(
-            f"{model._meta.label} has the primary key {model._meta.pk.name!r}, which may be given "
-            "to a second person after the first one is deleted. Nothing tells the two apart, so "
-            "the second one would get replays of the first one's answers.",
+            f"{model._meta.label} has the primary key {model._meta.pk.name!r}, which can be "
+            "reused after a user is deleted. The new user would then get replays of the deleted "
+            "user's responses.",
             hint="Give the model a DateTimeField(auto_now_add=True), or the policy a principal=.",
             obj=model,
             id="idempotency_django.W039",
@@ -259,12 +259,13 @@ def check_template_middleware(**_: Any) -> Iterator[CheckMessage]:
             continue  # Django says so
         if hasattr(middleware, "process_template_response"):
             yield Warning(
-                f"{path} has a process_template_response. Where a request has an idempotency key, "
-                "the page is rendered before it, and a replay does not call it: a change of the "
-                "template or its context has no effect.",
+                f"{path} has a process_template_response. If a request has an idempotency key, "
+                "the page is rendered before this method is called, and a replay does not call "
+                "it. Its changes of the template or its context have no effect.",
                 hint=(
-                    "Add to the context with a context processor. If it only sets headers or "
-                    "cookies, or no view with a key answers with a template, silence this check."
+                    "Add to the context with a context processor. Silence this check if the "
+                    "middleware only sets headers or cookies, or if no view with a key returns a "
+                    "template response."
                 ),
                 obj=middleware,
                 id="idempotency_django.W057",

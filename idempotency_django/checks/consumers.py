@@ -30,8 +30,8 @@ def check_consumers(**_: Any) -> list[CheckMessage]:
             problems.append(
                 Error(
                     f"IDEMPOTENCY['CONSUMERS'] lists two consumers called {consumer.name!r}; the "
-                    f"second is at {path!r}. They would take each other's events for duplicates.",
-                    hint="Give one of them another name.",
+                    f"second is at {path!r}. Each would treat the other's events as duplicates.",
+                    hint="Rename one of them.",
                     id="idempotency_django.E051",
                 )
             )

@@ -38,11 +38,12 @@ def check_drf_views() -> Iterator[CheckMessage]:
         if _is_unchecked(view_class):
             yield Warning(
                 f"{view_class.__module__}.{view_class.__qualname__} has object permissions and an "
-                "argument in its URL, but no get_object() that a replay could call.",
+                "argument in its URL, but no get_object() that checks them before a replay.",
                 hint=(
                     "Override check_idempotent_replay(self, request, record) of "
                     "IdempotentViewMixin, or give the view's policy check_replay=, and check the "
-                    "permission there. If the view checks no object, let it do nothing."
+                    "permission there. If the view checks no object, override it with an empty "
+                    "method."
                 ),
                 id="idempotency_django.W025",
             )
@@ -87,7 +88,8 @@ def _check_view(view: Any) -> Iterator[CheckMessage]:
         return  # a mixin of the project's own, for views that have what it names
     if view.__mro__.index(IdempotentViewMixin) > view.__mro__.index(drf_bases[0]):
         yield Error(
-            f"{name} has IdempotentViewMixin after APIView in its bases, so it is not protected.",
+            f"{name} has IdempotentViewMixin after APIView in its bases, so the view is not "
+            "protected.",
             hint=f"Put the mixin first: class {view.__name__}(IdempotentViewMixin, …).",
             id="idempotency_django.E011",
         )

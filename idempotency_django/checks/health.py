@@ -14,7 +14,7 @@ from ..errors import StoreUnavailable
 from ..stores.health import Limits, findings
 
 LIMITS: Final = Limits(max_age=timedelta(hours=1), purge_age=timedelta(days=7))
-"""Longer than a deployment takes, in which processes may stand still."""
+"""Longer than a deployment, during which processes may be stopped."""
 
 
 def check_processes(databases: Collection[str] | None = None, **_: Any) -> Sequence[CheckMessage]:
@@ -28,7 +28,7 @@ def check_processes(databases: Collection[str] | None = None, **_: Any) -> Seque
     return [
         Warning(
             f"{each.what.capitalize()} for too long: {each.where!r}. {each.problem}",
-            hint="For how long they wait, and what else does: manage.py idempotency_status",
+            hint="For details, run: manage.py idempotency_status",
             id="idempotency_django.W055",
         )
         for each in found

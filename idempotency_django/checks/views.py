@@ -42,7 +42,7 @@ from .configuration import PROJECT, check_policy, each_once, listed, promise, tr
 from .inventory import Endpoint, endpoints
 
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
-"""Packages of Django whose views answer forms of their own, which send no key."""
+"""Packages of Django whose own forms send no key."""
 
 _READ: Final = {
     POLICY,
@@ -53,16 +53,16 @@ _READ: Final = {
     "get_idempotency_scope",
     "rebuild_idempotent_response",
 }
-"""What a project may write on a view, or override."""
+"""The names of attributes that a project can set on a view, or override."""
 
 _SET: Final = {PROTECTED, EXEMPT, PART, "idempotency_left_out"}
-"""What this package sets."""
+"""The names of attributes that this package sets."""
 
 _PUBLISHING: Final = {"publish", "publish_many", "after_commit"}
 """The functions of the outbox, whose app may not be installed."""
 
 of_frameworks: Final[list[Callable[[], Iterator[CheckMessage]]]] = []
-"""What the adapters of other frameworks check in their own views."""
+"""The checks of views by the adapters of other frameworks."""
 
 
 def check_views(**_: Any) -> Sequence[CheckMessage]:
@@ -121,8 +121,8 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
     ]
     if locked:
         yield Warning(
-            f"{PROJECT} requires a key of Django's own forms, which send none. They are refused: "
-            f"{_routes(locked)}.",
+            f"{PROJECT} requires a key from Django's own forms, which send none, so they are "
+            f"refused: {_routes(locked)}.",
             hint=(
                 "Put 'django.contrib.admin' and 'django.contrib.auth' into "
                 "IDEMPOTENCY['MIDDLEWARE_EXEMPT']."
@@ -140,18 +140,19 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     yield from _misspelled(endpoint.view)
     if endpoint.problem and endpoint.framework is None:
         hint = (
-            f"It serves {endpoint.route}. Change the view as the message says, or leave it "
-            "unprotected: with @idempotency_exempt, or without @idempotent or the mixin."
+            f"It serves {endpoint.route}. Change the view as described, or leave it unprotected: "
+            "add @idempotency_exempt, or remove @idempotent or the mixin."
         )
         yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
     declared = policy_of(endpoint.view, endpoint.method) if endpoint.how == "" else None
     if isinstance(declared, Policy) and not endpoint.problem:  # which nothing reads
         yield Error(
-            f"{name_of(innermost(endpoint.view))} has an idempotency policy, but nothing protects "
-            "it: a retry with the same key has a second effect.",
+            f"{name_of(innermost(endpoint.view))} has an idempotency policy, but is not "
+            "protected: a retry with the same key repeats its effects.",
             hint=(
-                "Put IdempotentViewMixin first into the bases of a view of REST framework. Or put "
-                "@idempotent(policy=…) on the view, or IdempotencyMiddleware into MIDDLEWARE."
+                "For a view of REST framework, make IdempotentViewMixin its first base. "
+                "Otherwise, put @idempotent(policy=…) on the view, or add IdempotencyMiddleware "
+                "to MIDDLEWARE."
             ),
             id="idempotency_django.E060",
         )
@@ -163,8 +164,8 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
         yield from check_policy(endpoint.policy, where)
     if endpoint.how in ("decorator", "mixin") and is_exempt(endpoint.view):
         yield Error(
-            f"{name_of(innermost(endpoint.view))} is protected and exempt at the same time.",
-            hint="Remove @idempotency_exempt, or remove what protects the view.",
+            f"{name_of(innermost(endpoint.view))} is both protected and exempt.",
+            hint="Remove either @idempotency_exempt or the protection (@idempotent, the mixin).",
             id="idempotency_django.E024",
         )
 
@@ -179,10 +180,11 @@ def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
     if any(map(is_conditional_outside, (view, *(found[name] for name in names if name in found)))):
         yield Warning(
             f"{name_of(innermost(view))} has Django's @condition, @etag or @last_modified around "
-            "what is protected, so a retry of a change that succeeded gets 412, and no replay.",
+            "the protected handler, so a retry of a successful change gets 412 instead of a "
+            "replay.",
             hint=(
-                f"It serves {endpoint.route}. Put it on the function itself, below all decorators. "
-                "Or use @preconditions, or PreconditionMixin, which also lock the row."
+                f"It serves {endpoint.route}. Put it on the function itself, below all other "
+                "decorators. Or use @preconditions or PreconditionMixin, which also lock the row."
             ),
             id="idempotency_django.W056",
         )
@@ -205,11 +207,11 @@ def _without_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
     from_outbox = any(_is_outbox(function.__globals__.get(name)) for name in loaded)
     if "enqueue_once" in names or (from_outbox and names & _PUBLISHING):
         yield Warning(
-            f"{name_of(innermost(view))} publishes, but its key is optional, and without one it "
-            "runs in no transaction: what it has written is committed, and publishing is refused.",
+            f"{name_of(innermost(view))} publishes messages, but its key is optional. Without a "
+            "key it has no transaction, so its writes are committed and publish() raises an error.",
             hint=(
-                f"It serves {endpoint.route}. Give it required=True, or put the change and its "
-                "message into transaction.atomic()."
+                f"It serves {endpoint.route}. Give its policy required=True, or put the change "
+                "and publish() into one transaction.atomic()."
             ),
             id="idempotency_django.W059",
         )
@@ -240,7 +242,7 @@ def _misspelled(view: Any) -> Iterator[CheckMessage]:
                 name, _READ, cutoff=0.85
             ):
                 yield Warning(
-                    f"{name_of(innermost(view))} has an attribute {name!r}, which is not read.",
+                    f"{name_of(innermost(view))} has an attribute {name!r}, which has no effect.",
                     hint=did_you_mean(name, _READ, "A view can have"),
                     id="idempotency_django.W037",
                 )

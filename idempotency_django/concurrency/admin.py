@@ -59,16 +59,18 @@ class VersionedAdmin(ModelAdmin):  # type: ignore[type-arg]  # Django's is not g
         errors = super().check(**options)
         if name in self.readonly_fields or name in (self.exclude or ()):
             errors.append(
-                self._error(f"{name!r} is in readonly_fields or exclude, so no form carries it.")
+                self._error(
+                    f"{name!r} is in readonly_fields or exclude, so the form does not submit it."
+                )
             )
         if self.list_editable:
-            errors.append(self._error("The forms of list_editable carry no version."))
+            errors.append(self._error("The forms of list_editable do not submit a version."))
         return errors
 
     def _error(self, text: str) -> Error:
         return Error(
-            f"{text} Stale saves would overwrite those of others.",
-            hint="Remove it there; the version is hidden in the form.",
+            f"{text} A save of a stale form would overwrite newer changes.",
+            hint="Remove it there. The version is a hidden field of the form.",
             obj=type(self),
             id="idempotency_django.E034",
         )

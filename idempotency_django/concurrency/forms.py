@@ -11,8 +11,8 @@ from django.utils.translation import gettext_lazy as _
 from .versions import version_field
 
 STALE = _(
-    "This was changed since you opened the page. Your changes were not saved. "
-    "Open the page again to see the current data."
+    "This has changed since you opened the page. Your changes were not saved. Open the page again "
+    "to see the current data."
 )
 
 
@@ -39,9 +39,9 @@ class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not gen
         name = version_field(self._meta.model).name
         if name not in self.fields:
             raise ImproperlyConfigured(
-                f"{type(self).__name__} has no field {name!r}, so it cannot tell whether it is "
-                "stale. Add the field to Meta.fields; it is hidden. Render the hidden fields if "
-                "your template renders the fields one by one."
+                f"{type(self).__name__} has no field {name!r}, so it cannot detect stale data. "
+                "Add the field to Meta.fields; it is hidden. If your template renders the fields "
+                "one by one, also render the hidden fields."
             )
         if not self.instance._state.adding and name in self.changed_data:
             raise ValidationError(STALE, code="stale")

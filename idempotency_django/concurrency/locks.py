@@ -163,6 +163,7 @@ def refuse_marked(using: str | None, what: str) -> None:
     if connection.in_atomic_block and connection.needs_rollback:
         raise transaction.TransactionManagementError(
             f"{what} ended without an error, but its transaction is marked for rollback, so "
-            "nothing was changed. Either an error of the database was caught in it: catch it "
-            "around an atomic() of its own. Or set_rollback(True) was called: raise an exception."
+            "nothing was changed. If it catches a database error, wrap the failing statements in "
+            "their own atomic() and catch the error outside of that. If it calls "
+            "set_rollback(True), raise an exception instead."
         )

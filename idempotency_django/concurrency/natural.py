@@ -101,9 +101,9 @@ def validate_lookup(model: type[models.Model], lookup: Mapping[str, Any]) -> Non
     unknown = [name for name, value in lookup.items() if value is None]
     if unknown and not compares_nulls:
         raise ValueError(
-            f"{', '.join(unknown)} is None. A unique constraint takes no two NULLs for equal, so "
-            "there could be many such rows. Give the constraint nulls_distinct=False where the "
-            "database can do that (PostgreSQL), or do not allow NULL."
+            f"{', '.join(unknown)} is None. A unique constraint treats NULLs as different, so "
+            "many such rows could exist. Don't allow NULL, or give the constraint "
+            "nulls_distinct=False (PostgreSQL)."
         )
 
 
@@ -124,9 +124,10 @@ def compared(model: type[models.Model], names: Any) -> bool:
     if not found:
         listed = ", ".join(repr(name) for name in names)
         raise ImproperlyConfigured(
-            f"{model._meta.label} has no unique constraint over exactly {listed}, so two rows "
-            f"could be made at the same time. Add UniqueConstraint(fields=[{listed}], name=…) to "
-            "its Meta.constraints, without a condition, and not deferrable."
+            f"{model._meta.label} has no unique constraint over exactly {listed}, so two "
+            "processes could create two rows at the same time. Add "
+            f"UniqueConstraint(fields=[{listed}], name=…) to its Meta.constraints, without "
+            "condition= and deferrable=."
         )
     return any(found)
 
@@ -221,7 +222,7 @@ class _OncePer:
             what = f"no parameter {unknown[0]!r}" if unknown else "no transaction: it is async"
             raise ImproperlyConfigured(
                 f"@once_per is on {self.name}, which has {what}. Put it on a plain function that "
-                "takes the fields of the natural key by their names."
+                "has the fields of the natural key as parameters."
             )
 
     @property
@@ -269,9 +270,9 @@ class _OncePer:
         row = made if isinstance(made, self.model) else self._find(lookup)
         if row is None or any(self._differs(row, *pair) for pair in lookup.items()):
             raise RuntimeError(
-                f"{self.name} made no {self._named(lookup)}, so nothing would keep it from being "
-                "called again. Let it create that row, in the database that the model is written "
-                "to, and return it."
+                f"{self.name} created no {self._named(lookup)}, so the next call would run it "
+                "again. Create that row, in the database that the model is written to, and return "
+                "it."
             )
         return row
 
@@ -307,16 +308,16 @@ class _OncePer:
     def _mismatch(self, lookup: Mapping[str, Any]) -> FingerprintMismatch:
         return _foreign(
             FingerprintMismatch(
-                f"The {self._named(lookup)} was made before, with other values than these. It was "
-                "not made again, and not changed."
+                f"The {self._named(lookup)} already exists with other values. It was neither "
+                "created again nor changed."
             )
         )
 
 
 _DELETED = (
-    "The {} was made, and deleted since, so it is not made again: this may be a late retry. To "
-    "make another one on purpose, give it another natural key, for example with the number of the "
-    "attempt."
+    "The {} was created and deleted before, so it is not created again: this call may be a late "
+    "retry. To create another one on purpose, use another natural key, for example with the "
+    "number of the attempt."
 )
 
 

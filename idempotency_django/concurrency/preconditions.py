@@ -202,13 +202,13 @@ def _matches(header: str, etag: str | None, *, exists: bool, strong: bool) -> bo
 def _failed(if_match: str, etag: str | None) -> PreconditionFailed:
     if etag is not None and any(equal_weakly(tag, etag) for tag in _ETAGS.findall(if_match)):
         return PreconditionFailed(
-            "If-Match compares ETags strongly, and a weak one (W/) never matches, so the request "
+            "If-Match compares ETags strongly, and a weak ETag (W/) never matches, so the request "
             "was not executed. "
             + (
-                "The ETag of this resource is weak: its server must give it a strong one."
+                "The ETag of this resource is weak: its server must send a strong ETag."
                 if etag.startswith("W/")
                 else 'Send it without the W/, such as If-Match: "3". If you received it with the '
-                "W/, what compresses the answers has added it."
+                "W/, a compressing proxy or middleware has added it."
             )
         )
     if if_match.strip() == ANY or _ETAGS.search(if_match):
@@ -230,7 +230,7 @@ def _date(header: str | None) -> int | None:
 
 
 CHANGES: Final = frozenset({"PUT", "PATCH", "DELETE"})
-"""The methods that a resource's own URL is changed by."""
+"""The methods that change the resource at a URL."""
 
 _ERRORS: Final = 400  # and above: the status of an answer that tells of no success
 
@@ -431,8 +431,8 @@ def preconditions(
 def _validate_view(view: Callable[..., Any]) -> None:
     if is_marked(view, PROTECTED):
         raise ImproperlyConfigured(
-            "@preconditions is above @idempotent, so a retry of a change that succeeded would get "
-            "412 and not its answer. Put @preconditions below @idempotent."
+            "@preconditions is above @idempotent, so a retry of a successful change would get 412 "
+            "instead of its response. Put @preconditions below @idempotent."
         )
     if innermost(view) is not view:
         raise ImproperlyConfigured(
@@ -441,8 +441,8 @@ def _validate_view(view: Callable[..., Any]) -> None:
         )
     if iscoroutinefunction(view):
         raise ImproperlyConfigured(
-            "@preconditions is on an async view, which no transaction can span. Use a plain view, "
-            "or compare_and_swap() in the view."
+            "@preconditions is on an async view, and Django has no transactions for async code. "
+            "Use a plain view, or compare_and_swap() in the view."
         )
 
 

@@ -93,8 +93,8 @@ def transition(
     sources = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
     if target in sources:
         raise ValueError(
-            f"A transition to {target!r} cannot start from there: a duplicate would run the effect "
-            "again. Remove it from the sources."
+            f"A transition to {target!r} cannot also start from {target!r}: a duplicate would "
+            "repeat its effects. Remove that state from the sources."
         )
     using = write_alias(obj)
     with transaction.atomic(using=using):
@@ -127,8 +127,8 @@ def _run(method: Callable[[], Any], obj: models.Model, using: str, field: str, t
     if getattr(obj, field) != target:
         raise ValueError(
             f"The method has moved the {obj._meta.verbose_name} {obj.pk} to "
-            f"{getattr(obj, field)!r}, not to {target!r}, so a duplicate could not be told. "
-            "Nothing was done. Pass the state that the method leads to as the target."
+            f"{getattr(obj, field)!r}, not to {target!r}, so duplicates could not be detected. "
+            "Nothing was done. Pass the state that the method sets as the target."
         )
     obj.save()
     refuse_marked(using, "save()")
@@ -139,8 +139,8 @@ def illegal(obj: models.Model, state: Any, target: Any) -> IllegalTransition:
     """The error that names both states."""
     state, target = (getattr(each, "value", each) for each in (state, target))
     return IllegalTransition(
-        f"The {obj._meta.verbose_name} {obj.pk} is in the state {state!r}, from which it cannot "
-        f"become {target!r}. Nothing was done."
+        f"The {obj._meta.verbose_name} {obj.pk} is in the state {state!r}, which has no "
+        f"transition to {target!r}. Nothing was done."
     )
 
 
@@ -148,5 +148,7 @@ def missing(obj: models.Model) -> ObjectDoesNotExist:
     """The model's own error for a row that is gone."""
     error: type[ObjectDoesNotExist] = type(obj).DoesNotExist  # type: ignore[attr-defined]
     if obj._state.adding:
-        return error(f"The {obj._meta.verbose_name} is not saved, so no row can be moved. Save it.")
+        return error(
+            f"The {obj._meta.verbose_name} is not saved, so it has no row to update. Save it first."
+        )
     return error(f"The {obj._meta.verbose_name} {obj.pk} does not exist.")

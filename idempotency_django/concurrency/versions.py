@@ -71,7 +71,7 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
         if not issubclass(self.model, Versioned):
             errors.append(
                 Error(
-                    "A VersionField protects nothing in a model that is not Versioned.",
+                    "A VersionField has no effect in a model that is not Versioned.",
                     hint=f"Write class {self.model.__name__}(Versioned, models.Model).",
                     obj=self,
                     id="idempotency_django.E032",
@@ -89,8 +89,8 @@ def version_field(model: type[models.Model]) -> VersionField:
     found = [field for field in model._meta.concrete_fields if isinstance(field, VersionField)]
     if len(found) != 1:
         raise ImproperlyConfigured(
-            f"{model._meta.label} has {len(found)} version fields; it needs one. Write "
-            "version = VersionField() in the model, once in a chain of inheritance."
+            f"{model._meta.label} has {len(found)} version fields, but needs exactly one. Write "
+            "version = VersionField() once in the model and its parents."
         )
     return found[0]
 
@@ -198,7 +198,7 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
     """
     version, using = version_field(type(obj)), write_alias(obj)
     if version.name in changes:
-        raise ValueError("compare_and_swap() counts the version itself. Do not pass it.")
+        raise ValueError("compare_and_swap() sets the version itself. Do not pass it.")
     tables: dict[type[models.Model], dict[str, Any]] = {version.model: {}}
     for name, value in changes.items():
         field = obj._meta.get_field(name)
@@ -252,8 +252,9 @@ def _usable_after(saving: _Save, using: str, obj: models.Model) -> Iterator[None
 def stale(obj: models.Model, expected: int) -> ConcurrentModification:
     """The error that names the object."""
     return ConcurrentModification(
-        f"The {obj._meta.verbose_name} {obj.pk} was changed or deleted by somebody else after its "
-        f"version {expected} was loaded, so nothing was written. Load it again and decide again."
+        f"The {obj._meta.verbose_name} {obj.pk} was changed or deleted by another process after "
+        f"version {expected} was loaded, so nothing was written. Load it again and repeat the "
+        "change."
     )
 
 
@@ -262,8 +263,8 @@ def _expected(obj: models.Model) -> int:
     field = version_field(type(obj))
     if field.attname in obj.get_deferred_fields():
         raise ValueError(
-            f"The {obj._meta.verbose_name} {obj.pk} was loaded without its version, so nobody can "
-            f"tell whether it was changed meanwhile. Add {field.name!r} to only(), or take it out "
-            "of defer()."
+            f"The {obj._meta.verbose_name} {obj.pk} was loaded without its version, so "
+            f"conflicting changes could not be detected. Add {field.name!r} to only(), or take it "
+            "out of defer()."
         )
     return getattr(obj, field.attname)  # type: ignore[no-any-return]

@@ -62,7 +62,7 @@ def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
 
 
 PAGES: Final = (BrowsableAPIRenderer, HTMLFormRenderer)
-"""Renderers of pages, which name the user and hold the token of the forms on them."""
+"""Renderers of HTML pages, which contain the user's name and the CSRF token."""
 
 
 def is_page(negotiated: Any) -> bool:
@@ -195,9 +195,10 @@ class DRFAdapter(Adapter):
             name = f"{type(view).__module__}.{type(view).__qualname__}"
             raise ImproperlyConfigured(
                 f"{name} checks the caller's permission on an object "
-                f"({type(args[-1]).__qualname__}) that a replay cannot look up: get_object() does "
-                "not find it by the URL. Override check_idempotent_replay(self, request, record) "
-                "in the view, or give its policy check_replay=, and check the permission there."
+                f"({type(args[-1]).__qualname__}) that a replay cannot load, because get_object() "
+                "does not find it by the URL. Override check_idempotent_replay(self, request, "
+                "record) in the view, or give its policy check_replay=, and check the permission "
+                "there."
             )
         check(*args)
 

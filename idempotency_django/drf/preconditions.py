@@ -54,7 +54,7 @@ class PreconditionMixin:  # see below
     # Without values, which would hide those of a base that comes after this one.
 
     require_preconditions: ClassVar[Collection[str]]
-    """The methods that are refused (428) without ``If-Match``; none if it is not set."""
+    """The methods that require ``If-Match`` (else 428); none by default."""
 
     put_creates: ClassVar[bool]
     """Whether PUT creates what is not there. ``If-None-Match: *`` then creates it once."""
@@ -114,8 +114,8 @@ def _resource_of(view: Any, request: Request) -> Resource:
         found = _etag(view, obj)
         if found is None and required:
             raise ImproperlyConfigured(
-                f"{name_of(type(view))} requires If-Match and has no ETag to compare it with. Give "
-                "the model a VersionField, or override get_etag(self, obj)."
+                f"{name_of(type(view))} requires If-Match, but its objects have no ETag. Give the "
+                "model a VersionField, or override get_etag(self, obj)."
             )
         return found
 
@@ -156,9 +156,9 @@ def _guarded(view: Any, handler: Any) -> Any:
     function = method_of(view, handler)
     if hasattr(function, PROTECTED):
         raise ImproperlyConfigured(
-            f"@idempotent is on {name_of(function)} itself, inside the preconditions: a retry of a "
-            "change that succeeded would get 412 and not its answer. Put @idempotent on the class, "
-            "or use IdempotentViewMixin."
+            f"@idempotent is on {name_of(function)} itself, inside the preconditions: a retry of "
+            "a successful change would get 412 instead of its response. Put @idempotent on the "
+            "class, or use IdempotentViewMixin."
         )
     try:
         guarded = cached_on(
@@ -203,7 +203,7 @@ def _validate_lookup(view: Any, request: Request) -> None:
     required = request.method in getattr(view, "require_preconditions", ())
     if request.method in CHANGES and (required or Conditions.of(request.headers).for_change()):
         raise ImproperlyConfigured(
-            f"{name_of(type(view))} has preconditions for {request.method} and no get_object() "
+            f"{name_of(type(view))} has preconditions for {request.method}, but no get_object() "
             "that finds the object by the URL alone. Define it."
         )
 
@@ -228,10 +228,10 @@ def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
         and not is_same(found, shown)
     ):
         raise ImproperlyConfigured(
-            f"{name_of(type(view))} compares the conditions of {resource.method} with what "
-            f"get_object() returns, the {found._meta.verbose_name} {found.pk}, and has answered "
-            f"with the {shown._meta.verbose_name} {shown.pk}. It was rolled back. Let get_object() "
-            "return what this URL changes, or give that a view of its own."
+            f"{name_of(type(view))} compared the preconditions of {resource.method} with the "
+            f"{found._meta.verbose_name} {found.pk} of get_object(), but answered with the "
+            f"{shown._meta.verbose_name} {shown.pk}. The change was rolled back. Return the "
+            "changed object from get_object(), or move it to its own view."
         )
     return response
 

@@ -133,8 +133,8 @@ async def arun(
     """
     if operation.lease is None:
         raise ValueError(
-            f"The operation {operation.name} has no lease. arun() needs one, because no "
-            "transaction can span a coroutine function."
+            f"The operation {operation.name} has no lease. arun() needs one, because Django has "
+            "no transactions for async code."
         )
     wanted: Operation | None = operation
     with observe(operation) as observed:

@@ -200,8 +200,8 @@ class _Batch:
             if not self._committed:
                 raise
             logger.exception(
-                "What was to follow the commit of a batch of %d operations failed. The operations "
-                "are committed, and are not executed again.",
+                "The work after the commit of a batch of %d operations failed. The operations are "
+                "committed, and are not executed again.",
                 len(self.items),
             )
         final = {at: each for at, each in outcomes.items() if self._is_final(at, each)}

@@ -24,7 +24,7 @@ from .leases import Lease, validate_thread
 from .steps import Steps, as_json, running, validate_not_nested, validate_step_name
 
 CURRENT: ContextVar[ExecutionContext | None] = ContextVar("idempotency_execution", default=None)
-"""The execution whose handler runs; the engine sets it."""
+"""The execution of the running handler; the engine sets it."""
 
 
 def current_execution() -> ExecutionContext | None:
@@ -257,14 +257,14 @@ class ExecutionContext:
         validate_step_name(name)
         if self._lease is None or not self._has_steps:
             raise ImproperlyConfigured(
-                f"The step {name!r} cannot be kept: in the transactional mode, a failed attempt "
-                "is rolled back as a whole. Give the policy mode='leased', or register the handler "
-                "of a message by on(…, steps=True)."
+                f"The step {name!r} cannot be stored: in the transactional mode, a failed attempt "
+                "is rolled back as a whole. Give the policy mode='leased', or register the "
+                "handler of a message with on(…, steps=True)."
             )
         if not self._store.supports_steps:
             raise ImproperlyConfigured(
-                f"The step {name!r} cannot be kept: the store {self._store.alias!r} "
-                f"({type(self._store).__name__}) keeps no steps. Use "
+                f"The step {name!r} cannot be stored: the store {self._store.alias!r} "
+                f"({type(self._store).__name__}) doesn't support steps. Use "
                 "idempotency_django.stores.database.DatabaseStore."
             )
         validate_not_nested(name)
@@ -321,7 +321,7 @@ class NoKeyContext:
         if name.startswith("_") or name not in dir(ExecutionContext):
             raise AttributeError(name)
         raise ImproperlyConfigured(
-            f"request.idempotency.{name} needs an idempotency key, and this request has none: the "
-            "view's policy leaves it optional. Give the policy required=True, or ask first: "
-            "request.idempotency is false without a key."
+            f"request.idempotency.{name} needs an idempotency key, and this request has none, "
+            "because it is optional in the view's policy. Give the policy required=True, or test "
+            "request.idempotency first: it is false without a key."
         )

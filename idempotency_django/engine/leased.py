@@ -55,11 +55,11 @@ INTERRUPTED_MESSAGE: Final = (
     "the same key: the operation resumes."
 )
 HELD_MESSAGE: Final = (
-    "The idempotency store cannot be reached, so the operation was interrupted. How much of it "
-    "was done is unknown. It is not repeated until an operator settles it."
+    "The idempotency store cannot be reached, so the operation was interrupted. Its effects are "
+    "unknown. It is not executed again until an operator completes or releases it."
 )
 PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between attempts to store the answer of what is already done."""
+"""Seconds between attempts to store the result of an executed operation."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -244,8 +244,8 @@ class LeasedRun:
             except (StoreUnavailable, OperationInProgress):
                 if pause is None or self.lease.is_over:
                     logger.exception(
-                        "%s was executed, but its answer could not be stored. A retry of %s is "
-                        "%s after the lease expires.",
+                        "%s was executed, but its result could not be stored. A retry of %s is %s "
+                        "after the lease expires.",
                         self.operation.name,
                         self.operation.key,
                         "held" if self.operation.hold else "executed again",
@@ -283,7 +283,8 @@ class LeasedRun:
         """
         await self._announce(signals.lost)
         logger.warning(
-            "Attempt %d of %s ended too late: its lease had expired and another attempt took over.",
+            "Attempt %d of %s ended too late: its lease had expired, and another attempt took "
+            "over.",
             self.claim.attempt,
             self.operation.name,
         )
@@ -518,8 +519,8 @@ class Awaiting(Driver):
 def _misused(error: BaseException) -> RuntimeError:
     """The error of a handler that raised what a coroutine, such as a flow, must not raise."""
     return RuntimeError(
-        f"The handler raised {type(error).__name__}, which Python keeps for the end of iterators "
-        "and generators. Raise another exception, or give next() a default."
+        f"The handler raised {type(error).__name__}, which Python reserves for iterators and "
+        "generators. Raise another exception, or give next() a default."
     )
 
 

@@ -37,10 +37,9 @@ def validate_thread(thread: int | None, name: str) -> None:
     """
     if thread not in (None, threading.get_ident()):
         raise ImproperlyConfigured(
-            f"The step {name!r} was begun in another thread than its handler's. Threads may "
-            "run in another order in the next attempt, which would then find its steps in "
-            "another order. Begin steps in the handler's own thread, and use threads within "
-            "a step."
+            f"The step {name!r} was started outside of the handler's thread. The order of threads "
+            "can change, and so would the order of steps in the next attempt. Start steps in the "
+            "handler's thread, and use threads only within a step."
         )
 
 

@@ -159,7 +159,8 @@ def _harmless(hook: Hook) -> Iterator[None]:
         if not any(each is hook for each in _failed):
             _failed.append(hook)
             logger.exception(
-                "The hook %r of IDEMPOTENCY['AROUND_EXECUTION'] has failed. What it is around is "
-                "not affected. Its other failures are not logged until this process is restarted.",
+                "The hook %r of IDEMPOTENCY['AROUND_EXECUTION'] has failed. The execution is not "
+                "affected. Later failures of this hook are not logged until this process is "
+                "restarted.",
                 hook,
             )

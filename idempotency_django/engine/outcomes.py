@@ -128,19 +128,19 @@ def refusal(outcome: InProgress | Held | Mismatched, what: str = "") -> Idempote
             assert_never(outcome)
 
 
-_IN_PROGRESS: Final = " is being executed elsewhere. Try again later to get the result."
+_IN_PROGRESS: Final = " is being executed by another process. Try again later to get the result."
 _HELD: Final = (
     " is held, because its last attempt failed or was interrupted. It is not executed again until "
     "an operator completes or releases its record in the admin."
 )
 _MISMATCHED: Final = (
-    " is on record with other content, so nothing was executed. Look at its record in the admin. "
-    "If this is another operation, give it an id or a key of its own."
+    " was already used with different content, so nothing was executed. Check its record in the "
+    "admin. If this is a new operation, give it a new id or key."
 )
 
 
 UNCERTAIN_ERRORS: Final = (OperationalError, InterfaceError)
-"""The errors of a COMMIT of which it is unknown whether it was done."""
+"""The errors of a COMMIT that leave its result unknown."""
 
 
 class RolledBack(Exception):  # carries a result out of a transaction; no error
@@ -242,8 +242,8 @@ def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
                     raise result
     except DatabaseFault:
         logger.warning(
-            "A receiver of a signal of %s caused a database error, so what the receivers wrote "
-            "in the open transaction was rolled back.",
+            "A receiver of a signal of %s caused a database error, so the receivers' writes in "
+            "the open transaction were rolled back.",
             operation.name,
             exc_info=True,
         )
@@ -261,7 +261,7 @@ def _savepoints() -> Iterator[None]:
 
 
 INTERRUPTED_ERROR: Final = "The attempts before it were interrupted."
-"""Why a key is held although its last attempt was not executed."""
+"""The reason for holding a key whose last attempt was not executed."""
 
 
 def fail(store: Store, claim: Claim, result: Result, *, pinned: bool) -> bool:
@@ -290,7 +290,8 @@ def hold_exhausted(store: Store, claim: Claim) -> bool:
 def _log_held(claim: Claim, error: str) -> None:
     """Tell the operator, who must settle it."""
     logger.error(
-        "%s is held after attempt %d (max_attempts=%d), until an operator settles it: %s (key %s)",
+        "%s is held after attempt %d (max_attempts=%d), until an operator completes or releases "
+        "it: %s (key %s)",
         claim.operation.name,
         claim.attempt,
         claim.operation.max_attempts,
@@ -300,7 +301,7 @@ def _log_held(claim: Claim, error: str) -> None:
 
 
 BACKOFF: Final = Backoff(timedelta(seconds=0.02), timedelta(seconds=0.25))
-"""The time between two looks at an operation while waiting."""
+"""The polling interval while waiting for an operation."""
 
 
 class ConflictWait:

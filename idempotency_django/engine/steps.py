@@ -21,14 +21,15 @@ LONGEST_ERROR: Final = 4096  # characters of an error's text, and of each of its
 MOST: Final = 32_768  # steps of one operation, whose positions are stored in two bytes
 
 _DONE: Final = (
-    "What the earlier attempt and this one have done so far stays done. An operator must settle "
-    "the operation."
+    "The effects of both attempts stay. An operator must complete or release the operation."
 )
 
 _running: ContextVar[str] = ContextVar("idempotency_step")
 
 encode_json = json.JSONEncoder(allow_nan=False).encode
-"""Encode a value as JSON, to be stored; :func:`as_json` also names what returned the value."""
+"""Encode a value as JSON, to be stored; the errors of :func:`as_json` also name the source of the
+value.
+"""
 
 
 class Steps:
@@ -48,9 +49,9 @@ class Steps:
         self._failed: dict[str, Exception] = {}
         self._settling = threading.Lock()
         self.expected: tuple[type[Exception], ...] = ()
-        """The errors that a failed step may be raised with again."""
+        """The error classes that a failed step can raise again."""
         self.loaded = claim.attempt == 1
-        """Whether what earlier attempts have stored is known."""
+        """Whether the stored steps of earlier attempts are loaded."""
 
     def load(self) -> None:
         """Ask the store what earlier attempts have stored, once."""
@@ -82,21 +83,21 @@ class Steps:
         position = len(self._reached) if again is None else again
         if position >= MOST:
             raise ValueError(
-                f"An operation has at most {MOST} steps, and {name!r} would be one more. Do "
-                "more in each step, or divide the work into several operations."
+                f"An operation can have at most {MOST} steps, and {name!r} exceeds that. Do more "
+                "in each step, or split the work into several operations."
             )
         stored = self._stored.get(position)
         if stored is not None and stored.name != name:
             raise StepsChanged(
                 f"Step {position + 1} of this operation is {name!r} now, but attempt "
-                f"{stored.attempt} stored {stored.name!r} there. Was a step renamed, moved, added "
-                f"or removed? {_DONE}"
+                f"{stored.attempt} stored {stored.name!r} there. A step was probably renamed, "
+                f"moved, added or removed. {_DONE}"
             )
         if stored is None and any(step.name == name for step in self._stored.values()):
             raise StepsChanged(
                 f"Step {position + 1} of this operation is {name!r} now, but an earlier attempt "
-                "stored that step at another position. Were steps moved, or was one before it "
-                f"removed? {_DONE}"
+                "stored that step at another position. Steps were probably moved or removed. "
+                f"{_DONE}"
             )
         self._reached[name] = position
         return position, stored
@@ -196,9 +197,9 @@ class Steps:
         left = [step.name for step in self._stored.values() if step.name not in self._reached]
         if left:
             raise StepsChanged(
-                f"Attempt {self._claim.attempt} of this operation ended without {_named(left)}, "
-                "which an earlier attempt had done. Was a step removed, or did a condition skip "
-                f"it? {_DONE}"
+                f"Attempt {self._claim.attempt} of this operation ended without {_named(left)} of "
+                "an earlier attempt. The step was probably removed, or a condition skipped it. "
+                f"{_DONE}"
             )
 
 
@@ -235,8 +236,8 @@ def load_error(step: Step, expected: Iterable[type[Exception]]) -> Exception:
         name = stored["classes"][0].rpartition(".")[2]
         return StepFailed(step.name, step.attempt, name, stored["text"])
     error.add_note(
-        f"The step {step.name!r} failed with this error in attempt {step.attempt}, which went on "
-        "without the step, so the step is not called again."
+        f"The step {step.name!r} failed with this error in attempt {step.attempt}, which "
+        "continued without the step. So the step is not called again."
     )
     return error
 
@@ -261,7 +262,7 @@ def text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failure:  # noqa: BLE001  # the error is told of nevertheless
-        return f"its text cannot be made ({type(failure).__name__})"
+        return f"str() of the error failed ({type(failure).__name__})"
 
 
 def named(error: BaseException) -> str:
@@ -293,8 +294,8 @@ def no_json(name: str, error: Exception) -> TypeError:
     """The error of a function or step that returned what is not JSON."""
     return TypeError(
         f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
-        "only dicts, lists, texts, numbers, booleans and None: for example an id instead of "
-        "an object."
+        "only dicts, lists, strings, numbers, booleans and None, for example an id instead of an "
+        "object."
     )
 
 
@@ -306,7 +307,7 @@ def validate_step_name(name: object) -> None:
     """Raise ``ValueError`` if a step cannot have this name."""
     if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME):
         raise ValueError(
-            f"A step's name has 1-{LONGEST_NAME} characters. {name!r} is not a valid name."
+            f"{name!r} is not a valid name of a step: it must have 1-{LONGEST_NAME} characters."
         )
 
 
@@ -314,8 +315,8 @@ def validate_not_nested(name: str) -> None:
     """Raise ``ImproperlyConfigured`` if another step is running: this one would be part of it."""
     if outer := current_step():
         raise ImproperlyConfigured(
-            f"The step {name!r} was begun within the step {outer!r} and would commit with it. "
-            "Begin it after that step."
+            f"The step {name!r} was started within the step {outer!r} and would commit with it. "
+            "Start it after that step."
         )
 
 

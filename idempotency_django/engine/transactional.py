@@ -370,7 +370,7 @@ def _diagnose(error: Exception, operation: str, using: str | None) -> Exception:
         return _rolled_back(error) if isinstance(error, StoreUnavailable) else error
     better = ImproperlyConfigured(
         f"{what} within a transaction, and {operation} runs in one: its idempotency policy is "
-        "transactional, so that its effects and its answer commit together. Do that outside the "
+        "transactional, so that its effects and its result commit together. Do that outside the "
         "view, or give its policy mode='leased'. Under ATOMIC_REQUESTS, also mark the view with "
         "transaction.non_atomic_requests."
     )

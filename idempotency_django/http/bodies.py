@@ -30,7 +30,7 @@ CHUNK: Final = 64 * 1024
 
 
 LONGEST: Final = 1024**3
-"""Bytes of a body that is read for its fingerprint: what is longer would fill the disk."""
+"""The most bytes of a body that are read for its fingerprint; longer ones would fill the disk."""
 
 
 def rewind(request: Any, stream: Any) -> None:
@@ -67,8 +67,8 @@ def spooled(source: Any) -> Any:
 
 def _too_long() -> RequestDataTooBig:
     return RequestDataTooBig(
-        f"A body of more than {LONGEST} bytes is not read to compare it with a retry's. Give the "
-        "view's idempotency policy fingerprint=fingerprints.without_body to take longer ones."
+        f"A body of more than {LONGEST} bytes is too long to compare it with a retry. To allow "
+        "longer bodies, give the view's idempotency policy fingerprint=fingerprints.without_body."
     )
 
 
@@ -118,9 +118,9 @@ def refuse_half(request: HttpRequest, received: int) -> None:
     length = announced(request) or 0
     if received < length:
         raise UnreadablePostError(
-            f"Only {received} of the {length} bytes that {request.method} "
-            f"{escaped(request.path)} announced have arrived, so nothing was executed. The client "
-            "has closed the connection."
+            f"Only {received} of the {length} bytes of the body of {request.method} "
+            f"{escaped(request.path)} have arrived, so nothing was executed. The client has "
+            "closed the connection."
         )
 
 

@@ -174,8 +174,8 @@ def principal_of(user: Any, auth: Any = None) -> str:
         pk = getattr(user, "pk", None)
         if pk is None:
             raise ImproperlyConfigured(
-                f"The user of this request, {type(user).__name__}, has no primary key that tells "
-                "it from other callers. Give the idempotency policy a principal= that names it."
+                f"The user of this request, {type(user).__name__}, has no primary key to identify "
+                "it. Give the idempotency policy a principal= that identifies it."
             )
         # Of its class: a lazy user passes for one, but is none.
         return f"{_kind(user.__class__, settings.AUTH_USER_MODEL)}:{pk}"
@@ -424,14 +424,14 @@ NEVER_STORED_HEADERS: Final = frozenset(
     "set-cookie x-request-id request-id x-correlation-id traceparent tracestate server-timing "
     "x-runtime".split()
 )
-"""Response headers, in lower case, that are never stored; a replay gets its own."""
+"""The response headers, in lower case, that are never stored; a replay gets new ones."""
 
 
 def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Result:
     """The result for the engine: the response, and the payload to store or why there is none."""
     status = response.status_code
     if status >= 500:
-        return Result(response, None, error=f"The answer was {status}.", failed=True)
+        return Result(response, None, error=f"The response had the status {status}.", failed=True)
     if policy.should_store or status in NEVER_STORED or getattr(response, "context_data", None):
         unwanted = _unwanted(adapter, response, policy)
         if unwanted:
@@ -493,10 +493,10 @@ def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> s
     """Why an answer is not stored although its status is; empty: it is stored."""
     wanted = _wanted(adapter, response, policy)
     if wanted is not None:
-        return "" if wanted else "The policy's should_store= does not store this answer."
+        return "" if wanted else "The policy's should_store= rejected this response."
     if response.status_code in NEVER_STORED:
-        return f"The answer was {response.status_code}."
-    return "The answer shows a form with errors." if shows_refused_form(response) else ""
+        return f"The response had the status {response.status_code}."
+    return "The response contains a form with errors." if shows_refused_form(response) else ""
 
 
 def _wanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> bool | None:

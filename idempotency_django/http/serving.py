@@ -196,7 +196,7 @@ def _explain(error: IdempotencyError, operation: Operation) -> None:
     if error.foreign:
         return
     if error.status >= 500:
-        logger.error("%s could not be made safe to retry.", operation.name, exc_info=error)
+        logger.error("%s failed with an idempotency error.", operation.name, exc_info=error)
     if isinstance(error, OperationInProgress | StoreUnavailable):
         error.retry_after = _retry_after()
 

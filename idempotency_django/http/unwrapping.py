@@ -343,11 +343,11 @@ def _unknown(view: Any) -> ImproperlyConfigured:
     inner = innermost(view)
     place = "the function that does the work" if inner is view else f"{name_of(inner)} itself"
     return ImproperlyConfigured(
-        f"{name_of(view)} is or holds a decorator, a function or an object that idempotency_django "
-        "does not know, so it cannot tell whether that must run before a replay. Put @idempotent "
-        f"on {place}, below all decorators. Or leave the view unprotected: with "
-        "@idempotency_exempt, or without the mixin. If nothing in it must be checked before a "
-        f"replay, put @part_of_view on {name_of(view)}: all of it then runs once."
+        f"{name_of(view)} is wrapped by, or contains, a decorator, function or object that "
+        "idempotency_django does not know. It may have to run before a replay, for example to "
+        f"check permissions. Put @idempotent on {place}, below all decorators. Or leave the view "
+        "unprotected: with @idempotency_exempt, or without the mixin. If it checks nothing, put "
+        f"@part_of_view on {name_of(view)}: all of it then runs once."
     )
 
 
@@ -451,7 +451,7 @@ def validate_framework(view: Any) -> None:
         package = next(name for name in _packages(view) if name in FRAMEWORKS)
         raise ImproperlyConfigured(
             f"{name_of(innermost(view))} is a view of {framework}, for which idempotency_django "
-            f"has no adapter, so it does not know who is calling. Put {package!r} into "
+            f"has no adapter, so it cannot identify the caller. Put {package!r} into "
             "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave its views unprotected, and protect the "
             "work itself with idempotent_call()."
         )

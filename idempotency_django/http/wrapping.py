@@ -244,8 +244,8 @@ def _request_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(getattr(given, "_request", given), HttpRequest):
             return given
     raise TypeError(
-        "A view that is protected by @idempotent was called without a request. Pass the request "
-        "first, or as request=."
+        "A view with @idempotent was called without a request. Pass the request as the first "
+        "argument, or as request=."
     )
 
 
@@ -307,9 +307,8 @@ def _protected_class(view_class: Any, policy: Policy | None) -> Any:
     if overrides_dispatch(view_class):
         raise ImproperlyConfigured(
             f"{name_of(view_class)} overrides dispatch() and has no post(), put(), patch() or "
-            "delete() that could run once. If dispatch() checks nothing that a replay must "
-            "check, put @idempotent on dispatch(). Otherwise leave the class unprotected with "
-            "@idempotency_exempt."
+            "delete() to protect. If dispatch() checks no permissions, put @idempotent on "
+            "dispatch(). Otherwise leave the class unprotected with @idempotency_exempt."
         )
     mixins = [mixin for base, mixin, *_ in _frameworks if issubclass(view_class, base)]
     body = {
@@ -454,8 +453,8 @@ def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -
     keyed = request.method in UNSAFE_METHODS and key_header(request) is not None
     if keyed and 200 <= response.status_code < 300:
         logger.error(
-            "%s is not protected: it answered %s %s with %s without calling the handler that "
-            "runs once. Put @idempotent on the function that does the work.",
+            "%s is not protected: it answered %s %s with %s without calling the protected "
+            "handler. Put @idempotent on the function that does the work.",
             name_of(view),
             request.method,
             request.path,

@@ -40,7 +40,7 @@ from .functions import KeyRule, check_rule, enqueue, fingerprint_of, key_of
 __all__ = ["IdempotentTask"]
 
 METHOD: Final = "TASK"
-"""Stands for the HTTP method in the audit."""
+"""The value in place of the HTTP method in the audit."""
 
 CAUSED_BY: Final = "idempotency_caused_by"
 """The header: the reference of the record of the operation that sent the message."""
@@ -56,7 +56,7 @@ _MOST_REPLACED: Final = 500
 messages that no broker takes."""
 
 _LATER: Final = (OperationInProgress, StoreUnavailable, ClaimLost)
-"""Errors that say nothing of the task's result: its message is to be looked at again."""
+"""Errors that do not describe the task's result: its message is delivered again."""
 
 _SLACK: Final = 0.2
 """Seconds after the end of a lease, by another machine's clock, at which its task is free."""
@@ -65,16 +65,16 @@ _VISIBILITY_TIMEOUT: Final = 1800.0
 """Seconds after which Celery's brokers deliver an unacknowledged message again, at the earliest."""
 
 _COPY_TTL: Final = timedelta(hours=1)
-"""How long it is remembered that a copy was sent, in addition to the lease."""
+"""How long the key of a sent copy is kept, in addition to the lease."""
 
 _LONGEST_WINDOW: Final = timedelta(days=30)
-"""For how long the outbox keeps a message at most, so that its task is not enqueued again."""
+"""The longest time for which the outbox keeps a message, so that its task is not enqueued again."""
 
 _IGNORED: Final = "celery.Ignore"
-"""The type of what is stored of a task that raised ``Ignore``."""
+"""The type of the stored result of a task that raised ``Ignore``."""
 
 _MARKS: Final = {"__type__", "__value__"}
-"""The keys of what Celery's JSON makes of a value that JSON has no type for."""
+"""The keys by which Celery's JSON encodes a value without a JSON type."""
 
 
 class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs only
@@ -222,7 +222,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         if not isinstance(execution, ExecutionContext):
             raise ImproperlyConfigured(
                 f"The task {self.name} has no execution here: it was called as a function, so it "
-                "has no id that would name its operation. Use apply(), or give the task a key=."
+                "has no task id to identify its operation. Use apply(), or give the task a key=."
             )
         return execution
 
@@ -271,7 +271,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             if error in raised or delivery.request.is_eager:
                 raise
             delivery.send_copy(plan, error)
-            raise Ignore(f"It is looked at again later: {error}") from None
+            raise Ignore(f"It is retried later: {error}") from None
         except ResponseNotStored as error:
             if error in raised:
                 raise
@@ -341,9 +341,9 @@ def _refuse_marks(task: str, arguments: Any) -> None:
             case Mapping() as item:
                 if item.keys() == _MARKS:
                     raise TypeError(
-                        f"An argument of the task {task} has a dict of __type__ and __value__, "
-                        "which Celery's JSON reads as a value of another type. Pass what a client "
-                        "has sent as a text."
+                        f"An argument of the task {task} has a dict with the keys __type__ and "
+                        "__value__, which Celery's JSON decodes as another type. Pass a client's "
+                        "data as a string."
                     )
                 pending += item.values()
             case list() | tuple() as item:
@@ -360,7 +360,7 @@ def _pack(task: str, result: Any) -> Any:
         return json.loads(dumps(result))
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"The result of the task {task} is not JSON, so that a retry could not be given it: "
+            f"The result of the task {task} is not JSON, so it cannot be stored for a retry: "
             f"{error}. Return plain data, for example a primary key."
         ) from error
 
@@ -429,7 +429,7 @@ class _Delivery:
         self.task = task
         self.request = request
         self.copies = int(request.get(COPIES) or 0)
-        """The copies that were sent one after the other before this delivery; 0: it is no copy."""
+        """The number of copies that were sent before this delivery; 0: it is not a copy."""
 
     def has_failed(self) -> bool:
         """Whether an earlier delivery of the message ended in a failure that Celery has recorded.

@@ -66,7 +66,7 @@ def enqueue() -> Enqueue:
     """
     if not _ways:
         raise ImproperlyConfigured(
-            "enqueue_once() writes the task into the outbox, which is not installed. Add "
+            "enqueue_once() needs the outbox, which is not installed. Add "
             '"idempotency_django.messaging" to INSTALLED_APPS, a topic "celery" to '
             "IDEMPOTENCY['OUTBOX'], and run a relay."
         )
@@ -78,7 +78,7 @@ KeyRule = str | Callable[..., object]
 takes the job's arguments."""
 
 _NAMING: Final = (str, int, float, Decimal, UUID, date, Enum)
-"""The types of values that name something: their text is the same in every process."""
+"""The types of values with the same text in every process."""
 
 
 def key_of(
@@ -121,7 +121,8 @@ def check_rule(rule: KeyRule, job: str, function: Callable[..., Any]) -> None:
         fields = [field for _, field, _, _ in string.Formatter().parse(rule) if field is not None]
     except ValueError as error:
         raise ImproperlyConfigured(
-            f"The key {rule!r} of {job} is no template: {error}. Write it as 'order-{{order_id}}'."
+            f"The key {rule!r} of {job} is not a template: {error}. Write it as "
+            "'order-{order_id}'."
         ) from None
     for field in fields:
         name = field.partition(".")[0].partition("[")[0]
@@ -138,7 +139,7 @@ def _bound(
     try:
         return inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"The arguments do not fit {job}: {error}.") from None
+        raise TypeError(f"The arguments do not match {job}: {error}.") from None
 
 
 def fingerprint_of(
@@ -172,7 +173,7 @@ def fingerprint_of(
             canonical(value)
         except TypeError as error:
             raise TypeError(
-                f"The argument {name!r} of {job} cannot be told from a retry's. {error}"
+                f"The argument {name!r} of {job} cannot be compared with a retry's. {error}"
             ) from None
     return (bound.args, bound.kwargs)
 
@@ -180,13 +181,13 @@ def fingerprint_of(
 def _text(value: object, what: str) -> str:
     if not isinstance(value, _NAMING) or isinstance(value, bool):
         raise TypeError(
-            f"{what} is made of {value!r} ({type(value).__name__}), which names no operation. "
-            "Make it of texts, numbers, UUIDs or dates, for example of a primary key."
+            f"{what} contains {value!r} ({type(value).__name__}), which differs between "
+            "processes. Use strings, numbers, UUIDs or dates, for example a primary key."
         )
     text = str(value.value if isinstance(value, Enum) else value)
     if not text:
         raise ValueError(
-            f"{what} is made of an empty text, so that different operations would share it."
+            f"{what} contains an empty string, so different operations would share it."
         )
     return text
 

@@ -47,7 +47,7 @@ class MessageAction(Action):
     def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
         if self.fits(row):
             return ""
-        text = _("It is %(state)s, so there is nothing to do.")
+        text = _("Its state is “%(state)s”, so this action does not apply.")
         return text % {"state": row.get_state_display()}
 
     def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
@@ -67,12 +67,12 @@ INBOX: Final = (
         button=gettext_lazy("Retry"),
         fits=settling.can_retry,
         effects=(
-            gettext_lazy("The message is handled again as soon as a process looks at the inbox."),
+            gettext_lazy("A process of the inbox handles the message again soon."),
             gettext_lazy(
-                "It is a further attempt at the same operation: steps that are stored are not done "
-                "again, and keys that were derived for other services are the same."
+                "This is the next attempt at the same operation. Stored steps don't run again, "
+                "and derived keys for other services stay the same."
             ),
-            gettext_lazy("If it fails again, it is a dead letter again."),
+            gettext_lazy("If it fails again, it becomes a dead letter again."),
         ),
         log=gettext_lazy("Retried."),
         done=gettext_lazy("handled again soon"),
@@ -84,10 +84,10 @@ INBOX: Final = (
         button=gettext_lazy("Discard"),
         fits=settling.can_discard,
         effects=(
-            gettext_lazy("The message is not handled, and its group goes on without it."),
-            gettext_lazy("Until it is purged, it can be reprocessed."),
+            gettext_lazy("The message is not handled, and its group continues without it."),
+            gettext_lazy("You can reprocess it until it is purged."),
         ),
-        log=gettext_lazy("Discarded; its group goes on without it."),
+        log=gettext_lazy("Discarded; its group continues without it."),
         done=gettext_lazy("discarded"),
         settle=settling.discard,
     ),
@@ -98,15 +98,12 @@ INBOX: Final = (
         fits=settling.can_repeat,
         effects=(
             gettext_lazy(
-                "The handler is called again, from the beginning, although it has succeeded before."
+                "The handler runs again from the beginning, although it has succeeded before."
             ),
             gettext_lazy(
-                "What it has written to the database stays, and is written a second time."
+                "Its earlier writes to the database stay, and it writes them a second time."
             ),
-            gettext_lazy(
-                "Keys that it derives for other services are the same, so that they recognise what "
-                "they have done."
-            ),
+            gettext_lazy("Its derived keys stay the same, so other services recognise the calls."),
         ),
         log=gettext_lazy("Reprocessed."),
         done=gettext_lazy("handled again soon"),
@@ -119,11 +116,11 @@ INBOX: Final = (
         fits=settling.can_accept,
         effects=(
             gettext_lazy(
-                "Another body came under the same id before, or the same body under another id, "
-                "which the signature does not cover: find out from the sender whether both are "
+                "An earlier message had the same id with another body, or the same body with "
+                "another id that the signature does not cover. Ask the sender whether both are "
                 "genuine."
             ),
-            gettext_lazy("The message is handled like any other then."),
+            gettext_lazy("An accepted message is handled like any other."),
         ),
         log=gettext_lazy("Accepted."),
         done=gettext_lazy("handled again soon"),
@@ -138,13 +135,13 @@ OUTBOX: Final = (
         button=gettext_lazy("Retry"),
         fits=settling.can_retry,
         effects=(
-            gettext_lazy("The message is sent under its old id, with all its attempts before it."),
+            gettext_lazy("The message is sent with the same id. Its earlier attempts still count."),
             gettext_lazy(
-                "Its group goes on after it. If the broker refuses it again, it is a dead letter "
-                "again."
+                "Its group continues after it. If the broker refuses it again, it becomes a dead "
+                "letter again."
             ),
         ),
-        log=gettext_lazy("Retried; it is sent under its old id."),
+        log=gettext_lazy("Retried; it is sent with the same id."),
         done=gettext_lazy("sent soon"),
         settle=settling.retry,
     ),
@@ -154,25 +151,25 @@ OUTBOX: Final = (
         button=gettext_lazy("Discard"),
         fits=settling.can_discard,
         effects=(
-            gettext_lazy("The message is never sent, and its group goes on without it."),
+            gettext_lazy("The message is never sent, and its group continues without it."),
             gettext_lazy(
-                "Until it is purged, it can be sent again, after what was sent meanwhile."
+                "You can send it again until it is purged. It then comes after later messages."
             ),
         ),
-        log=gettext_lazy("Discarded; its group goes on without it."),
+        log=gettext_lazy("Discarded; its group continues without it."),
         done=gettext_lazy("discarded"),
         settle=settling.discard,
     ),
     MessageAction(
         name="resend",
-        title=gettext_lazy("Send again, under new ids"),
+        title=gettext_lazy("Send again with new ids"),
         button=gettext_lazy("Send again"),
         fits=settling.can_repeat,
         effects=(
-            gettext_lazy("A copy is sent under a new id: consumers handle it once more."),
-            gettext_lazy("In its group, it comes after what was published since."),
+            gettext_lazy("A copy is sent with a new id, so consumers handle it again."),
+            gettext_lazy("In its group, the copy comes after messages that were published since."),
         ),
-        log=gettext_lazy("Sent again, under a new id."),
+        log=gettext_lazy("Sent again with a new id."),
         done=gettext_lazy("sent again soon"),
         settle=settling.repeat,
     ),
@@ -222,7 +219,7 @@ class MessageAdmin(MessagingAdmin):
         css = "idempotency-held" if message.state == MessageState.DEAD else ""
         return format_html('<span class="{}">{}</span>', css, message.get_state_display())
 
-    @admin.display(description=gettext_lazy("type, and where from or to"))
+    @admin.display(description=gettext_lazy("type, and source or topic"))
     def type_and_place(self, message: Any) -> SafeString:
         place = getattr(message, self.place)
         return two_lines(message.type, f"{place}, {message.group}" if message.group else place)
@@ -373,7 +370,7 @@ class Reset(Action):
     for_many = False
     form = ResetForm
     log = gettext_lazy("Reset from %(before)d to %(position)d: %(reason)s")
-    done = gettext_lazy("reset; its owner must claim it again")
+    done = gettext_lazy("reset; its process must claim it again")
 
     def initial(self, row: Any) -> dict[str, Any]:
         return {"position": row.position, "epoch": row.epoch, "before": row.position}
@@ -382,20 +379,23 @@ class Reset(Action):
         seen = (given.get("epoch", row.epoch), given.get("before", row.position))
         if seen == (row.epoch, row.position):
             return ""
-        return _("The stream has moved since you opened this page. Open it again, and look.")
+        return _(
+            "The position has changed since you opened this page. Open the page again and check "
+            "the new position."
+        )
 
     def consequences(self, rows: Sequence[Any]) -> Sequence[str]:
         return [
             _(
-                "Lower: what comes after the new position is executed again when it is delivered "
-                "again. Its effects are there twice then, unless you have undone them."
+                "Lower: messages after the new position are executed again when they are "
+                "delivered again. Their effects happen twice, unless you have undone them."
             ),
-            _("Higher: what lies between is never executed."),
+            _("Higher: the messages in between are never executed."),
             _("The peer's next message must have the number after the new position.")
             if rows[0].stream.startswith(positions.PEER)
             else _(
-                "The process that owns the stream now is fenced: it commits nothing more until it "
-                "claims the stream again. The broker's own offset stays as it is."
+                "The process that owns the stream is fenced: it commits nothing until it claims "
+                "the stream again. The broker's own offset does not change."
             ),
         ]
 

@@ -40,14 +40,16 @@ from .events import Event
 from .seen import SeenFilter
 
 LIFETIME: Final = timedelta(days=30)
-"""How long a consumer remembers an event, unless it or its policy says otherwise."""
+"""How long a consumer remembers an event by default."""
 
 METHOD: Final = "EVENT"
-"""Stands for the HTTP method in the audit."""
+"""The value in place of the HTTP method in the audit."""
 
 _REJECTED: Final = (DeadLettered, FingerprintMismatch, UnknownEventType)
 _NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
-"""Errors that say nothing about the event: if it was the last one, the next delivery says so."""
+"""Errors that are not about the event: if it was the last attempt, the next delivery reports
+that.
+"""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
@@ -160,8 +162,8 @@ def registering(
     for each in types:
         if not isinstance(each, str):
             raise TypeError(
-                f"on() of {owner} takes types of events, and not {each!r}. Name what the handler "
-                'is for, in parentheses: on("order.paid").'
+                f"on() of {owner} takes types of events, not {each!r}. Pass the type in "
+                'parentheses: on("order.paid").'
             )
         if each in handlers:
             raise ValueError(
@@ -219,8 +221,8 @@ def without_exits(*, awaited: bool = False) -> Iterator[None]:
         raise
     except BaseException as error:
         raise RuntimeError(
-            f"The handler has ended with {ending(error)}, which would end the process that handles "
-            "the other messages, too. Raise an error instead."
+            f"The handler raised {ending(error)}, which would end the process. Raise a subclass "
+            "of Exception instead."
         ) from error
 
 
@@ -366,10 +368,10 @@ class EventExecution:
     def _dead_letter_error(self, what: str) -> DeadLettered:
         return DeadLettered(
             f"The event {self.event.id!r} of {self.event.source!r} is dead-lettered by "
-            f"{self.plan.operation.name}. {what} was the last one that is made without an "
-            "operator. Fix what is wrong. If the inbox in the admin has the message, retry it "
-            "there. Otherwise keep it, for example in a dead-letter queue, release its record in "
-            "the admin, and deliver it again."
+            f"{self.plan.operation.name}. {what} was the last automatic one. Fix the cause. If "
+            "the inbox in the admin has the message, retry it there. Otherwise keep it, for "
+            "example in a dead-letter queue, release its record in the admin, and deliver it "
+            "again."
         )
 
     def _known_duplicate(self) -> Duplicate | None:
@@ -488,8 +490,8 @@ class Consumer:
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(
-                f"A consumer cannot be called {name!r}. Give it a name of 1 to 100 letters, digits "
-                "and the characters '_', '.' and '-', such as 'billing'."
+                f"{name!r} is not a valid name of a consumer. Use 1 to 100 letters, digits, '_', "
+                "'.' and '-', such as 'billing'."
             )
         if max_attempts is not None and max_attempts < 1:
             raise ValueError(
@@ -499,7 +501,7 @@ class Consumer:
         if policy is not None and policy.check_replay not in (UNSET, None):
             raise ImproperlyConfigured(
                 f"The policy of the consumer {name!r} has check_replay=, which checks the caller "
-                "of an HTTP request. A message has none: check who may send it before calling the "
+                "of an HTTP request. A message has none: check its sender before calling the "
                 "consumer."
             )
         # An event can wait for the store, which a request cannot: it is delivered again.
@@ -651,7 +653,7 @@ class Consumer:
             if handler.steps and not store.supports_steps:
                 raise ImproperlyConfigured(
                     f"The handler of {kind!r} in the consumer {self.name!r} has steps, which the "
-                    f"store {store.alias!r} ({type(store).__name__}) does not keep. Use "
+                    f"store {store.alias!r} ({type(store).__name__}) does not support. Use "
                     "idempotency_django.stores.database.DatabaseStore, or remove steps=True."
                 )
 
@@ -686,13 +688,13 @@ class Consumer:
         """The scope of an event: the consumer's name, the event's source, and who sent it."""
         if self.federated and not sender:
             raise ValueError(
-                f"The consumer {self.name!r} is federated, so each call must say who sent the "
-                "event. Pass sender=, as the transport has authenticated them."
+                f"The consumer {self.name!r} is federated, so each call needs the authenticated "
+                "sender of the event. Pass sender=."
             )
         if sender and not self.federated:
             raise ValueError(
-                f"The consumer {self.name!r} was given a sender, but is not federated. Make it a "
-                "Consumer(…, federated=True), or leave out sender=."
+                f"The consumer {self.name!r} is not federated, but sender= was passed. Make it a "
+                "Consumer(…, federated=True), or remove sender=."
             )
         scope = f"consumer:{self.name}:{source}"
         return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)
@@ -702,9 +704,9 @@ class Consumer:
         if using is not None and is_open(using):
             raise ImproperlyConfigured(
                 f"The consumer {self.name!r} was called within a transaction on the database "
-                f"{using!r}. When it returns, the message is acknowledged, so what it did must be "
-                "committed by then. Call it outside of transaction.atomic(), and mark a view that "
-                "calls it with transaction.non_atomic_requests and @idempotency_exempt."
+                f"{using!r}. The message is acknowledged when the call returns, so its effects "
+                "must be committed by then. Call it outside of transaction.atomic(), and mark a "
+                "view that calls it with transaction.non_atomic_requests and @idempotency_exempt."
             )
 
     def _validate_sync(self, kind: str, handler: Handler) -> None:
@@ -717,16 +719,16 @@ class Consumer:
     def _handler(self, event: Event) -> Handler:
         if not isinstance(event, Event):
             raise TypeError(
-                f"The consumer {self.name!r} was given a {type(event).__name__}. Make it an Event, "
-                "for example by Event.from_json()."
+                f"The consumer {self.name!r} got a {type(event).__name__} instead of an Event. "
+                "Create an Event, for example with Event.from_json()."
             )
         handler = self._handlers.get(event.type)
         if handler is None:
             known = ", ".join(sorted(self._handlers)) or "none"
             raise UnknownEventType(
-                f"The consumer {self.name!r} has no handler for events of the type {event.type!r}; "
-                f"it handles {known}. Nothing was executed and nothing is recorded: register a "
-                "handler with Consumer.on(), and deliver the event again."
+                f"The consumer {self.name!r} has no handler for events of the type "
+                f"{event.type!r}; it handles {known}. Nothing was executed or recorded. Register "
+                "a handler with Consumer.on(), and deliver the event again."
             )
         return handler
 
@@ -747,8 +749,8 @@ def consumers() -> dict[str, Consumer]:
         consumer = consumer_at(path)
         if listed.setdefault(consumer.name, consumer) is not consumer:
             raise ImproperlyConfigured(
-                f"IDEMPOTENCY['CONSUMERS'] lists two consumers that are called {consumer.name!r}. "
-                "Give one of them another name."
+                f"IDEMPOTENCY['CONSUMERS'] lists two consumers called {consumer.name!r}. Rename "
+                "one of them."
             )
     return listed
 
@@ -763,12 +765,12 @@ def consumer_at(path: str) -> Consumer:
         consumer = import_string(path.replace(":", "."))
     except ImportError as error:
         raise ImproperlyConfigured(
-            f"There is no consumer at {path!r}: {error}. Name the module and the consumer in it, "
-            "such as 'shop.consumers.billing'."
+            f"There is no consumer at {path!r}: {error}. Use the path of the module and the "
+            "consumer in it, such as 'shop.consumers.billing'."
         ) from error
     if not isinstance(consumer, Consumer):
         raise ImproperlyConfigured(
-            f"{path!r} is a {type(consumer).__name__}, not a Consumer. Name the module and the "
-            "consumer in it, such as 'shop.consumers.billing'."
+            f"{path!r} is a {type(consumer).__name__}, not a Consumer. Use the path of the module "
+            "and the consumer in it, such as 'shop.consumers.billing'."
         )
     return consumer

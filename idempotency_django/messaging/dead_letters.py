@@ -25,7 +25,7 @@ from .databases import database, reason
 from .events import Event
 
 SENDER: Final = "idempotency-sender"
-"""The header that says who sent a message to a federated consumer."""
+"""The header with the sender of a message to a federated consumer."""
 
 _APP: Final = "idempotency_messaging"
 _DEAD: Final = "dead"  # of MessageState, which can be imported only where the app is installed

@@ -16,14 +16,14 @@ from urllib.parse import quote, unquote
 from ..records import is_reference
 
 CAUSED_BY: Final = "causedby"
-"""The extension attribute that names the message or operation that an event comes from."""
+"""The extension attribute with the message or operation that caused an event."""
 
 VERSION: Final = "1.0"
 STRUCTURED: Final = "application/cloudevents+json"
 """The media type of an event whose attributes and data are one JSON object."""
 
 MAX_NESTING: Final = 100
-"""The most lists and objects within one another that the data of an event may have."""
+"""The deepest nesting of lists and objects in the data of an event."""
 
 _ENVELOPE: Final = "application/cloudevents"
 _PREFIX: Final = "ce-"
@@ -80,7 +80,7 @@ class Event:
             not isinstance(self.time, datetime) or self.time.utcoffset() is None
         ):
             raise ValueError(
-                f"The event's time is {self.time!r}. Give a datetime with a time zone, such as "
+                f"The event's time is {self.time!r}. Use a datetime with a time zone, such as "
                 "django.utils.timezone.now()."
             )
         for name, value in self.extensions.items():
@@ -97,7 +97,7 @@ class Event:
         if not isinstance(members, dict):
             raise ValueError(  # noqa: TRY004  # of a message, not of an argument
                 f"The event is a JSON {_kind(members)}, not an object with the attributes of a "
-                "CloudEvent. A batch is an array of events: read them one by one."
+                "CloudEvent. If it is a batch (an array of events), read the events one by one."
             )
         encoded = members.pop("data_base64", None)
         if encoded is not None:
@@ -141,7 +141,8 @@ class Event:
         if media_type.startswith(_ENVELOPE):
             raise ValueError(
                 f"The event is sent as {media_type}, which is not supported. Send {STRUCTURED}, "
-                "one event in each message, or the attributes as headers that begin with 'ce-'."
+                "with one event in each message, or send the attributes as headers with the "
+                "prefix 'ce-'."
             )
         attributes: dict[str, Any] = {
             name.removeprefix(_PREFIX): _decoded(name, value)
@@ -243,10 +244,12 @@ def _not_a_text(name: str, value: object) -> str:
     if value is None:
         found = f"no {name}"
     else:
-        found = f"an empty {name}" if value == "" else f"the {name} {value!r}, which is not a text"
+        found = (
+            f"an empty {name}" if value == "" else f"the {name} {value!r}, which is not a string"
+        )
     return (
-        f"The event has {found}. A CloudEvent needs id, source and type, and each of its "
-        f"attributes is a text that is not empty. Have its sender set {name}."
+        f"The event has {found}. A CloudEvent needs id, source and type, and each must be a "
+        f"non-empty string. Its sender must set {name}."
     )
 
 
@@ -257,13 +260,13 @@ def _refuse_extension(name: str, value: object) -> None:
         "specversion",
     }:
         raise ValueError(
-            f"The event has an attribute {name!r}. The names of CloudEvents' attributes have "
-            "lower-case letters from a to z and digits only. Put it into data."
+            f"The event has an attribute {name!r}. The names of CloudEvents attributes have only "
+            "the letters a to z and digits. Move it into data."
         )
     if not isinstance(value, str | int):
         raise ValueError(  # noqa: TRY004  # of a message, not of an argument
-            f"The event's attribute {name!r} is {value!r}. An attribute is a text, a whole number "
-            "or a boolean. Put it into data."
+            f"The event's attribute {name!r} is {value!r}. An attribute must be a string, an "
+            "integer or a boolean. Move it into data."
         )
 
 
@@ -282,7 +285,7 @@ def read_time(text: Any) -> datetime:
         return datetime.fromisoformat(f"{day}T{minute}:{second}{fraction}{zone.upper()}")
     except ValueError:
         raise ValueError(
-            f"The event's time is {text!r}. Send a timestamp of RFC 3339, such as "
+            f"The event's time is {text!r}. Send an RFC 3339 timestamp, such as "
             "'2031-05-07T09:30:00Z'."
         ) from None
 
@@ -320,15 +323,14 @@ def validate_nesting(what: str, text: str, value: Any, at_most: int = MAX_NESTIN
         if not within:
             return
     raise ValueError(
-        f"{what} has more than {at_most} lists and objects within one another, which is the "
-        "most that a message may have."
+        f"{what} has more than {at_most} nested lists and objects, which is the limit of a message."
     )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a name appears twice, and parsers differ in which of the two they take")
+        raise ValueError("a name appears twice, and parsers differ in which value they use")
     return members
 
 
@@ -344,8 +346,8 @@ def _dumped(value: Any) -> str:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"The event's data is not JSON: {error}. Make it of texts, numbers, lists and dicts, "
-            "or give it as bytes."
+            f"The event's data is not JSON: {error}. Use strings, numbers, lists and dicts, or "
+            "pass bytes."
         ) from None
 
 
@@ -399,6 +401,6 @@ def _decoded(name: str, value: str) -> str:
         return unquote(value, errors="strict")
     except UnicodeDecodeError:
         raise ValueError(
-            f"The header {name} is not percent-encoded UTF-8. Encode its value as the HTTP binding "
-            "of CloudEvents says (section 3.1.3.2)."
+            f"The header {name} is not percent-encoded UTF-8. Encode its value as in the HTTP "
+            "binding of CloudEvents (section 3.1.3.2)."
         ) from None

@@ -23,7 +23,7 @@ from .outbox.relay import OUTBOX
 from .outbox.topics import topic
 
 Pending = tuple[timedelta, timedelta, bool]
-"""For how long a message has been due (less than 0: not yet), how old it is, whether it failed."""
+"""How long a message has been due (negative: not yet), its age, and whether it failed."""
 
 
 def register_health() -> None:
@@ -36,7 +36,10 @@ def outbox(limits: Limits) -> Iterator[Finding]:
     """The messages of each topic that no relay sends, and the dead letters."""
     rows = OutboxMessage.objects.using(database())
     for name, pending in _pending(rows, "topic", "created_at"):
-        idle = f"Run relay_outbox, for this topic too. {_LOGGED} Or an earlier one is dead."
+        idle = (
+            f"Run relay_outbox, for this topic too. {_LOGGED} Or an earlier message of the group "
+            "is a dead letter."
+        )
         yield _waiting("outbox messages waiting", name, pending, limits, _no_relay, idle)
     for name, waited in _dead(rows, "topic", "created_at"):
         yield finding_of("outbox messages dead", name, waited, f"Their groups wait. {_MEND}")
@@ -47,7 +50,10 @@ def inbox(limits: Limits) -> Iterator[Finding]:
     """The messages of each source that no process handles, and those that an operator must see."""
     rows = InboxMessage.objects.using(database())
     for name, pending in _pending(rows, "source", "received_at"):
-        idle = f"Run process_inbox, for this source too. {_LOGGED} Or an earlier one is dead."
+        idle = (
+            f"Run process_inbox, for this source too. {_LOGGED} Or an earlier message of the "
+            "group is a dead letter."
+        )
         yield _waiting("inbox messages waiting", name, pending, limits, _no_receiver, idle)
     for what, dead, problem in (
         ("inbox messages dead", rows.filter(is_suspect=False), _MEND),
@@ -58,9 +64,15 @@ def inbox(limits: Limits) -> Iterator[Finding]:
     yield overdue("inbox messages to purge", database(), INBOX.over(limits.purge_age))
 
 
-_LOGGED: Final = "If it runs, its log says why it waits."
-_MEND: Final = "No further attempt follows. Mend what their errors say; retry or discard them."
-_ACCEPT: Final = "Find out whether they are genuine. Accept those that are, and discard the others."
+_LOGGED: Final = "If it is running, see its log for the reason."
+_MEND: Final = (
+    "They are not retried automatically. Fix the cause of their errors, then retry or discard "
+    "them in the admin."
+)
+_ACCEPT: Final = (
+    "Check with the sender whether they are genuine. Accept genuine messages, and discard the "
+    "others."
+)
 
 
 def _pending(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[Pending]]]:
@@ -86,9 +98,9 @@ def _waiting(
     failing = sum(failed and age > limits.max_age >= due for due, age, failed in pending)
     problems = [unknown(where)] if unknown(where) else []
     if late and not problems:
-        problems.append(f"{late} should have been dealt with long ago. {idle}")
+        problems.append(f"Overdue: {late}. {idle}")
     if failing:
-        problems.append(f"{failing} failed and are tried again. Their errors say why.")
+        problems.append(f"Failed, to be retried: {failing}. See their errors for the reason.")
     waited = [age for _, age, _ in pending]
     return finding_of(what, where, waited, " ".join(problems), idle=len(problems) > bool(failing))
 
@@ -99,8 +111,8 @@ def _no_relay(name: str) -> str:
         known = topic(name)
     except ImproperlyConfigured:
         return (
-            "The topic is not in IDEMPOTENCY['OUTBOX'], so no relay sends them. Was it renamed? "
-            "Put the old name back until they are sent."
+            "The topic is not in IDEMPOTENCY['OUTBOX'], so no relay sends them. If it was "
+            "renamed, restore the old name until they are sent."
         )
     return "" if known.relay else "The topic has RELAY=False now, so no relay sends them."
 
@@ -112,12 +124,13 @@ def _no_receiver(source: str) -> str:
             known = source.removeprefix(CONSUMER) in consumers()
         except ImproperlyConfigured as error:
             return str(error)
-        return (
-            "" if known else "No consumer in IDEMPOTENCY['CONSUMERS'] has this name. Put it back."
-        )
+        return "" if known else "No consumer in IDEMPOTENCY['CONSUMERS'] has this name. Restore it."
     if getattr(settings, "ROOT_URLCONF", None) and receiver_of(source):
         return ""
-    return "No WebhookReceiver in the URLconf has this source. Was it renamed? Put it back."
+    return (
+        "No WebhookReceiver in the URLconf has this source. If it was renamed, restore the old "
+        "source."
+    )
 
 
 def _dead(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[timedelta]]]:

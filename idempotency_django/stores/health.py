@@ -131,7 +131,7 @@ def _keys(using: str, limits: Limits) -> Iterator[Finding]:
         "keys held",
         using,
         ages(held, "lease_expires_at"),
-        "Retries are refused until an operator has settled them in the admin.",
+        "Retries are refused until an operator completes or releases them in the admin.",
     )
     late = DatabaseNow() - limits.max_age
     interrupted = unfinished.filter(hold=False, lease_expires_at__lte=late)
@@ -139,7 +139,7 @@ def _keys(using: str, limits: Limits) -> Iterator[Finding]:
         "keys interrupted",
         using,
         ages(interrupted, "lease_expires_at"),
-        "Their process died, and no retry came. Find out how far they got, and settle them in "
-        "the admin.",
+        "Their process was killed, and no retry has arrived. Check what happened, and complete or "
+        "release them in the admin.",
     )
     yield overdue("keys to purge", using, rows.purgeable(limits.purge_age))

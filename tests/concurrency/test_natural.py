@@ -172,7 +172,7 @@ class TestOncePer:
         """The same order with another amount is refused, by the record and by the row alone."""
         pay(17, 500)
         for _ in range(2):
-            with pytest.raises(FingerprintMismatch, match="payment with order=17 was made before"):
+            with pytest.raises(FingerprintMismatch, match="payment with order=17 already exists"):
                 pay(17, 501)
             IdempotencyKey.objects.all().delete()
         assert (Calls.count, Payment.objects.get().amount) == (1, 500)
@@ -239,7 +239,7 @@ class TestOncePer:
         """A deleted row frees nothing while its record is there; then it can be made again."""
         pay(17, 500).delete()
         with pytest.raises(
-            ResponseNotStored, match=r"was made, and deleted since.*give it another natural key"
+            ResponseNotStored, match=r"was created and deleted before.*use another natural key"
         ):
             pay(17, 500)
         IdempotencyKey.objects.all().delete()
@@ -315,7 +315,7 @@ class TestOncePer:
             Owner.objects.create(name="a")
             return Payment.objects.create(order=made) if made else None
 
-        with pytest.raises(RuntimeError, match="made no payment with order=17"):
+        with pytest.raises(RuntimeError, match="created no payment with order=17"):
             broken(17)
         assert not Owner.objects.exists()
         assert not Payment.objects.exists()

@@ -94,12 +94,14 @@ class TestTransition:
 
     def test_unsaved(self, using: str) -> None:
         """An object without a row is refused with what to do."""
-        with pytest.raises(Ticket.DoesNotExist, match="is not saved, so no row can be moved"):
+        with pytest.raises(Ticket.DoesNotExist, match="is not saved, so it has no row to update"):
             transition(Ticket(title="a"), "pending", "paid")
 
     def test_illegal(self, ticket: Ticket) -> None:
         """From another state it is refused, naming both; the object stays as it was."""
-        with pytest.raises(IllegalTransition, match=r"state 'pending'.*cannot become 'shipped'"):
+        with pytest.raises(
+            IllegalTransition, match=r"state 'pending'.*has no transition to 'shipped'"
+        ):
             transition(ticket, ["paid", "packed"], "shipped", effect=ship)
         assert (ticket.state, effects(ticket._state.db)) == ("pending", 0)
 
@@ -180,7 +182,7 @@ class TestTransition:
 
     def test_loop(self, ticket: Ticket) -> None:
         """A transition to where it starts could not tell a duplicate."""
-        with pytest.raises(ValueError, match="cannot start from there"):
+        with pytest.raises(ValueError, match="cannot also start from"):
             transition(ticket, ["pending", "paid"], "paid")
 
     def test_race(self, ticket: Ticket, threads: int) -> None:
@@ -389,7 +391,9 @@ class TestMachines:
     def test_illegal(self, machine: Machine, run: Any) -> None:
         """From another state it is refused, naming both."""
         Machine.objects.using(machine._state.db).update(state="cancelled")
-        with pytest.raises(IllegalTransition, match=r"'cancelled', from which it cannot .* 'paid'"):
+        with pytest.raises(
+            IllegalTransition, match=r"'cancelled', which has no transition to 'paid'"
+        ):
             run(machine, "pay")
         assert (machine.state, effects(machine._state.db)) == ("pending", 0)
 

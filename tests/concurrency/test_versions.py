@@ -545,7 +545,7 @@ class TestCompareAndSwap:
 
     def test_version_is_not_given(self, using: str) -> None:
         """The version is not to be passed."""
-        with pytest.raises(ValueError, match="counts the version itself"):
+        with pytest.raises(ValueError, match="sets the version itself"):
             compare_and_swap(new(using), version=7)
 
     def test_without_version(self) -> None:

@@ -143,5 +143,5 @@ def _assert_answers_are_stored(server: Restartable, ledger: Ledger, log: Path, l
             assert (stored.status, stored.replayed, stored.body) == (201, True, told.body)
             if not again.replayed:
                 assert mode in {LEASED, STEPPED}
-                assert "its answer could not be stored" in log.read_text()
+                assert "its result could not be stored" in log.read_text()
             assert_done_once(mode, order, state, ledger)

@@ -79,7 +79,7 @@ def test_buttons(using: str) -> None:
     links = re.compile(rf'{LIST}{message.pk}/(retry|discard|resend)/"')
     assert links.findall(detail) == ["retry", "discard"]
     assert not links.findall(page(member(VIEW), f"{LIST}{message.pk}/change/"))
-    assert "never sent, and its group goes on" in page(settler, f"{LIST}{message.pk}/discard/")
+    assert "never sent, and its group continues" in page(settler, f"{LIST}{message.pk}/discard/")
     assert states(using) == {1: "dead", 2: "pending"}
     assert "Left unchanged: " in page(settler, f"{LIST}{other.pk}/discard/")
     assert member(VIEW).post(f"{LIST}{message.pk}/discard/").status_code == 403
@@ -87,9 +87,9 @@ def test_buttons(using: str) -> None:
     response = settler.post(f"{LIST}{message.pk}/discard/", follow=True)
     assert "1 outbox message: discarded." in response.content.decode()
     assert states(using) == {1: "discarded", 2: "pending"}
-    assert LogEntry.objects.get().change_message == "Discarded; its group goes on without it."
+    assert LogEntry.objects.get().change_message == "Discarded; its group continues without it."
     again = settler.post(f"{LIST}{message.pk}/discard/", follow=True).content.decode()
-    assert "so there is nothing to do" in again
+    assert "so this action does not apply" in again
 
 
 def test_discard_of_a_topic_that_is_gone(using: str) -> None:
@@ -128,7 +128,7 @@ def test_dates(using: str) -> None:
 
 
 def test_discard(using: str) -> None:
-    """A dead message that is discarded is never sent, and its group goes on."""
+    """A dead message that is discarded is never sent, and its group continues."""
     dead(using)
     do(member(VIEW, SETTLE), "discard_selected", 1)
     Relay().drain()

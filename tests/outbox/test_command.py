@@ -55,5 +55,5 @@ def test_once_says_what_was_sent_and_what_was_not(broker: type[Broker]) -> None:
     assert relay("--once") == "Sent 1 message.\n"
     broker.refuse = staticmethod(lambda message: ValueError("no"))  # type: ignore[assignment]
     publish_order()
-    assert relay("--once") == "Not sent: 1 message. The log says why.\n"
+    assert relay("--once") == "Not sent: 1 message. See the log for the reason.\n"
     assert relay("--once", verbosity=0) == ""

@@ -154,7 +154,7 @@ def test_relay_command_without_success(using: str) -> None:
     publish_each([1, 2], using)
     refuse(1)
     said = command("relay_outbox", "--once")
-    assert said == "Sent 1 message. Not sent: 1 message. The log says why.\n"
+    assert said == "Sent 1 message. Not sent: 1 message. See the log for the reason.\n"
 
     def away(_: Sequence[Outgoing]) -> None:
         raise ConnectionRefusedError
@@ -162,7 +162,7 @@ def test_relay_command_without_success(using: str) -> None:
     Broker.before = staticmethod(away)
     publish_each([3], using)
     said = command("relay_outbox", "--once")
-    assert said.startswith("Nothing of 'orders' can be sent now; the log says why. No message is")
+    assert said.startswith("'orders' cannot be sent now; see the log for the reason. No message is")
 
 
 def test_relay_command_and_a_topic_that_is_gone(using: str) -> None:
@@ -170,7 +170,7 @@ def test_relay_command_and_a_topic_that_is_gone(using: str) -> None:
     with outbox(gone={"BACKEND": "tests.outbox.conftest.Broker"}), transaction.atomic(using=using):
         publish("gone", 1, type="n", using=using)
     said = command("relay_outbox", "--once")
-    assert said == "No relay sends what waits for 'gone' (1 message); see the log.\n"
+    assert said == "No relay sends the topic 'gone' (1 message waiting); see the log.\n"
 
 
 def test_relay_task(using: str) -> None:

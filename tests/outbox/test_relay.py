@@ -194,7 +194,7 @@ class Unspeakable(Exception):
     ("bad", "text"),
     [
         (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb ?"),
-        (Unspeakable(), "Unspeakable: its text cannot be made (ValueError)"),
+        (Unspeakable(), "Unspeakable: str() of the error failed (ValueError)"),
     ],
 )
 def test_errors_that_no_column_takes(using: str, bad: Exception, text: str) -> None:

@@ -80,7 +80,7 @@ def test_reset(stream: Stream, using: str) -> None:
     client, pk = member(*OPERATOR), row(using).pk
     assert f"{LIST}{pk}/reset/" in client.get(f"{LIST}{pk}/change/").content.decode()
     question = unescape(client.get(f"{LIST}{pk}/reset/").content.decode())
-    assert "executed again when it is delivered again" in question
+    assert "executed again when they are delivered again" in question
     assert "is fenced" in question
     assert row(using).position == 41
     assert reset(client, using).status_code == 200
@@ -97,7 +97,7 @@ def test_reset(stream: Stream, using: str) -> None:
         ({"position": -2}, "greater than or equal to -1"),
         ({"position": 2**63}, "less than or equal to"),
         ({"reason": ""}, "required"),
-        ({"before": 40}, "has moved since you opened this page"),
+        ({"before": 40}, "has changed since you opened this page"),
     ],
 )
 def test_refused(stream: Stream, using: str, wrong: dict[str, Any], text: str) -> None:

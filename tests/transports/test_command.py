@@ -98,7 +98,7 @@ def test_names(calls: list[Any], name: str) -> None:
         (["first", *KAFKA, SERVERS, "--option=bach=1"], "Did you mean 'batch'?"),
         (["first", *KAFKA, SERVERS, "--option=stop=1"], "has no option 'stop'"),
         (["first", *KAFKA, SERVERS, "--option=batch"], "has no value. Write NAME=VALUE"),
-        (["first", *KAFKA, SERVERS, "--option=event=a.b"], "leads to no function"),
+        (["first", *KAFKA, SERVERS, "--option=event=a.b"], "is not the path of a function"),
         (["first", *KAFKA, "--option=batch=env:NOWHERE"], "NOWHERE is not set"),
         (
             ["first", "--transport=rabbitmq", "--from=a", "--from=b", "--option=url=x"],
@@ -142,10 +142,10 @@ def test_a_loop_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "text"),
     [
-        (kafka.run_consumer, {"topics": "orders", "config": {}}, "make it a list of topics"),
+        (kafka.run_consumer, {"topics": "orders", "config": {}}, "it must be a list of topics"),
         (kafka.run_consumer, {"topics": ["orders"], "config": {}}, "no 'bootstrap.servers'"),
         (sqs.run_consumer, {"url": "x", "batch": 11}, "SQS returns 10 at most"),
-        (sqs.run_consumer, {"url": "x", "wait": timedelta(seconds=21)}, "make it 1 to 20"),
+        (sqs.run_consumer, {"url": "x", "wait": timedelta(seconds=21)}, "it must be 1 to 20"),
         (sqs.run_consumer, {"url": "x", "wait": 1}, "make it a timedelta"),
         (sqs.run_consumer, {"url": "x", "visibility": timedelta(seconds=1)}, "make it 3 to 43200"),
         (rabbitmq.run_consumer, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "make it 9"),
@@ -227,12 +227,12 @@ def test_declare(rabbit: Server) -> None:
 
 
 def test_declare_what_is_there(rabbit: Server) -> None:
-    """A queue with other properties ends the command with a sentence."""
+    """A queue and other properties ends the command with a sentence."""
     name = uuid.uuid4().hex
     with kombu.Connection(rabbit.url) as connection:
         channel = connection.channel()
         kombu.Queue(name)(channel).declare()
-        with pytest.raises(CommandError, match="with other properties"):
+        with pytest.raises(CommandError, match="and other properties"):
             run(
                 "first",
                 "--transport=rabbitmq",

@@ -252,7 +252,10 @@ def test_the_broker_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     assert effects() == ["a", "b"]
     assert [record.message.split(",")[0] for record in caplog.records] == [
         "The consumer billing on memory cannot reach its broker",
-        "The consumer billing on memory could not leave its broker: Lost('gone already')",
+        (
+            "The consumer billing on memory could not close its connection to the broker: "
+            "Lost('gone already')"
+        ),
         "The consumer billing on memory cannot reach its broker",
     ]
 

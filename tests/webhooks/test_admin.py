@@ -105,7 +105,7 @@ def test_retry(inbox: Inbox, settler: Client) -> None:
     """A dead letter is retried by a button, after a question, and that is logged."""
     dead_letter(inbox)
     assert f'{detail(inbox, view="retry")}"' in page(settler, detail(inbox))
-    assert "steps that are stored are not done again" in page(settler, detail(inbox, view="retry"))
+    assert "Stored steps don't run again" in page(settler, detail(inbox, view="retry"))
     assert inbox.states() == ["dead"]
     response = settler.post(detail(inbox, view="retry"), follow=True)
     assert messages(response) == ["1 inbox message: handled again soon."]
@@ -124,7 +124,7 @@ def test_in_use(inbox: Inbox, settler: Client) -> None:
         response = settler.post(retry, follow=True)
     assert response.redirect_chain == [(address, 302)]
     assert messages(response) == [
-        "Left unchanged: m-1 (shop). It is in use now, or was deleted. Look again in a while."
+        "Left unchanged: m-1 (shop). It is in use now, or was deleted. Try again later."
     ]
     assert inbox.states() == ["dead"]
 
@@ -153,9 +153,9 @@ def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
     deliver(Hook, "m-2")
     chosen = {"action": "reprocess_selected", "_selected_action": [r.pk for r in inbox.rows()]}
     question = settler.post(LIST, chosen)
-    unchanged = "Left unchanged: m-2 (shop). It is pending, so there is nothing to do."
+    unchanged = "Left unchanged: m-2 (shop). Its state is “pending”, so this action does not apply."
     assert unchanged in question.content.decode()
-    assert b"written a second time" in question.content
+    assert b"writes them a second time" in question.content
     response = settler.post(LIST, {**chosen, "post": "yes"}, follow=True)
     assert messages(response) == ["2 inbox messages: handled again soon.", unchanged]
     process_due()
@@ -166,7 +166,7 @@ def test_accept(inbox: Inbox, settler: Client) -> None:
     """A held message is accepted."""
     for number in (1, 2):
         deliver(GitHubHook, f"m-{number}", headers={"X-GitHub-Event": "push"})
-    assert "find out from the sender" in page(settler, detail(inbox, "m-2", "accept"))
+    assert "Ask the sender" in page(settler, detail(inbox, "m-2", "accept"))
     settler.post(detail(inbox, "m-2", "accept"))
     assert process_due() == {"done": 2}
 
@@ -174,7 +174,7 @@ def test_accept(inbox: Inbox, settler: Client) -> None:
 def test_nothing_to_do(inbox: Inbox, settler: Client) -> None:
     """What cannot be done says so; a message that is gone is not found."""
     deliver(Hook)
-    unchanged = "Left unchanged: m-1 (shop). It is pending, so there is nothing to do."
+    unchanged = "Left unchanged: m-1 (shop). Its state is “pending”, so this action does not apply."
     assert unchanged in page(settler, detail(inbox, view="accept"))
     assert settler.get(f"{LIST}4711/accept/").status_code == 404
 
@@ -186,7 +186,7 @@ def test_bounded(inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch)
         deliver(Hook, f"m-{number}")
     text = page(settler, LIST)
     assert "2 inbox messages" in text
-    assert "There are more than 2." in text
+    assert "Only the first 2 are listed." in text
 
 
 def test_superuser(inbox: Inbox) -> None:

@@ -411,7 +411,7 @@ def test_command_says_what_failed(inbox: Inbox, capsys: pytest.CaptureFixture[st
     deliver(Hook)
     call_command("process_inbox", "--once")
     behaviour.clear()
-    assert capsys.readouterr().out == "Messages: 1 failed or waiting, tried again later.\n"
+    assert capsys.readouterr().out == "Messages: 1 failed or waiting, to be retried.\n"
 
 
 @pytest.mark.parametrize("option", ["--poll", "--batch"])

@@ -18,8 +18,8 @@ class Command(BaseCommand):
     """Tells an operator under which keys to look at a payment provider's."""
 
     help = (
-        "Prints the keys that request.idempotency.derive_key() gave the handler of an operation. "
-        "The handler sent them to other services, such as a payment provider."
+        "Prints the derived keys (request.idempotency.derive_key()) that the handler of an "
+        "operation sent to other services, such as a payment provider."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -28,11 +28,11 @@ class Command(BaseCommand):
             "names",
             metavar="NAME",
             nargs="*",
-            help="The name of a derived key: for derive_key('charge'), charge (default: the names "
+            help="The name that was passed to derive_key(), for example charge (default: the names "
             "of the stored steps).",
         )
         parser.add_argument(
-            "--scope", help="The scope of the key. Needed if the key is in several scopes."
+            "--scope", help="The scope of the key; required if the key exists in several scopes."
         )
         parser.add_argument(
             "--store",
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         names = names or _names_of_steps(store, key, scope)
         if not names:
             raise CommandError(
-                "No step is stored for this key. Give the names of the derived keys."
+                "No step is stored for this key. Pass the names of the derived keys."
             )
         try:
             derived = derived_keys(
@@ -69,7 +69,7 @@ class Command(BaseCommand):
         """The scope that the key is in, where there is no choice."""
         if store.using is None:
             raise CommandError(
-                f"The store {store.alias!r} finds a key only in its scope. Give it with --scope."
+                f"The store {store.alias!r} cannot search in all scopes. Pass --scope."
             )
         records = IdempotencyKey.objects.using(store.using).filter(key=key)
         scopes = sorted(records.values_list("scope", flat=True)[:10])
@@ -77,7 +77,7 @@ class Command(BaseCommand):
             raise CommandError(f"The store {store.alias!r} has no key {key!r}.")
         if len(scopes) > 1:
             listed = "\n".join(f"  --scope '{scope}'" for scope in scopes)
-            raise CommandError(f"The key {key!r} is in several scopes. Choose one:\n{listed}")
+            raise CommandError(f"The key {key!r} exists in several scopes. Choose one:\n{listed}")
         return scopes[0]
 
 

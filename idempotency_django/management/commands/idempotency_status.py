@@ -26,9 +26,9 @@ class Command(BaseCommand):
     """Says what waits for too long; for monitoring."""
 
     help = (
-        "Reports what waits for a process or an operator: keys, and the messages of outbox and "
-        "inbox. Ends with 1 if something waits for too long, and with 2 if that cannot be found "
-        "out. With -v 0 it prints problems only."
+        "Lists keys and messages (outbox and inbox) that wait for a process or an operator. Exits "
+        "with 1 if something waits for too long, and with 2 if a check fails. With -v 0 it prints "
+        "problems only."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -37,21 +37,21 @@ class Command(BaseCommand):
             type=duration,
             default=_MAX_AGE,
             metavar="DURATION",
-            help="For how long messages may be due, and keys interrupted: 7d, 12h, 30m, 90s "
-            f"(default: {_MAX_AGE}).",
+            help="How long messages can be due and keys interrupted before it is a problem: 7d, "
+            f"12h, 30m, 90s (default: {_MAX_AGE}).",
         )
         parser.add_argument(
             "--purge-age",
             type=duration,
             default=_PURGE_AGE,
             metavar="DURATION",
-            help=f"How late a purge may be (default: {_PURGE_AGE}).",
+            help=f"How late a purge can be before it is a problem (default: {_PURGE_AGE}).",
         )
         parser.add_argument(
             "--format",
             choices=["text", "json"],
             default="text",
-            help="For people, or one JSON object for programs (default: text).",
+            help="The output format: text, or one JSON object (default: text).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -61,7 +61,7 @@ class Command(BaseCommand):
         except (ImproperlyConfigured, DatabaseError, StoreUnavailable) as error:
             text = str(error)
             if not isinstance(error, ImproperlyConfigured):
-                text = f"The database cannot be asked: {text}. Is it running, and migrated?"
+                text = f"The query failed: {text}. Check that the database is running and migrated."
             if options["format"] == "json":
                 self.stdout.write(json.dumps({"ok": False, "error": text}, ensure_ascii=False))
             raise CommandError(text, returncode=_UNKNOWN) from error

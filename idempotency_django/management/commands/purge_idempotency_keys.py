@@ -28,9 +28,9 @@ class Command(BaseCommand):
     """Purges from a terminal or cron."""
 
     help = (
-        "Deletes the idempotency keys that are past their time to live and retention, and the "
-        "messages of inbox and outbox that are done with, in batches, oldest first. It can run "
-        "during traffic and be stopped at any time."
+        "Deletes idempotency keys and messages (inbox and outbox) after their time to live and "
+        "retention, in batches, oldest first. It can run during traffic, and you can stop it at "
+        "any time."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -45,15 +45,14 @@ class Command(BaseCommand):
             "--max-seconds",
             type=number(float, "60"),
             metavar="SECONDS",
-            help="Begin no batch after this time, even if keys are left (default: no limit).",
+            help="Start no batch after this time, even if keys are left (default: no limit).",
         )
         parser.add_argument(
             "--older-than",
             type=duration,
             default=timedelta(0),
             metavar="DURATION",
-            help="Keep records and messages whose retention ended within this period: 7d, 12h, "
-            "30m, 90s.",
+            help="Keep records and messages that expired within this period: 7d, 12h, 30m, 90s.",
         )
         parser.add_argument(
             "--dry-run",
@@ -84,8 +83,8 @@ class Command(BaseCommand):
                 self._purge([*chosen, *messages], options)
         except (DatabaseError, StoreUnavailable) as error:
             raise CommandError(
-                f"Cannot purge: {str(error).rstrip('.')}. Is the database running, and are its "
-                "tables migrated (manage.py migrate)?"
+                f"Cannot purge: {str(error).rstrip('.')}. Check that the database is running and "
+                "migrated (manage.py migrate)."
             ) from error
 
     def _count(self, everything: list[Store | Purgeable], older_than: timedelta) -> None:
@@ -113,13 +112,13 @@ class Command(BaseCommand):
                         self.stdout.flush()
                     if stop.is_set():
                         raise CommandError(
-                            f"Interrupted after {_listed(counts)} had been purged.",
+                            f"Interrupted. Purged {_listed(counts)} before that.",
                             returncode=_INTERRUPTED,
                         )
         took = time.monotonic() - started
         self._say(f"Purged {_listed(counts)} in {took:.1f} seconds.")
         if limit is not None and took >= limit:
-            self._say("The time is up, and some keys may be left. Run the command again.")
+            self._say("The time limit was reached, so keys may be left. Run the command again.")
 
     def _say(self, text: str) -> None:
         if not self.quiet:

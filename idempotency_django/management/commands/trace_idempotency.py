@@ -26,8 +26,8 @@ class Command(BaseCommand):
     """Tells at a terminal what a request or message has set off, and what became of it."""
 
     help = (
-        "Prints the chain of causes that a key or a message is in, from its first cause to its "
-        "last effect, and what happened in it, in order of time. Stored answers are not printed."
+        "Prints the chain of causes and effects of a key or message, and its events in order of "
+        "time. It does not print stored responses."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -36,14 +36,14 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--scope",
-            help="The scope of the key; outbox:TOPIC or inbox:SOURCE for a message. Needed if the "
-            "key is in several chains, or in a store that is not in a database.",
+            help="The scope of the key; for a message, outbox:TOPIC or inbox:SOURCE. Required if "
+            "the key is in several chains, or in a store outside of the database.",
         )
         parser.add_argument(
             "--format",
             choices=["text", "json"],
             default="text",
-            help="For people, or one JSON object for programs (default: text).",
+            help="The output format: text, or one JSON object (default: text).",
         )
 
     def handle(self, *, name: str, scope: str | None, **options: Any) -> None:
@@ -75,12 +75,12 @@ def _nothing(name: str, scope: str | None, unreachable: list[str]) -> str:
     text = f"No record and no message has the key or id {name!r} {where}."
     if unreachable:
         return (
-            f"{text} These could not be asked: {', '.join(unreachable)}. Are they running, and "
-            "are their tables migrated (manage.py migrate)?"
+            f"{text} Unavailable: {', '.join(unreachable)}. Check that they are running and "
+            "migrated (manage.py migrate)."
         )
     if scope is None:
-        text += " A store that is not in a database finds it only with --scope."
-    return f"{text} It may have been purged, or rolled back."
+        text += " For a store outside of the database, pass --scope."
+    return f"{text} It may have been purged or rolled back."
 
 
 def _lines(timeline: Timeline) -> Iterator[str]:
@@ -95,11 +95,11 @@ def _lines(timeline: Timeline) -> Iterator[str]:
         yield f"{mark} [{numbers[member]:>{width}}] {'  ' * depth}{described}"
     if timeline.more:
         yield (
-            f"  There are more than these {len(numbers)}: a timeline holds {MOST} members, and "
-            f"{DEEPEST} causes or effects one after the other."
+            f"  Only {len(numbers)} are listed. A timeline has at most {MOST} members, and at "
+            f"most {DEEPEST} causes or effects in a row."
         )
     for place in timeline.unreachable:
-        yield f"  The {place} could not be asked, so something may be missing."
+        yield f"  Unavailable, so entries may be missing: the {place}."
     yield ""
     yield "Timeline"
     for entry in timeline.entries:

@@ -111,7 +111,7 @@ class DeadlineReached(Deferred):
     """The answer for a message that was not begun in time: the next relay may have it at once."""
 
     def __init__(self) -> None:
-        super().__init__("There was no time left for it")
+        super().__init__("The batch ran out of time")
 
 
 class Publisher:
@@ -128,8 +128,9 @@ class Publisher:
     """The source of the topic's events. The relay sets it: ``SOURCE``, or a slash and the topic."""
 
     deadline: float = math.inf
-    """By ``time.monotonic()``, when to begin no further message. The relay sets it: it notes what
-    was sent after :meth:`publish`, and could not after the end of its lease."""
+    """The deadline (``time.monotonic()``) for starting another message. The relay sets it: it can
+    record sent messages only before the end of its lease.
+    """
 
     def __init__(self, topic: str, **options: Any) -> None:
         self.topic = topic
@@ -189,7 +190,8 @@ def away(error: BaseException) -> Away:
         return error
     if not isinstance(error, Exception):
         error = RuntimeError(
-            f"It has ended with {ending(error)}, which would end the relay. Raise an error instead."
+            f"It raised {ending(error)}, which would end the relay. Raise a subclass of Exception "
+            "instead."
         )
     found = Away(reason(error))
     found.__cause__ = error
@@ -239,7 +241,7 @@ class GroupedBatch:
         """What :meth:`Publisher.publish` returns. What was not sent is no message's fault."""
         for place in chain.from_iterable(self._waiting.values()):
             self._answers[place] = self._end or Away(
-                "The publisher does not say whether it is sent."
+                "The publisher did not report whether the message was sent."
             )
         return self._answers
 

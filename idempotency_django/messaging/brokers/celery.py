@@ -18,10 +18,10 @@ from ...jobs.celery import CAUSED_BY
 from .base import Outgoing, Publisher
 
 _AGAIN: Final = {"max_retries": 1, "interval_start": 0}
-"""The broker may have closed the connection, because nobody used it for a while."""
+"""The broker may have closed the idle connection."""
 
 _NO_EXCHANGE: Final = (403, 404)
-"""The codes with which RabbitMQ says that there is no exchange, or no right to write to it."""
+"""RabbitMQ's error codes for a missing exchange and for a missing write permission."""
 
 
 class CeleryPublisher(Publisher):
@@ -109,14 +109,14 @@ class CeleryPublisher(Publisher):
             app = import_string(self._path)
         except ImportError as error:
             raise ImproperlyConfigured(
-                f"The topic {self.topic!r} of the outbox is to use the Celery app {self._path!r}, "
-                f"which cannot be imported: {error}. Write a path such as 'shop.celery.app'."
+                f"The topic {self.topic!r} of the outbox uses the Celery app {self._path!r}, "
+                f"which cannot be imported: {error}. Pass a path such as 'shop.celery.app'."
             ) from error
         if isinstance(app, Celery):
             return app
         raise ImproperlyConfigured(
-            f"The topic {self.topic!r} of the outbox is to use the Celery app {self._path!r}, but "
-            f"that is a {type(app).__name__}. Write a path such as 'shop.celery.app'."
+            f"The topic {self.topic!r} of the outbox uses the Celery app {self._path!r}, which is "
+            f"a {type(app).__name__}. Pass a path such as 'shop.celery.app'."
         )
 
 
@@ -131,14 +131,13 @@ def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:
     args, kwargs = (data.get("args", []), data.get("kwargs", {})) if known else (None, None)
     if not (isinstance(args, list) and isinstance(kwargs, dict)):
         raise ValueError(  # noqa: TRY004  # of a message, not of an argument
-            f"The message for the task {message.type} has no arguments of a task. Publish "
-            '{"args": […], "kwargs": {…}}, or use enqueue_once().'
+            f"The message for the task {message.type} does not contain the task's arguments. "
+            'Publish {"args": […], "kwargs": {…}}, or use enqueue_once().'
         )
     try:
         return loads(json.dumps(args)), loads(json.dumps(kwargs))
     except Exception as error:  # whatever is raised for a value that does not fit its type
         raise ValueError(
             f"An argument of the task {message.type} has the keys __type__ and __value__, which "
-            f"Celery's JSON takes for a date or the like, and cannot read as one: {error!r}. "
-            "Publish what a client has sent as a text."
+            f"Celery's JSON cannot decode: {error!r}. Publish a client's data as a string."
         ) from error

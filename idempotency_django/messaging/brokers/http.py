@@ -28,7 +28,7 @@ from ..events import write_time
 from .base import GroupedBatch, Outgoing, Publisher, Refused, away
 
 PREFIX: Final = "whsec_"
-"""What a secret of Standard Webhooks begins with; Base64 follows."""
+"""The prefix of a secret of Standard Webhooks; Base64 follows."""
 
 SHORTEST: Final = 24
 LONGEST: Final = 64
@@ -58,8 +58,8 @@ class Endpoint:
             raise ValueError(f"the URL {self.url!r} has no host. Write 'https://host/path'")
         if isinstance(self.secrets, str) or not self.secrets:
             raise ValueError(
-                "there is no list of secrets, so the receiver could not tell the webhooks from "
-                "forged ones. Give one secret or more"
+                "it has no secrets, so the receiver could not verify the webhooks. Pass a list "
+                "with at least one secret"
             )
         for place, secret in enumerate(self.secrets):
             _key(secret, place)
@@ -95,14 +95,15 @@ def _key(secret: str, place: int) -> bytes:
     if SHORTEST <= len(key) <= LONGEST:
         return key
     raise ValueError(
-        f"its secret number {place + 1} is not a secret of Standard Webhooks: {PREFIX!r}, and then "
-        f'{SHORTEST} to {LONGEST} random bytes in Base64. Make one by python -c "import base64, '
-        f"secrets; print('{PREFIX}' + base64.b64encode(secrets.token_bytes(32)).decode())\""
+        f"its secret number {place + 1} is not a secret of Standard Webhooks: {PREFIX!r}, "
+        f"followed by {SHORTEST} to {LONGEST} random bytes in Base64. Create one with python -c "
+        f"\"import base64, secrets; print('{PREFIX}' + "
+        'base64.b64encode(secrets.token_bytes(32)).decode())"'
     )
 
 
 LONGEST_DELAY: Final = 3600
-"""Seconds that a receiver may have us wait at most, by ``Retry-After``."""
+"""The longest ``Retry-After`` of a receiver that is honoured, in seconds."""
 
 _CONNECTION: Final = {
     *("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer"),
@@ -151,7 +152,9 @@ class HttpPublisher(Publisher):
     ) -> None:
         super().__init__(topic)
         if bool(url) == bool(endpoint):
-            raise ValueError("it needs either url and secrets, or endpoint, the path of a function")
+            raise ValueError(
+                "it needs either url and secrets, or endpoint (the path of a function)"
+            )
         self._timeout = seconds_of("timeout", timeout)
         self._concurrency = concurrency
         self._schemes = ("https", "http") if allow_http else ("https",)
@@ -208,9 +211,7 @@ class HttpPublisher(Publisher):
                 finally:
                     await response.aclose()
         except TimeoutError:
-            return TimeoutError(
-                f"{endpoint.url} has not answered within {self._timeout:g} seconds."
-            )
+            return TimeoutError(f"{endpoint.url} did not respond within {self._timeout:g} seconds.")
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this message's
             return error
 
@@ -245,15 +246,16 @@ class HttpPublisher(Publisher):
         except ImportError as error:
             raise ImproperlyConfigured(
                 f"The endpoint of the topic {self.topic!r} is {self._endpoint!r}, which cannot be "
-                f"imported: {error}. Name a function, such as 'shop.webhooks.endpoint_of'."
+                f"imported: {error}. Pass the path of a function, such as "
+                "'shop.webhooks.endpoint_of'."
             ) from error
         return function
 
     def _allowed(self, endpoint: Endpoint) -> Endpoint:
         if urlsplit(endpoint.url).scheme.lower() not in self._schemes:
             raise ValueError(
-                f"the URL {endpoint.url!r} does not begin with https://, so anybody on the way "
-                "could read the webhooks. Use https, or pass allow_http=True in a test"
+                f"the URL {endpoint.url!r} does not begin with https://, so others could read the "
+                "webhooks in transit. Use https, or pass allow_http=True in a test"
             )
         return endpoint
 
@@ -264,9 +266,11 @@ async def _judged(response: httpx.Response) -> Exception | None:
     if response.is_success:
         return None
     text = await _beginning(response)
-    what = f"{response.request.url} has answered {status} {response.reason_phrase}{text}"
+    what = f"{response.request.url} responded with {status} {response.reason_phrase}{text}"
     if status == httpx.codes.GONE:
-        return Refused(f"{what}. It wants no more webhooks: disable the endpoint.", final=True)
+        return Refused(
+            f"{what}. The receiver rejects all webhooks: disable the endpoint.", final=True
+        )
     if response.has_redirect_location:
         return Refused(f"{what}. Redirects are not followed: correct the endpoint's URL.")
     return Refused(what, delay=_delay(response.headers.get("retry-after", "")))

@@ -36,15 +36,16 @@ _REFUSED: Final = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
-"""The errors that say something of one message. All others are no message's fault: the way to the
-broker, a missing topic or right, a producer that Kafka has fenced."""
+"""The errors that a single message causes. All others have other causes: the connection, a missing
+topic or permission, or a fenced producer.
+"""
 
 
 def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of librdkafka, for publisher and transport alike."""
     if not config.get("bootstrap.servers"):
         raise ImproperlyConfigured(
-            "Kafka's config has no 'bootstrap.servers'. Name the servers of Kafka in it, such as "
+            "The config of Kafka has no 'bootstrap.servers'. Set it, for example to "
             "'kafka-1:9092,kafka-2:9092'."
         )
     return config
@@ -88,8 +89,8 @@ class KafkaPublisher(Publisher):
         is_safe = self._config["enable.idempotence"] is True
         if not is_safe or str(self._config["acks"]) not in ("all", "-1"):
             raise ValueError(
-                "its config turns off enable.idempotence or acks=all, so that Kafka may lose or "
-                "reorder what it has confirmed. Leave both out"
+                "its config turns off enable.idempotence or acks=all, so Kafka could lose or "
+                "reorder confirmed messages. Remove both options"
             )
         self._producer: Producer | None = None
 
@@ -225,7 +226,7 @@ class Kafka(Transport):
         self, topics: Sequence[str], config: Mapping[str, Any], dead_letter: str | None, batch: int
     ) -> None:
         if isinstance(topics, str) or not topics:
-            raise ImproperlyConfigured(f"topics is {topics!r}; make it a list of topics.")
+            raise ImproperlyConfigured(f"topics is {topics!r}; it must be a list of topics.")
         self._topics = [*topics]
         # An offset is committed when we say so, after the commit to the database.
         by_us = {"enable.auto.commit": False, "enable.auto.offset.store": False}

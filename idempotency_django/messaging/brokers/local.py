@@ -49,7 +49,7 @@ class LocalPublisher(Publisher):
             if not handling:
                 raise UnknownEventType(
                     f"None of the consumers {', '.join(self._paths)} handles {event.type!r}. "
-                    "Register a handler for it, or publish it to another topic."
+                    "Register a handler for this type, or publish to another topic."
                 )
             for consumer in handling:
                 # The claim is committed first, so that an attempt counts that ends the relay.
@@ -69,7 +69,7 @@ class LocalPublisher(Publisher):
 
     def _wrong(self, why: str) -> CheckMessage:
         return Error(
-            f"The topic {self.topic!r} of the outbox has no one to handle its messages: {why}",
+            f"The topic {self.topic!r} of the outbox has no consumers: {why}",
             hint="List consumers in IDEMPOTENCY['OUTBOX'], such as "
             "'OPTIONS': {'consumers': ['shop.consumers.billing']}.",
             id="idempotency_django.E043",

@@ -35,9 +35,8 @@ from ..consumers import Consumer, Duplicate, Failed, Handled, Outcome
 from ..events import Event
 
 NO_DEAD_LETTERS: Final = (
-    "There is no place for messages that cannot be handled, so they would be lost. Name a {} for "
-    "them by dead_letter=, or add 'idempotency_django.messaging' to INSTALLED_APPS, which keeps "
-    "them in the database."
+    "There is no place for dead letters, so they would be lost. Pass a {} as dead_letter=, or add "
+    "'idempotency_django.messaging' to INSTALLED_APPS to store dead letters in the database."
 )
 
 
@@ -110,7 +109,7 @@ class Transport(ABC):
 
 
 MAX_HEADERS: Final = 64 * 1024
-"""The most characters that the names and values of a message's headers may have."""
+"""The most characters in the names and values of a message's headers."""
 
 _ATTRIBUTE: Final = re.compile(r"(?:ce[_-]|cloudevents[:_])(.+)", re.IGNORECASE)
 _ENVELOPE: Final = "application/cloudevents"
@@ -282,10 +281,10 @@ class ConsumerOptions:
         for name in ("batch", "max_body_bytes"):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1):
-                raise ImproperlyConfigured(f"{name} is {value!r}; make it 1 or more.")
+                raise ImproperlyConfigured(f"{name} is {value!r}; it must be 1 or more.")
         if self.unknown not in get_args(Unknown):
             raise ImproperlyConfigured(
-                f"unknown is {self.unknown!r}; make it one of {', '.join(get_args(Unknown))}."
+                f"unknown is {self.unknown!r}; it must be one of {', '.join(get_args(Unknown))}."
             )
         for name in ("pause", "longest_pause", "handler_timeout"):
             seconds_of(name, getattr(self, name))
@@ -298,8 +297,9 @@ class ConsumerOptions:
         """
         if consumer.federated and self.sender is None:
             raise ImproperlyConfigured(
-                f"The consumer {consumer.name!r} is federated, so the transport must know who sent "
-                "a message. Pass sender=, a function that takes the broker's message."
+                f"The consumer {consumer.name!r} is federated, so the transport needs the sender "
+                "of each message. Pass sender=, a function that takes the broker's message and "
+                "returns its sender."
             )
         if self.sender is not None and not consumer.federated:
             raise ImproperlyConfigured(
@@ -316,7 +316,9 @@ logger = logging.getLogger("idempotency_django")
 
 _DOWN: Final = (StoreUnavailable, DatabaseError, InterfaceError)
 _REMEMBERED: Final = 10_000
-"""The messages whose failures are known: SQS may deliver one to another process next."""
+"""The most messages whose failures are counted: SQS can deliver a message to another process
+next.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +427,7 @@ class MessageProcessor:
         """Keep a message that cannot be handled in the database, or have the broker keep it."""
         message = delivery.message
         logger.error(
-            "The message at %s cannot be handled by the consumer %s, and is set aside.",
+            "The message at %s is dead-lettered, because the consumer %s cannot handle it.",
             message.place,
             self._consumer.name,
             exc_info=error,
@@ -440,9 +442,9 @@ class MessageProcessor:
             if not dead_letters.takes_others(self._consumer):
                 return WaitForDatabase(down)
             logger.error(  # noqa: TRY400  # it says all there is
-                "The message at %s (%d bytes) cannot be dead-lettered: the database takes others, "
-                "but not this one: %s. It stays at its broker, and is tried again. If it is too "
-                "large, raise the database's limit (max_allowed_packet of MariaDB and MySQL).",
+                "The message at %s (%d bytes) cannot be dead-lettered, because the database "
+                "refuses it: %s. It stays in the broker and is retried. If it is too large, raise "
+                "the database's limit (max_allowed_packet of MariaDB and MySQL).",
                 message.place,
                 len(message.body),
                 down,
@@ -472,9 +474,9 @@ class MessageProcessor:
 
 
 BEAT: Final = 1.0
-"""Seconds between two signs of life to the broker while a handler runs."""
+"""Seconds between two heartbeats to the broker while a handler runs."""
 RENEWAL: Final = 60.0
-"""Seconds after which a busy process looks whether its database connections are too old."""
+"""Seconds between two checks of a busy process for old database connections."""
 
 
 class Loop:
@@ -527,7 +529,7 @@ class Loop:
             except self._transport.lost as error:
                 failures += 1
                 logger.warning(
-                    "The consumer %s cannot reach its broker, and tries again soon: %r",
+                    "The consumer %s cannot reach its broker and will reconnect: %r",
                     self._name,
                     error,
                 )
@@ -632,4 +634,8 @@ class Loop:
         try:
             self._transport.close()
         except self._transport.lost as error:
-            logger.warning("The consumer %s could not leave its broker: %r", self._name, error)
+            logger.warning(
+                "The consumer %s could not close its connection to the broker: %r",
+                self._name,
+                error,
+            )

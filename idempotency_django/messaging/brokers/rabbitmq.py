@@ -63,7 +63,9 @@ PREFIX: Final = "cloudEvents_"
 """The prefix of the headers that carry an event's attributes: the AMQP binding of CloudEvents."""
 
 _UNFIT: Final = (struct.error, ValueError, TypeError)
-"""What py-amqp raises for what AMQP cannot say, such as a routing key of more than 255 bytes."""
+"""py-amqp's errors for values that AMQP cannot encode, such as a routing key of more than 255
+bytes.
+"""
 
 
 class KombuPublisher(Publisher):
@@ -107,8 +109,8 @@ class KombuPublisher(Publisher):
         super().__init__(topic)
         if queue and exchange:
             raise ValueError(
-                "it has both a queue and an exchange. Name the exchange only, and bind the queue "
-                "to it where the queue's consumer declares it"
+                "it has both a queue and an exchange. Pass only the exchange, and bind the queue "
+                "to it in the consumer that declares the queue"
             )
         self._url = url
         self._queue = queue or topic
@@ -146,7 +148,7 @@ class KombuPublisher(Publisher):
         except (OSError, RecoverableConnectionError) as error:
             if is_fresh or isinstance(error, TimeoutError):
                 raise
-        # The broker may have closed the connection, because nobody used it for a while.
+        # The broker may have closed the idle connection.
         return self._confirmed(body, route, properties)
 
     def _route(self, message: Outgoing) -> dict[str, Any]:
@@ -170,13 +172,13 @@ class KombuPublisher(Publisher):
             producer.publish(body, mandatory=self._mandatory, **route, **properties, **waits)
         except MessageNacked:
             return Refused(
-                "The broker has refused the message (basic.nack). Is one of its queues full?"
+                "The broker refused the message (basic.nack). Check whether a queue is full."
             )
         except (NotFound, AccessRefused) as error:
             self.close()
             raise Away(
-                f"RabbitMQ has no exchange {self._exchange!r}, or its user may not write to it: "
-                f"{error}. Declare the exchange, or grant the right."
+                f"RabbitMQ has no exchange {self._exchange!r}, or its user has no write "
+                f"permission: {error}. Declare the exchange, or grant the permission."
             ) from error
         except (ChannelError, FrameError, FrameSyntaxError) as error:
             self.close()  # as the broker does: it refuses to read the message
@@ -184,8 +186,8 @@ class KombuPublisher(Publisher):
         except _UNFIT as error:
             self.close()  # part of it may have been sent
             return Refused(
-                f"AMQP cannot carry the message: {error!r}. Its routing key and the names of its "
-                "headers can have 255 bytes each."
+                f"AMQP cannot encode the message: {error!r}. Its routing key and each header name "
+                "can have at most 255 bytes."
             )
         except BaseException:
             self.close()  # a late answer to this message would be taken for the next one's
@@ -193,7 +195,7 @@ class KombuPublisher(Publisher):
         if self._returned and not self._exchange:
             self.close()
             again = "It is declared again" if self._declare else "Declare it, or leave declare out"
-            raise Away(f"RabbitMQ has no queue {self._queue!r} any more. {again}.")
+            raise Away(f"The queue {self._queue!r} no longer exists. {again}.")
         return self._returned.pop() if self._returned else None
 
     def _open(self) -> kombu.Producer:
@@ -229,9 +231,9 @@ class KombuPublisher(Publisher):
     def _take_back(self, error: Exception, exchange: Any, routing_key: str, message: Any) -> None:
         self._returned.append(
             Refused(
-                f"No queue gets the message: RabbitMQ knows none for the routing key "
-                f"{routing_key!r} of the exchange {exchange!r} ({error}). Bind a queue to it, or "
-                "make the topic's publisher with mandatory=False."
+                f"No queue is bound to the routing key {routing_key!r} of the exchange "
+                f"{exchange!r} ({error}), so the message was not delivered. Bind a queue, or set "
+                "mandatory=False in the topic's OPTIONS."
             )
         )
 
@@ -244,15 +246,15 @@ _OTHER: Final = 406  # it exists with other properties
 _BROKERS: Final = "x-"
 """The prefix of the headers that a broker adds, such as ``x-delivery-count``."""
 _UNREADABLE: Final = "idempotency-unreadable"
-"""The header that carries the properties of a message that py-amqp cannot read."""
+"""The header with the raw properties of a message that py-amqp cannot decode."""
 _CONTENT_HEADER: Final = 2
 """The type of the frame that carries the properties of a message."""
 _PROPERTIES_AT: Final = 12
 """Where they begin in it."""
 _NOT_SENT_ON: Final = frozenset({"application_headers", "expiration", "user_id", "cluster_id"})
-"""Properties for which RabbitMQ would refuse a dead letter, or let it expire."""
+"""The properties that would make RabbitMQ refuse or expire a dead letter."""
 _ROUTING: Final = frozenset({"CC", "BCC"})
-"""Headers for which RabbitMQ would send it elsewhere as well."""
+"""The headers that would make RabbitMQ also route it elsewhere."""
 _MEMORY: Final = 64 * 1024 * 1024  # bytes that LZMA may take for its dictionary
 
 _INFLATE: Final[Mapping[str, Callable[[], Any]]] = {
@@ -307,13 +309,19 @@ def run_consumer(
     common = ConsumerOptions(**options)
     ahead = max(10, 2 * common.batch) if prefetch is None else prefetch
     if ahead < common.batch:
-        raise ImproperlyConfigured(f"prefetch is {ahead}; make it {common.batch} (batch) or more.")
+        raise ImproperlyConfigured(
+            f"prefetch is {ahead}; it must be {common.batch} (batch) or more."
+        )
     beat = seconds_of("heartbeat", heartbeat)
     if beat < 3 * BEAT:
-        raise ImproperlyConfigured(f"heartbeat is {beat:g} seconds; make it {3 * BEAT:g} or more.")
+        raise ImproperlyConfigured(
+            f"heartbeat is {beat:g} seconds; it must be {3 * BEAT:g} or more."
+        )
     arguments = {"heartbeat": beat, **(connection or {})}
     if bindings and not declare:
-        raise ImproperlyConfigured("bindings are made with declare=True only. Pass it, too.")
+        raise ImproperlyConfigured(
+            "bindings= has no effect without declare=True. Pass declare=True."
+        )
     declared = (bindings or {}) if declare else None
     transport = RabbitMQ(queue, url, ahead, arguments, dead_letter, common.max_body_bytes, declared)
     Loop(transport, consumer, common).run()
@@ -377,8 +385,8 @@ class RabbitMQ(Transport):
             if getattr(error, "code", None) != _OTHER:
                 raise
             raise ImproperlyConfigured(
-                f"RabbitMQ has a queue or an exchange of that name with other properties: {error}. "
-                "Delete it once it is empty, or do not declare it."
+                "RabbitMQ already has a queue or exchange with this name and other properties: "
+                f"{error}. Delete it when it is empty, or do not declare it."
             ) from error
         channel.close()
 
@@ -486,8 +494,8 @@ class RabbitMQ(Transport):
         error: Exception | None = None
         if _UNREADABLE in headers:
             error = ValueError(
-                "The properties or headers of the message cannot be read: they are not UTF-8, or "
-                f"not AMQP. They are in the header {_UNREADABLE}, as they came."
+                "The properties or headers of the message cannot be decoded: they are not UTF-8, "
+                f"or not AMQP. The header {_UNREADABLE} has the raw bytes."
             )
         elif compression := headers.get("compression"):
             try:
@@ -554,9 +562,9 @@ def _inflated(body: bytes, compression: Any, at_most: int) -> bytes:
     made = _INFLATE.get(compression) if isinstance(compression, str) else None
     if made is None:
         raise ValueError(
-            f"The body is compressed in a way that is not supported: its header is "
-            f"compression={as_text(compression)!r}. Send it as it is, or compressed by zlib, bzip2 "
-            "or lzma."
+            "The compression of the body is not supported: its header is "
+            f"compression={as_text(compression)!r}. Send it uncompressed, or use zlib, bzip2 or "
+            "lzma."
         )
     inflate = made()
     try:
@@ -565,7 +573,7 @@ def _inflated(body: bytes, compression: Any, at_most: int) -> bytes:
         raise ValueError(_not_so_compressed(compression, repr(error))) from None
     if len(inflated) > at_most:
         raise ValueError(
-            f"The body of {len(body)} bytes is larger than {at_most} bytes when it is inflated "
+            f"The body of {len(body)} bytes has more than {at_most} bytes after decompression "
             "(max_body_bytes)."
         )
     if not inflate.eof:
@@ -574,7 +582,7 @@ def _inflated(body: bytes, compression: Any, at_most: int) -> bytes:
 
 
 def _not_so_compressed(compression: str, why: str) -> str:
-    return f"The body is not compressed as its header compression={compression!r} says: {why}"
+    return f"The body cannot be decompressed with its header compression={compression!r}: {why}"
 
 
 def _plain(value: Any) -> Any:

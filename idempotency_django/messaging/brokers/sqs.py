@@ -36,7 +36,7 @@ _UNFIT: Final = frozenset(
         "InvalidParameterValue",
     }
 )
-"""What SQS says to a request with a message that it does not take, such as one too large."""
+"""The error of SQS for a request with an invalid message, for example one that is too large."""
 
 _NAME: Final = re.compile(r"(?!(AWS|Amazon)\.)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.IGNORECASE)
 
@@ -59,9 +59,8 @@ def _connected(arguments: Mapping[str, Any], connect: float, read: float) -> Any
         return boto3.client("sqs", **{"config": config, **arguments})
     except NoRegionError as error:
         raise ImproperlyConfigured(
-            "No AWS region is known for SQS. Set AWS_DEFAULT_REGION, or pass it on: "
-            '--option client.region_name=eu-central-1, in code client={"region_name": '
-            '"eu-central-1"}.'
+            "SQS needs an AWS region. Set AWS_DEFAULT_REGION, or pass --option "
+            'client.region_name=eu-central-1 (in code: client={"region_name": "eu-central-1"}).'
         ) from error
 
 
@@ -170,8 +169,8 @@ def _attributes(headers: Mapping[str, str]) -> dict[str, dict[str, str]]:
         _NAME.fullmatch(name) and text.isprintable() for name, text in headers.items()
     ):
         raise ValueError(
-            f"SQS does not take the headers {dict(headers)}. Publish at most {MOST_HEADERS}, with "
-            "names of letters, digits and '_-.', and with printable texts."
+            f"SQS does not accept the headers {dict(headers)}. Use at most {MOST_HEADERS} "
+            "headers, with names of letters, digits and '_-.', and printable values."
         )
     return {
         name: {"DataType": "String", "StringValue": text} for name, text in headers.items() if text
@@ -231,7 +230,7 @@ def _whole(name: str, value: timedelta, least: int, longest: int) -> int:
     seconds = seconds_of(name, value)
     if least <= seconds <= longest:
         return round(seconds)
-    raise ImproperlyConfigured(f"{name} is {seconds:g} seconds; make it {least} to {longest}.")
+    raise ImproperlyConfigured(f"{name} is {seconds:g} seconds; it must be {least} to {longest}.")
 
 
 class SQS(Transport):
@@ -289,10 +288,10 @@ class SQS(Transport):
         )
         if "RedrivePolicy" not in answer.get("Attributes", {}):
             raise ImproperlyConfigured(
-                f"The queue {self._url} has no redrive policy, so a message that cannot be handled "
-                "would come again until SQS deletes it. Give the queue a redrive policy with a "
-                "dead-letter queue, or add 'idempotency_django.messaging' to INSTALLED_APPS, which "
-                "keeps such messages in the database."
+                f"The queue {self._url} has no redrive policy, so SQS would redeliver a failing "
+                "message until it expires. Give the queue a redrive policy with a dead-letter "
+                "queue, or add 'idempotency_django.messaging' to INSTALLED_APPS to store dead "
+                "letters in the database."
             )
 
     def reject(self, message: Incoming, error: Exception) -> None:

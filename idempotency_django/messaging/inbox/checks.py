@@ -74,7 +74,7 @@ def _misspelled(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
         close = difflib.get_close_matches(name, _READ, n=1)
         if close and abs(len(close[0]) - len(name)) < 2:  # a title is no ttl
             yield Warning(
-                f"{receiver.__qualname__} has an attribute {name!r}, which is not read.",
+                f"{receiver.__qualname__} has an attribute {name!r}, which has no effect.",
                 hint=did_you_mean(name, _READ),
                 id="idempotency_django.W037",
             )

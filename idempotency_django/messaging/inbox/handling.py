@@ -33,7 +33,7 @@ from .receivers import WebhookReceiver, event_of, policy_of, receiver_of, receiv
 from .verifiers import Contents
 
 METHOD: Final = "WEBHOOK"
-"""What stands for the HTTP method in the audit."""
+"""The value in place of the HTTP method in the audit."""
 
 CONSUMER: Final = "consumer:"
 """What the source of a consumer's dead letters begins with."""

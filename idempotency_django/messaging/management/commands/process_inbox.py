@@ -20,34 +20,34 @@ class Command(BaseCommand):
     """Processes the inbox from a terminal, cron or a supervisor."""
 
     help = (
-        "Handles the messages of the webhook inbox, as they become due, until it gets SIGTERM. The "
-        "message in hand is finished then. It can run in several processes."
+        "Handles the messages of the webhook inbox as they become due. On SIGTERM, it finishes "
+        "the current message and exits. Several processes can run."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--once", action="store_true", help="End as soon as nothing is due, for cron."
+            "--once", action="store_true", help="Exit as soon as nothing is due, for cron."
         )
         parser.add_argument(
             "--source",
             action="append",
             default=[],
             metavar="SOURCE",
-            help="Handle messages of this source only; may be given several times.",
+            help="Handle only messages of this source. Can be repeated.",
         )
         parser.add_argument(
             "--batch",
             type=number(int, str(BATCH)),
             default=BATCH,
             metavar="MESSAGES",
-            help=f"How many messages are claimed at once (default: {BATCH}).",
+            help=f"How many messages to claim at once (default: {BATCH}).",
         )
         parser.add_argument(
             "--poll",
             type=number(float, "1"),
             default=POLL.total_seconds(),
             metavar="SECONDS",
-            help=f"How long to wait when nothing is due (default: {POLL.total_seconds():g}).",
+            help=f"The polling interval when nothing is due (default: {POLL.total_seconds():g}).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -68,7 +68,7 @@ class Command(BaseCommand):
 
     def _say(self, tally: Counter[str], verbosity: int) -> None:
         if verbosity:
-            later = {"pending": "failed or waiting, tried again later"}
+            later = {"pending": "failed or waiting, to be retried"}
             sums = sorted(tally.items())
             told = ", ".join(f"{number} {later.get(state, state)}" for state, number in sums)
             self.stdout.write(f"Messages: {told or 'none was due'}.")

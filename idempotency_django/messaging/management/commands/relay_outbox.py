@@ -21,20 +21,20 @@ class Command(BaseCommand):
     """Relays from a terminal, cron or a supervisor."""
 
     help = (
-        "Sends the messages of the outbox, as they are committed, until it gets SIGTERM. The batch "
-        "in hand is finished then. It can run in several processes."
+        "Sends the messages of the outbox as they are committed. On SIGTERM, it finishes the "
+        "current batch and exits. Several processes can run."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--once", action="store_true", help="End as soon as nothing is due, for cron."
+            "--once", action="store_true", help="Exit as soon as nothing is due, for cron."
         )
         parser.add_argument(
             "--topic",
             action="append",
             default=[],
             metavar="TOPIC",
-            help="Send this topic only; may be given several times.",
+            help="Send only this topic. Can be repeated.",
         )
         parser.add_argument(
             "--batch",
@@ -48,19 +48,19 @@ class Command(BaseCommand):
             type=number(float, "60"),
             default=LEASE.total_seconds(),
             metavar="SECONDS",
-            help="How long a batch may take before another relay sends it as well (default: 60).",
+            help="How long a batch can take before another relay also sends it (default: 60).",
         )
         parser.add_argument(
             "--poll",
             type=number(float, "1"),
             default=POLL.total_seconds(),
             metavar="SECONDS",
-            help="How long to wait when nothing is due (default: 1).",
+            help="The polling interval when nothing is due (default: 1).",
         )
         parser.add_argument(
             "--listen",
             action="store_true",
-            help="On PostgreSQL, be woken up by topics with NOTIFY, beside polling.",
+            help="On PostgreSQL, also wake up on NOTIFY, for topics with that setting.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -86,13 +86,13 @@ def _outcome(tried: int, relay: Relay) -> str:
     if sent := tried - relay.refused:
         said.append(f"Sent {counted(sent)}.")
     if relay.refused:
-        said.append(f"Not sent: {counted(relay.refused)}. The log says why.")
+        said.append(f"Not sent: {counted(relay.refused)}. See the log for the reason.")
     if relay.unreachable:
         topics = ", ".join(map(repr, relay.unreachable))
         said.append(
-            f"Nothing of {topics} can be sent now; the log says why. No message is lost; run this "
-            "again."
+            f"{topics} cannot be sent now; see the log for the reason. No message is lost. Run "
+            "this again."
         )
     for name, count in abandoned(relay.using).items():
-        said.append(f"No relay sends what waits for {name!r} ({counted(count)}); see the log.")
+        said.append(f"No relay sends the topic {name!r} ({counted(count)} waiting); see the log.")
     return " ".join(said) or "Nothing was due."

@@ -31,15 +31,15 @@ class Command(BaseCommand):
     """Runs one consumer in this process."""
 
     help = (
-        "Takes messages from a broker and hands them to a consumer, until it gets SIGTERM. Then it "
-        "finishes the message in hand, and exits with 0. It exits with 1 if it cannot go on."
+        "Takes messages from a broker and passes them to a consumer. On SIGTERM, it finishes the "
+        "current message and exits with 0. It exits with 1 after a permanent error."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "consumer",
             metavar="CONSUMER",
-            help="The name of a consumer in IDEMPOTENCY['CONSUMERS'], or the path of any other, "
+            help="The name of a consumer in IDEMPOTENCY['CONSUMERS'], or the path of any consumer, "
             "such as shop.consumers.billing.",
         )
         parser.add_argument("--transport", required=True, choices=TRANSPORTS)
@@ -49,8 +49,8 @@ class Command(BaseCommand):
             metavar="PLACE",
             action="append",
             required=True,
-            help="Where the messages are: a topic of Kafka (once for each topic), a queue of "
-            "RabbitMQ, or the URL of a queue of SQS.",
+            help="The source of the messages: a Kafka topic (can be repeated), a RabbitMQ queue, "
+            "or the URL of an SQS queue.",
         )
         parser.add_argument(
             "--option",
@@ -59,14 +59,14 @@ class Command(BaseCommand):
             action="append",
             default=[],
             help="An argument of the broker's run_consumer(), such as batch=100, or a member of a "
-            "dict, such as config.bootstrap.servers=kafka:9092. A value env:NAME is read from the "
-            "environment variable NAME, where passwords belong. A duration is a number of seconds.",
+            "dict, such as config.bootstrap.servers=kafka:9092. The value env:NAME reads the "
+            "environment variable NAME; use it for passwords. Durations are in seconds.",
         )
         parser.add_argument(
             "--declare",
             action="store_true",
-            help="RabbitMQ: declare the queue, and that of the option dead_letter, as the outbox "
-            "does, and bind it as --option bindings.EXCHANGE=KEY says.",
+            help="RabbitMQ: declare the queue and the queue of the option dead_letter, as the "
+            "outbox does, and add the bindings of --option bindings.EXCHANGE=KEY.",
         )
         parser.add_argument(
             "--health",
@@ -111,8 +111,8 @@ def _run_of(transport: str) -> Callable[..., None]:
         run: Callable[..., None] = import_module(module).run_consumer
     except ImportError as error:
         raise CommandError(
-            f"The transport {transport!r} needs a library that is missing: {error}. Run "
-            f'pip install "idempotency-django[{BROKERS[transport].extra}]".'
+            f"The transport {transport!r} needs a missing library: {error}. Run pip install "
+            f'"idempotency-django[{BROKERS[transport].extra}]".'
         ) from error
     return run
 
@@ -148,7 +148,9 @@ def _function(name: str, path: str) -> Any:
     try:
         return import_string(path)
     except ImportError as error:
-        raise CommandError(f"--option {name}={path} leads to no function: {error}") from error
+        raise CommandError(
+            f"--option {name}={path} is not the path of a function: {error}"
+        ) from error
 
 
 def _value(text: str) -> Any:

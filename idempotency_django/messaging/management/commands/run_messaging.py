@@ -20,9 +20,9 @@ class Command(BaseCommand):
     """Runs all that messaging needs in one process."""
 
     help = (
-        "Sends the messages of the outbox, handles those of the webhook inbox, and purges, until "
-        "it gets SIGTERM. Then it finishes what it has in hand, and exits with 0. If one part ends "
-        "with an error, it stops the others and exits with 1. It can run in several processes."
+        "Sends the messages of the outbox, handles the messages of the webhook inbox, and purges. "
+        "On SIGTERM, it finishes the current work and exits with 0. If one part ends with an "
+        "error, it stops the others and exits with 1. Several processes can run."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -31,19 +31,19 @@ class Command(BaseCommand):
             type=number(float, "1"),
             default=POLL.total_seconds(),
             metavar="SECONDS",
-            help="How long to wait when nothing is due (default: 1).",
+            help="The polling interval when nothing is due (default: 1).",
         )
         parser.add_argument(
             "--listen",
             action="store_true",
-            help="On PostgreSQL, be woken up by topics with NOTIFY, beside polling.",
+            help="On PostgreSQL, also wake up on NOTIFY, for topics with that setting.",
         )
         parser.add_argument(
             "--purge-every",
             type=number(float, "3600"),
             default=PURGE_INTERVAL.total_seconds(),
             metavar="SECONDS",
-            help="How long to wait between two purges (default: 3600).",
+            help="The time between two purges (default: 3600).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
