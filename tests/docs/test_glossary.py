@@ -1,0 +1,99 @@
+"""The glossary's tables of times and of states have what the code has."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from idempotency_django.conf import Settings
+from idempotency_django.messaging import consumers
+from idempotency_django.messaging.brokers import celery, http, kafka, rabbitmq, sqs
+from idempotency_django.messaging.brokers.loop import ConsumerOptions
+from idempotency_django.messaging.inbox import processing
+from idempotency_django.messaging.inbox.receivers import WebhookReceiver
+from idempotency_django.messaging.inbox.verifiers import TOLERANCE
+from idempotency_django.messaging.models import MessageState
+from idempotency_django.messaging.outbox import publishing, relay
+from idempotency_django.messaging.outbox.topics import Topic
+from idempotency_django.policy import DEFAULTS
+from idempotency_django.policy.identity import LONGEST_WAIT
+from idempotency_django.stores.cached_database import CachedStore
+from idempotency_django.timeline import STATES
+from tests.docs.examples import ROOT
+
+GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+PUBLISHERS = (
+    celery.CeleryPublisher,
+    http.HttpPublisher,
+    kafka.KafkaPublisher,
+    rabbitmq.KombuPublisher,
+    sqs.SqsPublisher,
+)
+
+
+def default(function: Callable[..., Any], name: str) -> Any:
+    """The default of an argument."""
+    return inspect.signature(function).parameters[name].default
+
+
+def table(first: str) -> list[list[str]]:
+    """The cells of the table whose first column has this heading."""
+    _, _, rest = GLOSSARY.partition(f"\n| {first} |")
+    rows = rest.partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def read(text: str) -> timedelta:
+    """A duration, as the table has it."""
+    number, _, unit = text.partition(" ")
+    return timedelta(**{f"{unit.rstrip('s') or 'second'}s": int(number)})
+
+
+def defaults() -> Iterator[tuple[str, Any]]:
+    """The durations of the code, by what the table calls them."""
+    yield "`ttl`, policy", DEFAULTS.ttl
+    yield "`retention`, policy", DEFAULTS.retention
+    yield "`lease`, policy", DEFAULTS.lease
+    yield '`on_conflict="wait"`, policy', LONGEST_WAIT
+    yield "`RETRY_AFTER`, setting", Settings().retry_after
+    yield "`ttl`, consumer's policy", consumers.LIFETIME
+    yield "`ttl`, receiver", WebhookReceiver.ttl
+    yield "`tolerance`, verifier", TOLERANCE
+    yield "`RETENTION`, topic", Topic(name="orders", backend="local").retention
+    yield "`window`, `publish()`", publishing.WINDOW
+    yield "`--lease`, `relay_outbox`", relay.LEASE
+    yield "`--poll`, relay and inbox", relay.POLL
+    yield "`visibility`, SQS", default(sqs.run_consumer, "visibility")
+    yield "`handler_timeout`, broker", ConsumerOptions().handler_timeout
+    yield "`timeout`, publisher", default(http.HttpPublisher, "timeout")
+    yield "`max_age`, `CachedStore`", default(CachedStore, "max_age")
+
+
+def test_times(settings) -> None:
+    """Each word for time has its default; the names are those of the code."""
+    settings.IDEMPOTENCY = {}
+    assert {word: read(value) for word, _, value in table("Word, and where you set it")} == dict(
+        defaults()
+    )
+    assert {default(publisher, "timeout") for publisher in PUBLISHERS} == {timedelta(seconds=10)}
+    assert processing.POLL == relay.POLL
+    assert "window" in inspect.signature(publishing.publish).parameters
+
+
+def test_states_of_records() -> None:
+    """Each state of a record is there, under the admin's name for it."""
+    assert [name for name, _, _ in table("Record")] == [str(name) for name in STATES.values()]
+
+
+def test_states_of_messages() -> None:
+    """Each state of a message is there, under the admin's name for it."""
+    assert [name for name, _, _ in table("Message")] == [str(name) for name in MessageState.labels]
+
+
+def test_words_are_explained_once() -> None:
+    """No word has two headings."""
+    headings = re.findall(r"^#+ (.+)$", GLOSSARY, re.MULTILINE)
+    assert len(headings) == len(set(headings))
