@@ -38,10 +38,11 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "example_project",
     "policy_fields",
     "sequences",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "project"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"

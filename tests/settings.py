@@ -14,6 +14,8 @@ import dj_database_url
 
 from tests.mysql import use_pymysql
 
+sys.path.append(str(Path(__file__).parents[1] / "docs" / "project"))  # the app `shop`
+
 use_pymysql()
 
 _scratch = Path(os.environ.get("TEST_SCRATCH", tempfile.gettempdir())) / "tests.sqlite3"
@@ -56,6 +58,7 @@ INSTALLED_APPS = [
     "rest_framework.authtoken",
     "idempotency_django",
     "idempotency_django.messaging",
+    "shop",
     "tests",
 ]
 MIDDLEWARE = [

@@ -1,14 +1,17 @@
 """How the examples of the documentation are run, by the language of their block.
 
 ==============  ==================================================================================
-``python``      runs, as doctests where it starts with ``>>>``; a first line ``# settings.py``
-                makes its names settings, and new ``urlpatterns`` are the project's from then on
+``python``      a file of the example project, if it begins with a comment with its path (see
+                ``files.py``); settings take effect, and so do the ``urlpatterns`` of the project.
+                A session of ``manage.py shell``, if it begins with ``>>>``
 ``http``        a request is sent and its answer kept; an answer is compared with what was kept
 ``console``     each ``$`` command runs, and its output is compared with lines below it, if any
 ==============  ==================================================================================
 
-A page is one story: its examples share their names and the database. What a reader need not see is
-in a comment, ``% invisible-code-block: python``. ``...`` in an output stands for anything.
+A page is one story: its examples share the database. Its files are modules, which import what they
+use. What a reader need not see is in a comment, ``% invisible-code-block: python``: it sees the
+names of all files, as sessions do. An invisible block may be a file, too. ``...`` in an output
+stands for anything.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import json
 import re
 import shlex
 import tomllib
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +37,19 @@ from sybil import Document, Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.myst import CodeBlockParser
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.files import (
+    ROOT,
+    SETTINGS,
+    TABLES,
+    URLS,
+    Files,
+    follows,
+    install,
+    models_of_the_shell,
+    module_of,
+    path_of,
+)
+
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 LANGUAGES = frozenset({"python", "http", "console"})
 COMPARED = frozenset({"sql"})  # by test_statements.py
@@ -77,12 +93,16 @@ class Page:
             CodeBlockParser("console", self.console),
         ]
         self.document: Document = Sybil(parsers).parse(path)
+        self.document.namespace |= models_of_the_shell()
         self.document.namespace |= {"__name__": "shop.views", "client": client, "page": self}
+        self.files = Files(settings)
+        self.stands_alone = follows(path)
 
     def run(self) -> None:
         """Run the examples in their order."""
-        for example in self.document:
-            example.evaluate()
+        with self.files:
+            for example in self.document:
+                example.evaluate()
 
     def start_over(self) -> None:
         """Empty the database, for the next part of a page that tells more than one story."""
@@ -94,13 +114,21 @@ class Page:
         """Run Python, and put to use what it defined."""
         if example.parsed.startswith(">>>"):
             return self._doctest(example)
-        PythonEvaluator()(example)
+        path = path_of(example.parsed)
         names = example.namespace
-        if example.parsed.startswith(("# settings.py", "# config/settings.py")):
+        if path and (self.stands_alone or path == TABLES):
+            names |= self.files.run(example.parsed)
+            return None
+        PythonEvaluator()(example)
+        if path == SETTINGS:
             for name in [name for name in names if name.isupper()]:
                 value = names.pop(name)
                 if name != "INSTALLED_APPS":  # they are installed
                     setattr(self.settings, name, value)
+        elif path and path != URLS:
+            module = types.ModuleType(module_of(path))
+            vars(module).update(names)
+            install(module)
         if "urlpatterns" in names:
             self.settings.ROOT_URLCONF = Urls(names.pop("urlpatterns"))
             clear_url_caches()
@@ -158,6 +186,8 @@ class Page:
                 assert (ROOT / arguments[-1]).is_dir(), command
             else:
                 assert [program, arguments[0]] == ["python", "manage.py"], command
+                if arguments[1] == "runserver":
+                    continue  # in test_project.py
                 written = io.StringIO()
                 try:
                     call_command(*arguments[1:], stdout=written)

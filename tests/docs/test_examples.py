@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from tests.docs.examples import COMPARED, LANGUAGES, ROOT, Page
+from tests.docs.files import Checker, files, follows, undefined, write
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # run by test_tutorial.py, in a shell
 WRITTEN_BY_PROGRAMS = ROOT / "docs" / "benchmarks.md"
@@ -31,7 +31,7 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", [path for path in PAGES if path != TUTORIAL], ids=name)
 def test_examples(path: Path, settings, client: Client, request: pytest.FixtureRequest) -> None:
     """The examples of a page do what the page says."""
-    settings.ROOT_URLCONF = "shop.urls"
+    settings.ROOT_URLCONF = "tests.docs.urls"
     settings.DEBUG = False
     client.force_login(User.objects.create_user("alice", password="alice"))
     Page(path, settings, client, lambda: broker(request)).run()
@@ -52,12 +52,23 @@ def test_every_block_is_run(path: Path) -> None:
     assert {info for info in opened if not info.startswith("{")} <= LANGUAGES | COMPARED
 
 
-def test_files_of_the_readme_stand_alone() -> None:
-    """Each file of the README imports what it uses: a reader copies it as it is."""
-    page = (ROOT / "README.md").read_text()
-    files = re.findall(r"^```python\n(# \S+\.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(files) == 2, [text.partition("\n")[0] for text in files]
-    for text in files:
-        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "-"]
-        found = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, text + found.stdout + found.stderr
+WITH_FILES = [path for path in PAGES if path != TUTORIAL and follows(path) and files(path)]
+
+
+@pytest.mark.parametrize("path", WITH_FILES, ids=name)
+def test_files_import_what_they_use(path: Path, tmp_path: Path) -> None:
+    """Each block of a file imports what it uses: a reader copies it as it is."""
+    assert undefined(path, tmp_path / "blocks") == ""
+
+
+@pytest.mark.parametrize("path", WITH_FILES, ids=name)
+def test_files_make_a_project(path: Path, tmp_path: Path, checker: Checker) -> None:
+    """With the files of a page in it, the example project passes its checks."""
+    assert checker.check(tmp_path / "project", write(path, tmp_path / "project")) == ""
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[Checker]:
+    checker = Checker()
+    yield checker
+    checker.close()

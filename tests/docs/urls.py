@@ -1,25 +1,21 @@
-"""The API of orders that the pages about conditional requests call."""
+"""The URLs behind the examples of pages that bring none of their own."""
 
 from __future__ import annotations
 
+from django.http import HttpRequest, StreamingHttpResponse
 from django.urls import include, path
-from rest_framework import serializers, viewsets
+from rest_framework import viewsets
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from shop.models import Order
+from shop.serializers import OrderSerializer
 
 from idempotency_django.concurrency.transitions import transition
+from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.drf.preconditions import PreconditionMixin
-
-
-class OrderSerializer(serializers.ModelSerializer[Order]):
-    class Meta:
-        model = Order
-        fields = ("id", "reference", "amount", "version")
-        read_only_fields = ("version",)
 
 
 class OrderViewSet(PreconditionMixin, IdempotentViewMixin, viewsets.ModelViewSet[Order]):
@@ -42,6 +38,15 @@ class OrderViewSet(PreconditionMixin, IdempotentViewMixin, viewsets.ModelViewSet
         return Response({})
 
 
+@idempotent
+def export(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(iter([b"id,reference,amount\n"]), content_type="text/csv")
+
+
 router = SimpleRouter()
 router.register("orders", OrderViewSet)
-urlpatterns = [path("", include(router.urls))]
+urlpatterns = [
+    path("exports/", export),
+    path("", include(router.urls)),
+    path("", include("config.urls")),
+]

@@ -1,1 +1,0 @@
-"""The project that the documentation's examples are about."""
