@@ -3,10 +3,12 @@ from __future__ import annotations
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
+from django.views.decorators.http import require_safe
 
 from .greeting import index
 
 
+@require_safe
 def healthz(request: HttpRequest) -> HttpResponse:  # noqa: ARG001  # a view takes the request
     return HttpResponse("ok\n", content_type="text/plain")
 

@@ -22,6 +22,7 @@ from ..http.unwrapping import (
     POLICIES,
     POLICY,
     PROTECTED,
+    admitted,
     checked,
     framework_of,
     handlers_of,
@@ -34,7 +35,7 @@ from ..http.unwrapping import (
     view_class_of,
 )
 from ..http.wrapping import overrides_dispatch, protect, validate_handler
-from ..policy import UNSET, Policy
+from ..policy import UNSAFE_METHODS, UNSET, Policy
 
 How = Literal["mixin", "decorator", "middleware", "exempt", ""]
 
@@ -108,7 +109,10 @@ def _routes(
 def _handlers(view: Any) -> Iterator[tuple[str, str]]:
     """The unsafe methods of a view, each with the name of its handler if the view is a class."""
     view_class = view_class_of(view)
-    if view_class is None or overrides_dispatch(view_class):
+    if view_class is None:
+        for method in sorted(UNSAFE_METHODS & methods) if (methods := admitted(view)) else ["*"]:
+            yield method, ""
+    elif overrides_dispatch(view_class):
         yield "*", ""
     else:
         yield from handlers_of(view).items()

@@ -374,6 +374,16 @@ def handlers_of(view: Any) -> dict[str, str]:
     return {method: name for method, name in names.items() if name and hasattr(view_class, name)}
 
 
+def admitted(view: Any) -> frozenset[str]:
+    """The methods that ``require_http_methods()`` and its like admit; empty: any method."""
+    found: list[frozenset[str]] = []
+    while view is not None:
+        if module_of(view) == "django.views.decorators.http":
+            found += map(frozenset, filter(None, [closure_of(view).get("request_method_list")]))
+        view = getattr(view, "__wrapped__", None)
+    return frozenset.intersection(*found) if found else frozenset()
+
+
 def closure_of(view: Any) -> dict[str, Any]:
     """The variables of a function's closure, by name."""
     if not isinstance(view, FunctionType):
