@@ -4,23 +4,14 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 from docutils import nodes
+from packed import pack
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxRole
 
-PROJECT = Path(__file__).parents[1] / "project"
 NAME = "shop.zip"
-
-
-def pack(archive: Path) -> None:
-    """Write the project's files into a zip file, in a folder ``shop``; the same bytes each time."""
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        for file in sorted(PROJECT.rglob("*.py")):
-            name = Path("shop") / file.relative_to(PROJECT)
-            packed.writestr(zipfile.ZipInfo(name.as_posix()), file.read_bytes())
 
 
 class Link(SphinxRole):
@@ -28,7 +19,7 @@ class Link(SphinxRole):
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         root = "../" * self.env.docname.count("/")
-        return [nodes.reference(self.rawtext, self.text, refuri=root + NAME)], []
+        return [nodes.reference(self.rawtext, self.text, refuri=root + NAME, internal=True)], []
 
 
 def pack_with_pages(app: Sphinx, error: Exception | None) -> None:
