@@ -8,7 +8,7 @@ from idempotency_django.messaging.events import Event
 from idempotency_django.messaging.models import OutboxMessage
 from tests.docs.examples import ROOT
 
-PAGE = ROOT / "docs" / "how-to" / "debezium.md"
+PAGE = ROOT / "docs" / "messages" / "outbox.md"
 
 
 def properties() -> dict[str, str]:
@@ -28,8 +28,8 @@ def test_columns() -> None:
     assert len(named) == 4
     assert {*named, *(each.split(":")[0] for each in placed)} <= columns
     assert found["table.include.list"] == f"public.{OutboxMessage._meta.db_table}"
-    table = set(re.findall(r"^\| [^|]+ \| `(\w+)`", PAGE.read_text(), re.MULTILINE))
-    assert table <= columns
+    listed = set(re.findall(r"^- \*\*\w+:\*\* [^`]*`(\w+)`", PAGE.read_text(), re.MULTILINE))
+    assert {"message_id", "group", "topic", "is_base64", "caused_by"} == listed <= columns
 
 
 def test_attributes() -> None:
