@@ -21,10 +21,10 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve quick quick-stores quick-adapters test $(PARTS) soak $(SOAKS) lint types imports docs bench ci clean
+.PHONY: help install demo serve quick quick-stores quick-adapters test $(PARTS) soak $(SOAKS) lint types imports docs screenshots bench ci clean
 
 help:  ## Show this list.
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 install: $(VENV)/.installed-dev  ## Make .venv with everything that development needs.
 
@@ -136,6 +136,9 @@ imports: $(VENV)/.installed-lint  ## Check which module may import which.
 
 docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html.
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+screenshots: $(VENV)/.installed-docs  ## Take the screenshots of the admin for the documentation; Chromium is needed.
+	$(PY) docs/screenshots.py
 
 bench: $(VENV)/.installed-bench  ## Measure, and write docs/benchmarks.md; QUICK=1 measures little and writes nothing.
 	$(PY) -m benchmarks $(if $(QUICK),--quick)
