@@ -23,7 +23,7 @@ if not apps.is_installed("idempotency_django"):
     )
 
 BATCH_SIZE: Final = 5_000
-"""Records that a purge deletes at once. A larger batch is hardly faster, and locks for longer."""
+"""The records of one batch of a purge. A larger batch is hardly faster, and locks for longer."""
 
 GRACE: Final = timedelta(minutes=1)
 """For so long a row in progress that has no lease is taken to have an owner.

@@ -167,11 +167,11 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
         if policy.on_conflict == "accepted":
             raise ImproperlyConfigured(
                 "An idempotency policy has on_conflict='accepted' in the transactional mode, "
-                "where an operation is not visible before it is completed. Give it mode='leased'."
+                "where other requests cannot see an operation in progress. Give it mode='leased'."
             )
         return None
     if policy.mode == "transactional":
-        raise no_transactional_mode("an async view, which no transaction can span")
+        raise no_transactional_mode("an async view, for which Django has no transactions")
     if policy.ttl is not None and policy.ttl <= policy.lease:
         raise ImproperlyConfigured(
             f"An idempotency policy has a ttl of {policy.ttl}, which is not longer than its lease "

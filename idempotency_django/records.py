@@ -100,7 +100,7 @@ def referred(reference: str) -> tuple[str, str]:
 
 
 ORIGIN: Final = 16
-"""Characters that the tokens of all attempts at one record begin with."""
+"""The length of the common prefix of all attempts' tokens of a record."""
 
 
 def new_token(before: str = "") -> str:

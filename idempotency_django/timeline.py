@@ -107,7 +107,7 @@ def state_of(record: Any) -> str:
 # What a timeline is made of.
 
 MISSING: Final = "missing"
-"""The kind of a member that is referred to, and that no source has."""
+"""The kind of a member that no source has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +316,7 @@ def _logged(members: Sequence[Member]) -> Iterator[Entry]:
 # The sources of records.
 
 CONFIDENTIAL: Final = ("owner_token", "fingerprint", "response_headers", "response_body", "error")
-"""Columns that are read for those only who may see answers."""
+"""The columns that need the permission to view stored results."""
 
 
 @register
@@ -477,10 +477,10 @@ def _possible_keys(name: str) -> list[str]:
 # The chain of causes.
 
 MOST: Final = 200
-"""Members that a timeline holds. A chain that a batch job began may have a hundred thousand."""
+"""The most members of a timeline. The chain of a batch job can have a hundred thousand."""
 
 DEEPEST: Final = 50
-"""Causes that are followed one after the other, in each direction."""
+"""The most causes in a row that are followed, in each direction."""
 
 
 def find(name: str, scope: str | None = None) -> tuple[list[Member], list[str]]:

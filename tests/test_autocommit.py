@@ -99,7 +99,7 @@ class TestLeftOff:
     def test_completed(
         self, client: Client, reference: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """What it has not committed is committed with its answer, once, and the log says so."""
+        """What it has not committed is committed with its result, once, and the log says so."""
         key = new_key()
         with caplog.at_level(logging.WARNING, "idempotency_django"):
             first = post(client, "/leaves/", key, reference)

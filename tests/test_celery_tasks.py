@@ -160,7 +160,7 @@ def test_long_id(app: Celery) -> None:
     ("key", "match"),
     [
         ("order-{order}", "'order', which is not one of its arguments: order_id"),
-        ("order-{", "no template"),
+        ("order-{", "not a template"),
         ("order-{0}", "'0', which is not one"),
     ],
 )

@@ -273,7 +273,7 @@ class TestIdentity:
     @pytest.mark.parametrize("name", ["", "a b", "ä", "a:b", "x" * 101])
     def test_no_name(self, name: str) -> None:
         """A consumer's name cannot be taken for a part of a source."""
-        with pytest.raises(ValueError, match="cannot be called"):
+        with pytest.raises(ValueError, match="not a valid name"):
             Consumer(name)
 
     @pytest.mark.parametrize("handler", [lambda: None, lambda event, *, execution: None])
@@ -344,7 +344,7 @@ class TestSteps:
             return execution.step("pay", Effect.objects.create, reference="a")
 
         billing = consumer("billing", pay)
-        with pytest.raises(ImproperlyConfigured, match=r"'pay' cannot be kept.*steps=True"):
+        with pytest.raises(ImproperlyConfigured, match=r"'pay' cannot be stored.*steps=True"):
             if many:
                 [failed] = billing.handle_many([paid()], redelivered=redelivered)
                 raise failed.error

@@ -447,7 +447,9 @@ class TestEitherWay:
     def test_unknown_outcome(self, client: Client) -> None:
         """A connection that is lost at COMMIT leaves an outcome that nobody knows."""
         refused = post(client, "/acts/", new_key(), "lost")
-        assert "nobody knows" in assert_problem(refused, 503, "store-unavailable")["detail"]
+        assert (
+            "the result is unknown" in assert_problem(refused, 503, "store-unavailable")["detail"]
+        )
 
     @pytest.mark.parametrize(
         ("act", "status", "slug"),
@@ -469,7 +471,7 @@ class TestEitherWay:
             refused = post(client, "/acts/", key, act)
         finally:
             signals.failed.disconnect(note)
-        assert "nobody knows" not in assert_problem(refused, status, slug)["detail"]
+        assert "the result is unknown" not in assert_problem(refused, status, slug)["detail"]
         assert (effects(), freed, record(key).status) == (0, [1], "failed")
 
     def test_deferred_constraint(self, client: Client) -> None:
@@ -551,7 +553,7 @@ class TestEitherWay:
             Effect.objects.create(reference="a")
         assert effects() == 1
         if refusal is not None:
-            with pytest.raises(StoreUnavailable, match="nobody knows"), store.fenced(late):
+            with pytest.raises(StoreUnavailable, match="the result is unknown"), store.fenced(late):
                 conflict(refusal)()
         eventually(lambda: isinstance(store.acquire(operation), Claim))
         with pytest.raises(ClaimLost), store.fenced(late):

@@ -37,15 +37,15 @@ logger = logging.getLogger("idempotency_django")
 
 PENDING: Final = MessageState.PENDING
 LOOK: Final = 500
-"""How many messages are looked at in one transaction, once there are some to be set aside."""
+"""The most messages that one transaction examines if it sets some aside."""
 LOOKS: Final = 20
-"""How many such transactions a claim begins: many messages that were just written to one group
-must not hide those of other groups, which are due after them."""
+"""The most such transactions of a claim: many new messages of one group must not hide later
+messages of other groups."""
 FEW: Final = 10
 """Among so many messages of a group, the first one that was set aside is promoted. Those before it
 are claimed or delayed, or were written just now, and promote another when they are finished."""
 UNITED: Final = 200
-"""How many groups one statement looks at: SQLite unites no more than 500 queries."""
+"""The most groups in one statement: SQLite unites at most 500 queries."""
 
 
 class Unkeyed(Func):
@@ -361,7 +361,7 @@ def repeat(
             is_busy = work()
         except (DatabaseFault, StoreUnavailable):
             logger.exception(
-                "The %s cannot reach its database. No message is lost; it tries again.", what
+                "The %s cannot reach its database and will retry. No message is lost.", what
             )
             is_busy = False
         if not is_busy:

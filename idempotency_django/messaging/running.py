@@ -59,7 +59,7 @@ def run_messaging(
         try:
             part(stop)
         except BaseException as error:  # whatever it is, a part without a thread must not go unseen
-            logger.critical("The %s has ended with an error. All parts stop.", name, exc_info=True)
+            logger.critical("The %s ended with an error. All parts stop.", name, exc_info=True)
             errors[name] = error
         finally:
             stop.set()
@@ -74,7 +74,7 @@ def run_messaging(
         thread.join()
     for name, error in errors.items():
         raise PartEnded(
-            f"The {name} has ended with an error, so all parts were stopped: {reason(error)}"
+            f"The {name} ended with an error, so all parts were stopped: {reason(error)}"
         ) from error
 
 

@@ -130,8 +130,8 @@ def _settle(
             raise NotSettled("The message has been deleted in the meantime.")
         if not fits(row):
             raise NotSettled(
-                f"The message is {row.get_state_display()} now, so there is nothing to do. Look at "
-                "it again."
+                f"The state of the message is now “{row.get_state_display()}”, so this action no "
+                "longer applies. Reload it."
             )
         try:
             changes = change(row, by)

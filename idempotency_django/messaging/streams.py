@@ -46,7 +46,7 @@ LARGEST: Final = 2**63 - 1
 """The largest number that the columns hold."""
 
 _RETRY_SECONDS: Final = 10
-"""For so many seconds a change that met another transaction's is tried again."""
+"""Seconds during which a change that conflicts with another transaction is retried."""
 
 # The conditions of the one UPDATE.
 _OWNED: Final = "{epoch} = %s AND {position} < %s"
@@ -190,8 +190,8 @@ class Stream:
             self.position = max(self.position, row.position)  # a COMMIT that was not confirmed
         raise AlreadyProcessed(
             f"The offset {to} of the stream {self.name!r} was processed before: its position is "
-            f"{row.position}. Skip the message. Ask stream.is_new(offset) first, which costs "
-            "nothing."
+            f"{row.position}. Skip the message. Call stream.is_new(offset) first; it needs no "
+            "query."
         )
 
     def _raise_if_fenced(self, error: OperationalError) -> None:
@@ -208,7 +208,7 @@ class Stream:
         return StreamFenced(
             f"The stream {self.name!r} was claimed by another process, or reset by an operator, "
             f"after this process claimed it as epoch {self.epoch}. Nothing was executed. Stop "
-            "reading it, or call claim_stream() again and go on after its position."
+            "reading it, or call claim_stream() again and continue after its position."
         )
 
     def _go_back(self, position: int) -> None:
@@ -307,9 +307,9 @@ def accept(
     using, row = using or database(), scopes.fit(PEER + peer)
     if not connections[using].in_atomic_block:
         raise ImproperlyConfigured(
-            f"A message of the peer {peer!r} was to be accepted, but no transaction is open on the "
-            f"database {using!r}, so its number would not commit together with its effects. Call "
-            "accept() and make the effects within one transaction.atomic()."
+            f"accept() was called for the peer {peer!r} without a transaction on the database "
+            f"{using!r}, so its number would not commit together with its effects. Call accept() "
+            "and write the effects within one transaction.atomic()."
         )
     _validate_number("epoch", epoch)
     _validate_number("sequence", sequence)
@@ -361,8 +361,8 @@ def _refused(last: StreamPosition, epoch: int, sequence: int, *, continued: bool
 def _validate_name(name: str) -> None:
     if name.startswith(PEER):
         raise ValueError(
-            f"A stream cannot be called {name!r}: names that begin with {PEER!r} belong "
-            "to the peers of accept(). Give it another name."
+            f"{name!r} is not a valid name of a stream: names with the prefix {PEER!r} belong to "
+            "the peers of accept(). Rename it."
         )
 
 
@@ -370,7 +370,7 @@ def _validate_number(what: str, number: int, *, least: int = 0) -> None:
     """Raise ``ValueError`` if that cannot be an offset, a position, an epoch or a sequence."""
     if not isinstance(number, int) or not least <= number <= LARGEST:
         raise ValueError(
-            f"{number!r} cannot be the {what}. It must be a whole number from {least} to {LARGEST}."
+            f"{number!r} is not a valid {what}. It must be an integer from {least} to {LARGEST}."
         )
 
 

@@ -28,7 +28,7 @@ from .outbox.topics import topic
 OUTBOX: Final = "outbox:"
 INBOX: Final = "inbox:"
 CONSUMER: Final = "consumer:"
-"""The beginnings of the scopes of messages, and of the source of a consumer's dead letter."""
+"""The prefixes of the scopes of messages, and of the source of a consumer's dead letter."""
 
 
 class Messages(Source):

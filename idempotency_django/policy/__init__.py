@@ -114,7 +114,7 @@ _ON_CONFLICT: Final = ("reject", "wait", "accepted")
 _METHODS: Final = f"True, False or a set of methods: {', '.join(sorted(UNSAFE_METHODS))}"
 
 _function = _valid("a callable", callable)
-_text = _valid("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+_text = _valid("a non-empty string", lambda value: isinstance(value, str) and value != "")
 _ttl = _valid(
     "a timedelta above 0 up to 1000 years, or None to replay forever",
     lambda value: value is None or (_is_duration(value, _LONGEST) and bool(value)),
@@ -134,11 +134,11 @@ _on_conflict = _valid(
     ),
 )
 _principal = _valid(
-    "a callable, None, or False to bind no key to its caller",
+    "a callable, None, or False (keys belong to no caller)",
     lambda value: value is None or value is False or callable(value),
 )
 _check_replay = _valid(
-    "None or a plain function, which refuses a replay by raising",
+    "None or a plain function that raises to refuse a replay",
     lambda value: value is None or _is_plain_function(value),
 )
 _should_store = _valid(
@@ -241,11 +241,11 @@ class Policy:
     """Derives a key when the client sends none; see :mod:`idempotency_django.policy.keys`."""
 
     fingerprint: FingerprintFunction = _field(whole_request, _function)
-    """What tells a retry from another request; see
+    """The digest that identifies a retry; see
     :mod:`idempotency_django.policy.fingerprints`."""
 
     ttl: timedelta | None = _field(timedelta(hours=24), _ttl)
-    """How long an answer is replayed; ``None``: forever. A
+    """How long a response is replayed; ``None``: forever. A
     :class:`~idempotency_django.policy.SlidingTTL` counts from the last replay."""
 
     mode: Literal["auto", "transactional", "leased"] = _field(
@@ -256,7 +256,7 @@ class Policy:
     where possible (a store with transactions and a sync view), else leased."""
 
     on_conflict: Literal["reject", "wait", "accepted"] | timedelta = _field("reject", _on_conflict)
-    """What a request gets while its operation is in progress. ``"reject"``: 409 at once.
+    """The response to a request while its operation is in progress. ``"reject"``: 409 at once.
     ``"wait"``: it waits for the first request to finish, for 10 seconds at most, and then gets 409;
     a ``timedelta`` is another longest wait. ``"accepted"``: 202 and the URL of the operation's
     status."""
@@ -269,11 +269,11 @@ class Policy:
     """The namespace that a key is unique in; see :mod:`idempotency_django.policy.scopes`."""
 
     principal: KeyFunction | Literal[False] | None = _field(None, _principal)
-    """Who is calling, for a view that authenticates its callers itself. A callable that takes an
+    """The caller, for a view with its own authentication. A callable that takes an
     :class:`~idempotency_django.policy.invocation.Invocation` and returns a text, such as
-    ``"key:17"``, or ``None`` for a caller that it does not know. A key belongs to the principal who
-    used it first or, if no principal is known, to the credentials of the first request. Other
-    callers get 422. ``False``: a key belongs to no caller."""
+    ``"key:17"``, or ``None`` for an unknown caller. A key belongs to the principal of its first
+    request or, if no principal is known, to the credentials of that request. Other callers get 422.
+    ``False``: a key belongs to no caller."""
 
     operation: str | None = _field(None, _or_none(_text))
     """A name of your own for the operation, instead of its method and route. Keys then stay valid
@@ -284,7 +284,7 @@ class Policy:
     only one in the setting, or else the one called ``"default"``."""
 
     retention: timedelta = _field(timedelta(0), _retention)
-    """How long an expired record is kept for the audit before it may be purged."""
+    """How long an expired record is kept before it can be purged."""
 
     should_store: StoreFunction | None = _field(None, _should_store)
     """Called with Django's request and a response below 500; returns whether to store the answer.
@@ -294,33 +294,35 @@ class Policy:
     412, 423, 425, 428, 429) and a page whose context contains a form with errors."""
 
     max_response_bytes: int = _field(1024 * 1024, _max_bytes)
-    """A longer body is not kept. A retry is then not executed and gets 409, or what ``rebuild``
-    makes. ``0``: no body is kept."""
+    """A longer body is not stored. A retry is then not executed and gets 409, or the response of
+    ``rebuild``. ``0``: no body is stored.
+    """
 
     check_replay: CheckFunction | None = _field(None, _check_replay)
     """Called with the request and the record before each replay. It refuses the replay by raising
-    ``PermissionDenied``, ``Http404`` or an exception of REST framework. Use it for what only the
-    view knows, such as an API key in the body. It must be a plain function; for an async view, it
-    runs in a thread."""
+    ``PermissionDenied``, ``Http404`` or an exception of REST framework. Use it for permissions that
+    only the view checks, such as an API key in the body. It must be a plain function; for an async
+    view, it runs in a thread."""
 
     replay_status: Mapping[int, int] = _field({}, _statuses)
-    """The status of a replay by the status of the first answer, for example ``{201: 200}``."""
+    """The status of a replay by the status of the first response, for example ``{201: 200}``."""
 
     rebuild: RebuildFunction | None = _field(None, _or_none(_function))
-    """Called with the record and the request if the body was not kept; returns the response."""
+    """Called with the record and the request if the body was not stored; returns the response."""
 
     lease: timedelta = _field(timedelta(seconds=30), _lease)
     """How long a leased claim outlives its owner. It is renewed while the view runs, so it may be
     shorter than the view takes."""
 
     on_interrupted: Literal["resume", "hold"] = _field("resume", _one_of("resume", "hold"))
-    """What happens after an attempt was interrupted and what it did is unknown. ``"resume"``: a
-    retry resumes the operation. ``"hold"``: retries get 409 until an operator settles the operation
-    in the admin. A leased attempt is interrupted by a crash, a transactional one only if something
-    ended its transaction."""
+    """The behaviour after an attempt was interrupted and its effects are unknown. ``"resume"``: a
+    retry resumes the operation. ``"hold"``: retries get 409 until an operator completes or releases
+    the operation in the admin. A leased attempt is interrupted by a crash, a transactional one only
+    if something ended its transaction.
+    """
 
     on_store_error: Literal["refuse", "execute"] = _field("refuse", _one_of("refuse", "execute"))
-    """What happens while the store of a leased operation cannot be reached. ``"refuse"``: requests
+    """The behaviour while the store of a leased operation cannot be reached. ``"refuse"``: requests
     get 503. ``"execute"``: the view runs without protection, and an error is logged."""
 
     _identity: tuple[int, object] = dataclasses.field(init=False, repr=False)
@@ -381,10 +383,10 @@ FIELDS: Final = {
 }
 
 DEFAULTS: Final = Policy(**{name: field.metadata["default"] for name, field in FIELDS.items()})
-"""The values of fields that neither the view's policy nor the project's policy sets."""
+"""The default values of all fields."""
 
 PROJECT_POLICY: Final = Policy()
-"""The project's policy, where a view or a call has none of its own."""
+"""The project's policy, for views and calls without their own policy."""
 
 API: Final = Policy(ttl=timedelta(hours=24))
 """For an API: clients retry within a day."""

@@ -13,10 +13,10 @@ from typing import Any, Final
 from uuid import UUID
 
 LENGTH: Final = 12
-"""Bytes of a content digest: 96 bits tell apart all requests that ever use one key."""
+"""Bytes of a content digest: 96 bits are enough to distinguish all requests with one key."""
 
 _SHORT: Final = 64
-"""Bytes up to which a text is written out."""
+"""The most bytes of a text that is written out."""
 
 
 def digest(*parts: bytes | str) -> str:
@@ -147,14 +147,14 @@ def _parts(item: Any) -> tuple[str, Any]:
     meta = getattr(item, "_meta", None)
     if meta is None:
         raise TypeError(
-            f"{label} cannot be compared with a retry's: its text may differ in the next process. "
-            "Pass plain data instead: texts, numbers, dates, lists, dicts, dataclasses, or saved "
-            "models."
+            f"{label} cannot be compared with a retry's, because its text can differ in the next "
+            "process. Pass plain data: strings, numbers, dates, lists, dicts, dataclasses, or "
+            "saved models."
         )
     if getattr(item, "pk", None) is None:
         raise TypeError(
-            f"{label} cannot be compared with a retry's: it is not saved and has no primary key. "
-            "Save it first."
+            f"{label} cannot be compared with a retry's, because it has no primary key. Save it "
+            "first."
         )
     return str(meta.concrete_model._meta.label_lower), item.pk
 
@@ -164,6 +164,6 @@ def _members(items: frozenset[Any] | set[Any]) -> list[bytes]:
         return sorted(map(canonical, items))
     except RecursionError:
         raise TypeError(
-            "A set cannot be compared with a retry's: what is in it contains the set itself, or "
-            "sets are nested too deep. Pass a list, or what tells its members apart."
+            "A set cannot be compared with a retry's, because it contains itself or is nested too "
+            "deep. Pass a list, or the keys of its members."
         ) from None

@@ -134,7 +134,7 @@ def _number(text: str) -> tuple[float, str]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("A name appears twice, and parsers differ in which of the two they take.")
+        raise ValueError("A name appears twice, and parsers differ in which value they use.")
     return made
 
 

@@ -62,8 +62,8 @@ def _how_to_send_a_key(policy: Policy) -> str:
     places += [f"the field {field!r} of its form"] if field else []
     if not places:
         return (
-            "This operation takes its idempotency key from fields of the request, and one of "
-            "them is missing. Send all of them."
+            "This operation makes its idempotency key from fields of the request, and a field is "
+            "missing. Send all fields."
         )
     return (
         f"This operation requires {' or '.join(places)}. Send a new, unique key with each "
@@ -106,8 +106,8 @@ def operation(
     if not (scope and isinstance(scope, str)):
         _text("scope", scope)
         raise ImproperlyConfigured(
-            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or the "
-            "view's get_idempotency_scope() must name what the key is unique in."
+            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or "
+            "the view's get_idempotency_scope() must return a namespace for the key."
         )
     if conf.hosts == "separate":
         scope = scopes.join(invocation.host, scope)
@@ -204,7 +204,7 @@ setting_changed.connect(_forget, dispatch_uid=f"{__name__}.operations")
 
 
 LONGEST_WAIT: Final = timedelta(seconds=10)
-"""How long ``on_conflict="wait"`` waits at most."""
+"""The longest wait of ``on_conflict="wait"``."""
 
 
 def _longest_wait(policy: Policy) -> timedelta | None:
@@ -218,5 +218,5 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     raise ImproperlyConfigured(
-        f"The {name} of an idempotency policy returned a {type(value).__name__}, not a text."
+        f"The {name} of an idempotency policy returned a {type(value).__name__}, not a string."
     )

@@ -51,7 +51,7 @@ class Parsed:
 
 
 Body = bytes | Form | Hashed | Parsed
-"""What the client sent, in the form that the adapter knows it in."""
+"""The client's request, in the adapter's representation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ MAX_LENGTH: Final = 255
 FORM_FIELD: Final = "idempotency_key"
 """The field of an HTML form that carries its key."""
 FIELD_OF_FORM: Final = "form_field"
-"""The attribute of a key callable that names the field of a form in which it finds its key."""
+"""The attribute of a key callable with the name of the form field of its key."""
 
 _INSTEAD_OF_HEADER: Final = "instead_of_header"
 
@@ -64,8 +64,9 @@ def parse_header(value: str) -> str:
         parsed = parse(value.encode("ascii"), tltype="item")
     except (StructuredFieldError, UnicodeEncodeError) as error:
         raise KeyMalformed(
-            f"The idempotency key is not one quoted string (RFC 9651): {error}. Was the header "
-            'sent twice? Send one line such as "8e03978e-40d5-43dd-bc93-6894a57f9324".'
+            f"The idempotency key is not one quoted string (RFC 9651): {error}. Check that the "
+            "header is not sent twice. Send one line such as "
+            '"8e03978e-40d5-43dd-bc93-6894a57f9324".'
         ) from None
     key = parsed[0] if isinstance(parsed, tuple) else parsed
     return checked(_one_line(key, ",") if isinstance(key, str) else "")
@@ -75,9 +76,9 @@ def _one_line(key: str, forbidden: str) -> str:
     """The key, unless a server may have joined it from two header lines: ``"abc`` and ``def"``."""
     if any(character in key for character in forbidden):
         raise KeyMalformed(
-            "The idempotency key contains a comma or a quotation mark. Was the header sent twice? "
-            "Servers join repeated headers with a comma. Send one header line, quoted: "
-            '"8e03978e-40d5-43dd-bc93-6894a57f9324".'
+            "The idempotency key contains a comma or a quotation mark. Servers join repeated "
+            "headers with a comma, so check that the header is not sent twice. Send one header "
+            'line, quoted: "8e03978e-40d5-43dd-bc93-6894a57f9324".'
         )
     return key
 

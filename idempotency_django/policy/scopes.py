@@ -22,7 +22,7 @@ ScopeFunction = Callable[[Invocation], str]
 # Not "#": it marks what was cut, so that no short scope equals the remains of a long one.
 _KEPT: Final = " !\"$&'()*+,/:;<=>?@[]^`{|}"
 FITS: Final = re.compile(r"[\w.~ !\"$&'()*+,/:;<=>?@\[\]^`{|}-]{1,255}(?<! )", re.ASCII)
-"""A scope that :func:`fit` leaves as it is, as most are."""
+"""Matches a scope that :func:`fit` leaves unchanged, as most are."""
 
 
 def per_user(invocation: Invocation) -> str:

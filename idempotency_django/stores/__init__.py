@@ -62,8 +62,8 @@ class Stores:
         options = declared.get("OPTIONS", {}) if isinstance(declared, Mapping) else None
         if not isinstance(options, Mapping):
             raise ImproperlyConfigured(
-                f"{where} is {declared!r}; it must be a dict with the path of a store class as "
-                "'BACKEND' and, optionally, a dict of its arguments as 'OPTIONS'."
+                f"{where} is {declared!r}; it must be a dict with 'BACKEND' (the path of a store "
+                "class) and, optionally, 'OPTIONS' (a dict of its arguments)."
             )
         _refuse_unknown(declared, ("BACKEND", "OPTIONS"), where)
         backend = self._imported(alias, declared.get("BACKEND"))
@@ -73,7 +73,7 @@ class Stores:
         try:
             return backend(alias, **options)
         except TypeError as error:
-            raise ImproperlyConfigured(f"{where} cannot be made: {error}.") from error
+            raise ImproperlyConfigured(f"{where} cannot be created: {error}.") from error
 
     def _imported(self, alias: str, path: Any) -> type[Store]:
         try:

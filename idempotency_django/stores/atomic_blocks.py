@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 is_atomic: Final = itemgetter("ATOMIC_REQUESTS")
-"""Whether the settings of a database ask for a transaction around each request."""
+"""Whether ATOMIC_REQUESTS is on for a database."""
 
 SHARED: Final = ("pool", "isolation_level")
 """Options of a database that its other users need, but a heartbeat must not use."""
@@ -59,10 +59,10 @@ def refuse_other_transactions(what: str, using: str | None, others: Iterable[str
     for alias in others:
         if using not in (None, alias):
             raise ImproperlyConfigured(
-                f"{what} is kept in the database {using!r}, but ATOMIC_REQUESTS has opened a "
-                f"transaction around it on the database {alias!r}, which commits later. If that "
-                "commit fails, the answer stays without its effects. Put @idempotent on the view "
-                "that the URL leads to, not on one of its methods, or mark the view with "
+                f"{what} is stored in the database {using!r}, but ATOMIC_REQUESTS has opened a "
+                f"transaction on the database {alias!r}, which commits later. If that commit "
+                "fails, the result is stored without its effects. Put @idempotent on the view in "
+                "the URLconf, not on one of its methods, or mark the view with "
                 f"transaction.non_atomic_requests(using={alias!r})."
             )
 
@@ -87,10 +87,9 @@ def forbid_transactions(what: str) -> None:
     for connection in connections.all(initialized_only=True):
         if is_open(connection.alias):
             raise ImproperlyConfigured(
-                f"{what} is in a store that takes part in no transaction, but a transaction is "
-                f"open around it on the database {connection.alias!r}. If that rolls back, the "
-                "answer stays without its effects. Is it a transaction.atomic()? Then move it "
-                "inside. Is it ATOMIC_REQUESTS? Then put @idempotent on the view that the URL "
-                "leads to, not on one of its methods, or mark the view with "
-                "transaction.non_atomic_requests."
+                f"{what} is in a store without transactions, but a transaction is open on the "
+                f"database {connection.alias!r}. If it rolls back, the result is stored without "
+                "its effects. If it is a transaction.atomic(), move it inside. If it is "
+                "ATOMIC_REQUESTS, put @idempotent on the view in the URLconf, not on one of its "
+                "methods, or mark the view with transaction.non_atomic_requests."
             )

@@ -20,7 +20,7 @@ def no_transactional_mode(reason: str) -> ImproperlyConfigured:
     """The error of a policy that demands the transactional mode where that cannot be had."""
     return ImproperlyConfigured(
         f"An idempotency policy has mode='transactional' with {reason}. Remove mode=, or set "
-        "mode='leased' and read what that mode promises."
+        "mode='leased' and read its guarantees."
     )
 
 
@@ -52,16 +52,16 @@ class Store(ABC):
     """
 
     supports_steps: ClassVar[bool] = False
-    """Whether the store keeps recovery points: :meth:`steps` and :meth:`save_step`."""
+    """Whether the store supports steps: :meth:`steps` and :meth:`save_step`."""
 
     forgets_expired: ClassVar[bool] = False
-    """Whether the store deletes expired records by itself, so that there is nothing to purge."""
+    """Whether the store deletes expired records by itself and needs no purge."""
 
     recalls: ClassVar[bool] = False
-    """Whether it makes sense to call :meth:`recall`."""
+    """Whether :meth:`recall` is implemented."""
 
     using: str | None = None
-    """The database whose transactions it takes part in, if ``supports_transactions``."""
+    """The database of its transactions, if ``supports_transactions``."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -225,8 +225,9 @@ class Store(ABC):
             ImproperlyConfigured: the store has no transactions.
         """
         raise ImproperlyConfigured(
-            f"The store {self.alias!r} has no transactions, so it cannot prevent a late owner "
-            "from committing a step. Use idempotency_django.stores.database.DatabaseStore."
+            f"The store {self.alias!r} has no transactions, so it cannot prevent a worker that "
+            "lost its lease from committing a step. Use "
+            "idempotency_django.stores.database.DatabaseStore."
         )
 
     def is_busy(self, error: BaseException) -> bool:

@@ -81,9 +81,9 @@ class FailoverEpoch:
                 return str(cursor.fetchone()[0]), asked_at
         except DatabaseFault:
             logger.warning(
-                "The database %r does not say which timeline it is on, so cached answers are not "
-                "used. If its user may not ask, grant it pg_control_system(). Or set the store's "
-                "recheck to None: cached answers may then outlive a fail-over.",
+                "The timeline of the database %r cannot be queried, so cached results are not "
+                "used. If its user lacks the permission, grant it pg_control_system(). Or set the "
+                "store's recheck to None: cached results may then outlive a fail-over.",
                 self._using,
                 exc_info=True,
             )
@@ -111,7 +111,7 @@ def decode_record(cached: Any, operation: Operation, epoch: str) -> Record | Non
         payload = decode(status, headers, body if has_body else None)
     except (AttributeError, TypeError, ValueError):
         logger.warning(
-            "The cache entry for %s is not a stored answer. The database answers instead.",
+            "The cache entry for %s is not a stored result. The database is used instead.",
             operation.key,
         )
         return None
@@ -130,7 +130,9 @@ def decode_record(cached: Any, operation: Operation, epoch: str) -> Record | Non
 
 
 FORGOTTEN: Final = b""
-"""It replaces an answer that a request in progress must not put back."""
+"""The marker that replaces a removed result, so that a request in progress cannot cache it
+again.
+"""
 
 _OWN_MEMORY: Final = ("LocMemCache", "DummyCache")
 
@@ -195,7 +197,7 @@ class CachedStore(DatabaseStore):
         try:
             cached = caches[self.cache].get(self._name(operation.key, operation.scope))
         except Exception:
-            logger.warning("The cache %r of answers cannot be read.", self.cache, exc_info=True)
+            logger.warning("The cache %r of results cannot be read.", self.cache, exc_info=True)
             return None
         if not cached:
             return None
@@ -207,7 +209,7 @@ class CachedStore(DatabaseStore):
             caches[self.cache].set(self._name(key, scope), FORGOTTEN, int(self.max_age))
         except Exception:
             logger.exception(
-                "The cached answer of %s could not be removed. It may be replayed for up to %d "
+                "The cached result of %s could not be removed. It may be replayed for up to %d "
                 "seconds.",
                 key,
                 self.max_age,
@@ -228,7 +230,7 @@ class CachedStore(DatabaseStore):
                 if connections[self.using].in_atomic_block:  # nothing more can be done in it
                     raise
                 logger.warning(
-                    "The answer of %s is not cached.", claim_or_record.key, exc_info=True
+                    "The result of %s is not cached.", claim_or_record.key, exc_info=True
                 )
                 return claim_or_record
             if epoch is None:  # what is asked only now may be newer than what was read
@@ -288,11 +290,11 @@ class CachedStore(DatabaseStore):
             return []
         return [
             Warning(
-                f"The store {self.alias!r} uses the cache {self.cache!r}, of which each process "
-                "has its own.",
+                f"The store {self.alias!r} uses the cache {self.cache!r}, which is local to each "
+                "process.",
                 hint=(
-                    "An answer that one process deletes would still be replayed by the others. "
-                    "Use a cache that all processes share, such as Redis."
+                    "Other processes would still replay a result that one process deletes. Use a "
+                    "shared cache, such as Redis."
                 ),
                 id="idempotency_django.W018",
             )
@@ -323,7 +325,7 @@ class CachedStore(DatabaseStore):
             # Only where nothing is: what was forgotten meanwhile must stay so.
             caches[self.cache].add(name, encode_record(record, epoch), int(lifetime))
         except Exception:
-            logger.warning("An answer could not be cached in %r.", self.cache, exc_info=True)
+            logger.warning("A result could not be cached in %r.", self.cache, exc_info=True)
 
     def _lifetime_left(self, record: Record) -> timedelta | None:
         """The rest of a record's life, by the database's clock; ``None``: it has no end."""

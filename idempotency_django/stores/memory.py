@@ -163,10 +163,10 @@ class MemoryStore(Store):
                 f"The store {self.alias!r} keeps its records in the memory of one process, but "
                 "DEBUG is off.",
                 hint=(
-                    "Other processes do not see them and a restart loses them, so retries are "
-                    "executed again. Use DatabaseStore, CachedStore or RedisStore in production. "
-                    "If these are the settings of a test suite, add 'idempotency_django.W026' to "
-                    "SILENCED_SYSTEM_CHECKS."
+                    "Other processes do not see the records and a restart loses them, so retries "
+                    "are executed again. Use DatabaseStore, CachedStore or RedisStore in "
+                    "production. If these are the settings of a test suite, add "
+                    "'idempotency_django.W026' to SILENCED_SYSTEM_CHECKS."
                 ),
                 id="idempotency_django.W026",
             )

@@ -450,21 +450,21 @@ def validate_databases() -> None:
     """
     if not hasattr(os, "fork"):
         raise ImproperlyConfigured(
-            "chaos() kills processes that it makes with os.fork(), which this system does not "
-            "have. Run the test on Linux or macOS, and skip it elsewhere: "
-            '@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork").'
+            "chaos() needs os.fork(), which this system does not have. Run the test on Linux or "
+            'macOS, and skip it elsewhere: @pytest.mark.skipif(not hasattr(os, "fork"), '
+            'reason="needs os.fork").'
         )
     for connection in connections.all():
         if connection.in_atomic_block:
             raise ImproperlyConfigured(
-                f"A transaction is open on the database {connection.alias!r}, so nothing that the "
-                "test has written is there for the processes that chaos() makes. Use a "
-                "TransactionTestCase, or pytest.mark.django_db(transaction=True)."
+                f"A transaction is open on the database {connection.alias!r}, so the processes of "
+                "chaos() do not see the test's data. Use a TransactionTestCase, or "
+                "pytest.mark.django_db(transaction=True)."
             )
         if getattr(connection, "is_in_memory_db", bool)():
             raise ImproperlyConfigured(
-                f"The database {connection.alias!r} is in the memory of this process, where the "
-                "processes that chaos() makes do not see it. Give it a file for tests: "
+                f"The database {connection.alias!r} is in the memory of this process, so the "
+                "processes of chaos() do not see it. Use a file for tests: "
                 'DATABASES["default"]["TEST"] = {"NAME": BASE_DIR / "test.sqlite3"}.'
             )
 
@@ -484,8 +484,8 @@ def counted(effects: Effects, what: str = "effects() returned") -> Effects:
     """
     if not all(isinstance(count, int) for count in _counts(effects)):
         raise TypeError(
-            f"{what} {effects!r}, which is no count. It must be a whole number, or a dict of them: "
-            'one for each thing that is counted, such as {"entries": 1, "charges": 1}.'
+            f"{what} {effects!r}, which is not a count. It must be an integer, or a dict of "
+            'integers, such as {"entries": 1, "charges": 1}.'
         )
     return effects
 
@@ -605,7 +605,7 @@ class Report:
         summary += f"{len(self.failures)} not as expected. " if self.failures else "all as expected"
         if self.failures:
             again = f"only={self.failures[0].number}, seed={self.seed}"
-            summary += f"See one again with chaos(…, {again})."
+            summary += f"To repeat one, run chaos(…, {again})."
         return "\n".join([*lines, "", summary])
 
 
@@ -901,8 +901,8 @@ def _chosen(
     if only is not None:
         if only not in {0, *numbers}:
             raise ValueError(
-                f"There is no trial {only}: this handler has {len(numbers)} of them. Has it "
-                "changed since? Run them all again."
+                f"There is no trial {only}: this handler has {len(numbers)} trials. It has "
+                "probably changed, so run all trials again."
             )
         return [only] if only else []
     if limit is not None and limit < len(numbers):

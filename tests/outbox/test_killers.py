@@ -60,7 +60,7 @@ def test_killer(topic: str, group: str | None) -> None:
         assert [*Effect.objects.values_list("reference", flat=True)].count("works") == 1
         if topic == "after_commit":
             message = OutboxMessage.objects.get(state="dead")
-            assert "has ended its process" in message.error
+            assert "ended its process" in message.error
             retry(OutboxMessage.objects.get(state="dead"), by="ann")
             assert [relayed() for _ in range(2)] == [-signal.SIGKILL, 0]
             assert states() == {"kills": "dead", "works": "done"}

@@ -106,7 +106,7 @@ def test_relay_waits_for_the_database(
     with fails_first(3, lambda: None):
         run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
     assert len(broker.got) == 1
-    assert "The relay cannot reach its database. No message is lost" in caplog.text
+    assert "The relay cannot reach its database and will retry. No message is lost" in caplog.text
 
 
 def test_missing_receivers_are_not_looked_for_without_a_database(

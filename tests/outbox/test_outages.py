@@ -165,10 +165,10 @@ def test_refused(using: str, final: bool) -> None:
 @pytest.mark.parametrize(
     ("answers", "why"),
     [
-        (None, "has returned None"),
-        ([], "has returned []"),
-        ([None, None, None], "has returned [None, None, None]"),
-        ([True, True], "has returned [True, True]"),
+        (None, "returned None"),
+        ([], "returned []"),
+        ([None, None, None], "returned [None, None, None]"),
+        ([True, True], "returned [True, True]"),
     ],
 )
 def test_publisher_that_does_not_answer(
@@ -221,7 +221,7 @@ def test_publisher_that_cannot_be_made(
     assert got() == [2]
     assert attempts(using) == {1: 0, 2: 0}
     assert "The topic 'wrong' waits" in caplog.text
-    assert "Correct BACKEND" in caplog.text or "Name a subclass" in caplog.text
+    assert "Correct BACKEND" in caplog.text or "Use a subclass" in caplog.text
 
 
 @pytest.fixture
@@ -412,5 +412,5 @@ def test_what_a_relay_says(using: str, caplog: pytest.LogCaptureFixture) -> None
     assert said == [
         f"The relay sends the topics {names}, from the database {using!r}.",
         "Sent 2 messages of the topic 'orders'.",
-        "The relay waits, because nothing is due.",
+        "The relay waits, because no message is due.",
     ]

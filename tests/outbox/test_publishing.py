@@ -145,7 +145,7 @@ def test_other_content(
     with transaction.atomic(using=using):
         first = publish("orders", {"a": 1, "b": [1]}, **named)
         assert publish("orders", {"b": [1], "a": 1}, **named) == first
-        with pytest.raises(ValueError, match=r"^A message cannot have the .*'17': .* other"):
+        with pytest.raises(ValueError, match=r"^The .*'17' is already used .* different"):
             publish("orders", **{"data": {"a": 1, "b": [1]}, **named, **other})
         publish("orders", 2, type="n", group=group, using=using)
     Relay(using=using).drain()
@@ -180,7 +180,7 @@ def test_data_that_json_would_change(using: str, data: Any) -> None:
 @pytest.mark.parametrize("message_id", ["", "a b", "é", "x" * 256, 17], ids=repr)
 def test_malformed_id(using: str, message_id: Any) -> None:
     """An id that cannot be one is the program's mistake, and not the key of its client."""
-    with transaction.atomic(using=using), pytest.raises(ValueError, match="the message_id"):
+    with transaction.atomic(using=using), pytest.raises(ValueError, match="not a valid message_id"):
         publish("orders", 1, type="n", message_id=message_id, using=using)
 
 

@@ -269,7 +269,7 @@ def test_paused_past_its_lease(
     assert len({message.message_id for message in Broker.got}) == 2
     assert states(using) == {1: "done", 2: "pending"}
     assert OutboxMessage.objects.using(using).get(payload="2").attempts == 1
-    assert "after its lease was over" in caplog.text
+    assert "after its lease ended" in caplog.text
     make_due(using)
     other.drain()
     assert got() == [1, 1, 2, 2]

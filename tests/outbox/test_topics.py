@@ -164,12 +164,12 @@ def test_the_largest(arguments: dict[str, Any]) -> None:
         ({"data": nested(101)}, ValueError, "more than 100 lists and objects"),
         ({"data": "x" * (4 * 2**20 - 1)}, ValueError, "Store it elsewhere"),
         ({"data": b"x" * (3 * 2**20 + 1)}, ValueError, "Store it elsewhere"),
-        ({"headers": {"h": "x" * 2**15}}, ValueError, "Put them into the data"),
+        ({"headers": {"h": "x" * 2**15}}, ValueError, "Move them into the data"),
         ({"group": "é"}, ValueError, "printable ASCII"),
         ({"group": "g" * 151}, ValueError, "up to 150"),
-        ({"dedup_id": 17}, TypeError, "is not a text"),
+        ({"dedup_id": 17}, TypeError, "is not a string"),
         ({"window": timedelta(0)}, ValueError, "above 0"),
-        ({"message_id": "a b"}, ValueError, "the message_id"),
+        ({"message_id": "a b"}, ValueError, "not a valid message_id"),
     ],
 )
 def test_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:

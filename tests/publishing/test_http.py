@@ -164,7 +164,7 @@ def test_refused(receiver: Receiver, status: int) -> None:
     [error] = publisher(receiver).publish(grouped("a-1"))
     assert isinstance(error, Refused)
     assert not error.final
-    assert f"/hooks has answered {status} " in str(error)
+    assert f"/hooks responded with {status} " in str(error)
     assert "Sorry, no.xxx" in str(error)
     assert len(str(error)) < 400
 

@@ -83,7 +83,7 @@ def test_part_that_dies(tmp_path: Path) -> None:
     with process(*COMMAND, "--skip-checks", env=env, stderr=pipe) as messaging:
         _, errors = messaging.communicate(timeout=60)
     assert messaging.returncode == 1
-    assert "CommandError: The inbox has ended with an error, so all parts were stopped" in errors
+    assert "CommandError: The inbox ended with an error, so all parts were stopped" in errors
     assert "tests.running.nowhere" in errors
 
 
@@ -101,7 +101,7 @@ def test_each_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for part in ("relay", "inbox", "purge"):
         monkeypatch.setattr(running, f"run_{part}", dies if part == name else works)
-    with pytest.raises(PartEnded, match=f"The {name} has ended with an error"):
+    with pytest.raises(PartEnded, match=f"The {name} ended with an error"):
         run_messaging(threading.Event())
     assert len(stopped) == 2
 

@@ -50,7 +50,9 @@ def test_chunked(tmp_path: Path) -> None:
     with site(name, tmp_path / "struck") as at:
         status, problem = at.deliver_in_chunks("m-1", body_of())
     assert status == 400
-    assert problem["detail"].startswith("The delivery came in chunks (Transfer-Encoding: chunked)")
+    assert problem["detail"].startswith(
+        "The delivery has no Content-Length (Transfer-Encoding: chunked)"
+    )
     assert not InboxMessage.objects.using(settings.ALIASES[name]).exists()
 
 

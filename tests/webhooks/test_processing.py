@@ -206,11 +206,11 @@ def test_refused(inbox: Inbox) -> None:
     deliver(Hook)
     [row] = inbox.rows()
     for action in (repeat, accept):
-        with pytest.raises(NotSettled, match="is pending now"):
+        with pytest.raises(NotSettled, match="is now “pending”"):
             action(row, by="ann")
     process_due()
     for action in (retry, accept):
-        with pytest.raises(NotSettled, match="is done now"):
+        with pytest.raises(NotSettled, match="is now “done”"):
             action(row, by="ann")
     with pytest.raises(NotSettled, match="deleted"):
         retry(InboxMessage(pk=row.pk + 1), by="ann")
@@ -612,7 +612,7 @@ def test_accepted(inbox: Inbox) -> None:
     deliver(GitHubHook, "m-2", **push)
     assert inbox.states() == ["pending", "dead"]
     assert process_due() == {"done": 1}
-    with pytest.raises(NotSettled, match="is dead now"):
+    with pytest.raises(NotSettled, match="is now “dead”"):
         retry(inbox.row("m-2"), by="ann")  # which is for what has failed
     accept(inbox.row("m-2"), by="ann")
     assert inbox.row("m-2").purge_at is None

@@ -359,7 +359,7 @@ def test_secrets(make: Any, caplog: pytest.LogCaptureFixture) -> None:
         assert "no usable secret" in caplog.text
     assert [*make([NEW, OLD]).problems()] == []
     [problem] = make([NEW, OLD.encode()]).problems()
-    assert "is not a text" in problem
+    assert "is not a string" in problem
 
 
 @every

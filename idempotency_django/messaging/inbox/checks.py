@@ -61,7 +61,7 @@ def _shared(source: str, known: list[type[WebhookReceiver]]) -> Iterator[CheckMe
         names = " and ".join(each.__qualname__ for each in known)
         yield Error(
             f"{names} have the same source, {source!r}.",
-            hint="Their messages cannot be told apart. Give each receiver a source of its own.",
+            hint="Their messages cannot be distinguished. Give each receiver its own source.",
             id="idempotency_django.E040",
         )
 
@@ -86,7 +86,7 @@ def _verifier(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
     for problem in problems:
         yield Error(
             f"The verifier of {receiver.__qualname__} {problem}.",
-            hint="Give it the secrets that its sender signs with, such as Stripe([secret]).",
+            hint="Pass the sender's signing secrets, such as Stripe([secret]).",
             id="idempotency_django.E041",
         )
 

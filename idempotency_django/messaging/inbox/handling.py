@@ -36,7 +36,7 @@ METHOD: Final = "WEBHOOK"
 """The value in place of the HTTP method in the audit."""
 
 CONSUMER: Final = "consumer:"
-"""What the source of a consumer's dead letters begins with."""
+"""The prefix of the source of a consumer's dead letters."""
 
 
 class NoReceiver(LookupError):
@@ -132,8 +132,8 @@ def _receiver(message: InboxMessage) -> type[WebhookReceiver]:
     receiver = receiver_of(message.source)
     if receiver is None:
         raise NoReceiver(
-            f"No WebhookReceiver has the source {message.source!r}. Is it in the URLconf, and was "
-            "its source renamed?"
+            f"No WebhookReceiver has the source {message.source!r}. Check that it is in the "
+            "URLconf and that its source was not renamed."
         )
     return receiver
 
@@ -311,8 +311,8 @@ def _rows(record: RecordOf) -> Any:
     """The record, unless it is the one of another event with this id."""
     if record.store.using is None:
         raise ValueError(
-            f"The record of the message is in the store {record.store.alias!r}, where nobody can "
-            "change it. It ends with its time to live. Keep such records in a database."
+            f"The record of the message is in the store {record.store.alias!r}, where it cannot "
+            "be released. It expires with its time to live. Keep such records in a database."
         )
     rows = IdempotencyKey.objects.using(record.store.using)
     return rows.filter(key=record.key, scope=record.scope, fingerprint__in=[*record.fingerprints])

@@ -234,9 +234,9 @@ def warn_of_unhandled() -> None:
         return  # it is told of when messages are to be claimed
     for source, number in waiting:
         logger.warning(
-            "The inbox has %s of the source %r to handle, but no WebhookReceiver and no consumer "
-            "has that source. Put the receiver into the URLconf, or list the consumer in "
-            "IDEMPOTENCY['CONSUMERS']. If it was renamed, give it its old name back.",
+            "The inbox has %s of the source %r, but no WebhookReceiver and no consumer has that "
+            "source. Add the receiver to the URLconf, or the consumer to "
+            "IDEMPOTENCY['CONSUMERS']. If it was renamed, restore the old name.",
             counted(number),
             source,
         )
@@ -249,8 +249,8 @@ def _refuse_unknown(sources: Collection[str]) -> None:
             hint = did_you_mean(source, known, "There are") if known else "There are none."
             raise ImproperlyConfigured(
                 f"No WebhookReceiver and no consumer has the source {source!r}, so no message "
-                f"would ever be handled. {hint} A receiver must be in the URLconf, and a consumer, "
-                f"as {CONSUMER}NAME, in IDEMPOTENCY['CONSUMERS']."
+                f"would be handled. {hint} A receiver must be in the URLconf. A consumer, as "
+                f"{CONSUMER}NAME, must be in IDEMPOTENCY['CONSUMERS']."
             )
 
 

@@ -59,9 +59,9 @@ def read_body(request: HttpRequest, at_most: int) -> bytes:
         raise DeliveryTooLarge
     if not body and _came_in_chunks(request):
         raise DeliveryMalformed(
-            "The delivery came in chunks (Transfer-Encoding: chunked), without a Content-Length. "
-            "Django reads no such body from a WSGI server. Put a proxy that buffers requests in "
-            "front of the server, or serve the receiver by ASGI. Nothing was stored."
+            "The delivery has no Content-Length (Transfer-Encoding: chunked), and Django cannot "
+            "read such a body from a WSGI server. Put a buffering proxy in front of the server, "
+            "or use ASGI. Nothing was stored."
         )
     return bytes(body)
 
@@ -127,8 +127,8 @@ def _done(statement: Callable[[InboxMessage, str], T], message: InboxMessage) ->
     except DatabaseFault as error:
         logger.exception("A message of %s could not be stored.", message.source)
         raise StoreUnavailable(
-            "The delivery could not be stored, because the database cannot be reached. Deliver it "
-            "again later.",
+            "The database cannot be reached, so the delivery was not stored. Deliver it again "
+            "later.",
             retry_after=RETRY_AFTER,
         ) from error
 
@@ -160,14 +160,14 @@ def _refuse_transaction(using: str) -> None:
     connection = connections[using]
     if is_open(using) or not (connection.in_atomic_block or connection.get_autocommit()):
         raise ImproperlyConfigured(
-            f"A message was to be stored within a transaction on the database {using!r}. The "
-            "sender would be told that it is stored before it is committed. Do not put "
-            "transaction.atomic() around a webhook's view, and do not set AUTOCOMMIT to False."
+            f"A webhook was received within a transaction on the database {using!r}, so the "
+            "sender would get its response before the commit. Do not put transaction.atomic() "
+            "around the view of a webhook, and do not set AUTOCOMMIT to False."
         )
 
 
 ANY: Final = "*"
-"""The type that a handler is registered for that takes what has no other handler."""
+"""The type of the handler for all types without a handler of their own."""
 
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -220,8 +220,8 @@ class WebhookReceiver(View):
             return
         if not _SOURCE.fullmatch(cls.source):
             raise ImproperlyConfigured(
-                f"The source of {cls.__qualname__} is {cls.source!r}. Give it 1 to 100 letters, "
-                "digits and the characters '_', '.' and '-', such as 'stripe'."
+                f"{cls.source!r} is not a valid source of {cls.__qualname__}. Use 1 to 100 "
+                "letters, digits, '_', '.' and '-', such as 'stripe'."
             )
         others = [other for other in _RECEIVERS.get(cls.source, ()) if not _is_same(other, cls)]
         _RECEIVERS[cls.source] = [*others, cls]
@@ -320,11 +320,11 @@ class WebhookReceiver(View):
             # Keyed: who may list the messages may not test guesses at their bodies.
             suffix = salted_hmac(__name__, message.digest, algorithm="sha256").hexdigest()
             message.message_id = keys.fit(f"{message_id}#{suffix}")
-            why = "A message with this id has come with another body before."
+            why = "An earlier message had this id with another body."
         else:  # it may be somebody's replay
             why = (
-                "A message with this body has come with another id before, which the signature "
-                "does not cover."
+                "An earlier message had this body with another id, and the signature does not "
+                "cover the id."
             )
         if self._suspect(message, why):
             logger.warning(
@@ -353,8 +353,8 @@ class WebhookReceiver(View):
             return "" if group is None else scopes.fit(str(group))
         except Exception:
             logger.exception(
-                "The group() of %s has failed for the message %s, which is stored without a group, "
-                "in no particular order. Correct group().",
+                "group() of %s failed for the message %s. The message was stored without a group, "
+                "so its order is not kept. Correct group().",
                 self.source,
                 contents.message_id,
             )

@@ -30,10 +30,12 @@ Headers = Mapping[str, str]
 """The headers of a delivery; names are found in any case."""
 
 Secrets = Sequence[str] | Callable[[], Sequence[str]]
-"""The secrets that a sender may sign with, or a callable that reads them at each delivery."""
+"""The valid secrets of a sender, or a callable that returns them for each delivery."""
 
 TOLERANCE: Final = timedelta(minutes=5)
-"""How far the sender's clock and ours may be apart, with the time that a delivery takes."""
+"""The largest difference between the timestamp and our clock, including the time of the
+delivery.
+"""
 
 UNTYPED: Final = "message"
 """The type of a message that has none."""
@@ -62,13 +64,12 @@ class Contents:
     def __post_init__(self) -> None:
         if not _TEXT.fullmatch(self.message_id):
             raise DeliveryMalformed(
-                "The delivery has a valid signature, but no id that could be kept: 1 to 1000 "
-                "characters of text."
+                "The delivery has a valid signature, but no valid id (1 to 1000 characters)."
             )
         if not _TYPE.fullmatch(self.type):
             raise DeliveryMalformed(
-                "The delivery has a valid signature, but no type that could be kept: 1 to 255 "
-                "printable ASCII characters."
+                "The delivery has a valid signature, but no valid type (1 to 255 printable ASCII "
+                "characters)."
             )
 
 
@@ -93,7 +94,7 @@ class Verifier(ABC):
     def __init__(self, secrets: Secrets) -> None:
         if isinstance(secrets, str | bytes):
             raise TypeError(
-                f"The secrets of {type(self).__name__} are one text. Give a list, such as "
+                f"The secrets of {type(self).__name__} are a single string. Pass a list, such as "
                 "secrets=[new, old]."
             )
         self._secrets = secrets
@@ -130,13 +131,13 @@ class Verifier(ABC):
         """What is wrong with the configuration, for the system checks."""
         given = self._given()
         if isinstance(given, str | bytes):
-            yield "has secrets that are one text. Give a list, such as [new, old]"
+            yield "has a single string as its secrets. Pass a list, such as [new, old]"
         elif not given:
             yield "has no secrets"
         elif not all(isinstance(secret, str) for secret in given):
-            yield "has a secret that is not a text (str); it is not used"
+            yield "has a secret that is not a string; it is not used"
         elif len(self._usable()) < len(given):
-            yield "has an empty secret, which anybody could sign with; it is not used"
+            yield "has an empty secret, which is insecure; it is not used"
 
     def key_of(self, secret: str) -> bytes:
         """The key of the HMAC that a secret stands for.
@@ -167,7 +168,9 @@ class Verifier(ABC):
             except ValueError:
                 logger.exception("A secret of %s cannot be used.", type(self).__name__)
         if not keys:
-            logger.error("%s has no usable secret, so it refuses everything.", type(self).__name__)
+            logger.error(
+                "%s has no usable secret, so it refuses all deliveries.", type(self).__name__
+            )
         return keys
 
     def _compare(self, candidates: Iterable[str], expected: Callable[[bytes], str]) -> None:
@@ -186,8 +189,8 @@ class Verifier(ABC):
         matches = [hmac.compare_digest(one, other) for one in made for other in given]
         if not any(matches):
             raise SignatureRefused(
-                f"The delivery has no signature of {self.scheme} that was made with a secret of "
-                "this receiver. Is it the secret of this endpoint, and is the body as it was sent?"
+                f"The delivery has no {self.scheme} signature that matches a secret of this "
+                "receiver. Check the secret of this endpoint, and that no proxy changes the body."
             )
 
 
@@ -199,14 +202,15 @@ def refuse_stale(timestamp: str, tolerance: timedelta | None) -> None:
     """
     if not _SECONDS.fullmatch(timestamp):
         raise SignatureRefused(
-            "The delivery has no timestamp in seconds since 1970. Is it signed, and as this "
-            "receiver expects it?"
+            "The delivery has no timestamp in seconds since 1970. Check that the sender signs in "
+            "the scheme of this receiver."
         )
     apart = abs(time.time() - int(timestamp))
     if tolerance is not None and apart > tolerance.total_seconds():
         raise SignatureRefused(
             f"The delivery was signed {apart:.0f} seconds away from now; at most "
-            f"{tolerance.total_seconds():.0f} are allowed. Is it a replay, or is a clock wrong?"
+            f"{tolerance.total_seconds():.0f} are allowed. The delivery may be a replay, or a "
+            "clock may be wrong."
         )
 
 
@@ -348,16 +352,15 @@ class Hmac(Verifier):
             f"encoding={self._encoding!r}; it must be 'hex' or 'base64'": (
                 self._encoding not in ("hex", "base64")
             ),
-            f"signed= with {', '.join(sorted(unknown))}, which stands for nothing": bool(unknown),
-            "signed= without {body}, so that anybody could change the body": (
+            f"signed= with {', '.join(sorted(unknown))}, which is unknown": bool(unknown),
+            "signed= without {body}, so the body would not be verified": (
                 "{body}" not in self._signed
             ),
             "signed= with {timestamp}, but no timestamp_header": (
                 "{timestamp}" in self._signed and not self._timestamp_header
             ),
-            "timestamp_header, but a signed= without {timestamp}: anybody could change it": (
-                bool(self._timestamp_header) and "{timestamp}" not in self._signed
-            ),
+            "timestamp_header, but signed= without {timestamp}, so the timestamp would not be "
+            "verified": (bool(self._timestamp_header) and "{timestamp}" not in self._signed),
             "signed= with {id}, but no id_header": "{id}" in self._signed and not self._id_header,
             "both id_header and id_path": bool(self._id_header and self._id_path),
             "both type_header and type_path": bool(self._type_header and self._type_path),
@@ -465,8 +468,8 @@ class Stripe(Verifier):
         for secret in self._usable():
             if secret.startswith(_API_KEYS):
                 yield (
-                    f"has an API key ({secret[:3]}…) in the place of a signing secret, so it "
-                    "refuses each delivery; the secret of an endpoint begins with whsec_"
+                    f"has an API key ({secret[:3]}…) instead of a signing secret, so it refuses "
+                    "each delivery; the secret of an endpoint begins with whsec_"
                 )
 
     def verify(self, headers: Headers, body: bytes) -> None:

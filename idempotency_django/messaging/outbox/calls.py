@@ -77,7 +77,7 @@ def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
                 raise
             except BaseException:  # the request and its other hooks go on
                 logger.warning(
-                    "The call of %s after the commit has failed. A relay calls it again.",
+                    "The call of %s after the commit failed. A relay retries it.",
                     call.path,
                     exc_info=True,
                 )
@@ -136,15 +136,15 @@ class Call:
             call = cls(path, data["args"], data["kwargs"])
             signature = data["signature"]
         except (KeyError, TypeError) as error:
-            why = "The message is no call that after_commit() has written."
+            why = "The message was not written by after_commit()."
             raise Refused(why, final=True) from error
         try:
             _signer().unsign(f"{call._text}:{signature}")
         except BadSignature as error:
             raise Refused(
-                f"The call of {path} is not signed with SECRET_KEY, or with one of "
-                "SECRET_KEY_FALLBACKS. Has the key been replaced since? Then add the old one to "
-                "the fallbacks. If not, find out who has written the message.",
+                f"The call of {path} is not signed with SECRET_KEY or one of "
+                "SECRET_KEY_FALLBACKS. If the key was replaced, add the old key to the fallbacks. "
+                "Otherwise, find out which program has written the message.",
                 final=True,
             ) from error
         return call
@@ -187,8 +187,8 @@ class Call:
             begun = execution.attempt - 1
             if max_attempts is not None and begun >= max_attempts and execution.interrupted:
                 raise Refused(
-                    f"Attempt {begun} at the call of {self.path} has ended its process, as where "
-                    "memory runs out. It is not called again without an operator. Correct the "
+                    f"Attempt {begun} at the call of {self.path} ended its process, for example "
+                    "because it ran out of memory. It is not retried automatically. Correct the "
                     "function, and retry the message in the admin.",
                     final=True,
                 )
@@ -224,8 +224,8 @@ def found(path: str) -> Callable[..., Any]:
             place = getattr(place, part)
     except AttributeError:
         raise LookupError(
-            f"There is no function {path} any more. A deployment has removed or renamed it while a "
-            "call of it was waiting. Bring it back under this name, or skip the message."
+            f"The function {path} no longer exists. It was removed or renamed while a call was "
+            "waiting. Restore it under this name, or discard the message."
         ) from None
     function: Callable[..., Any] = place
     return function
@@ -240,8 +240,8 @@ def _path(function: Callable[..., Any]) -> str:
     path = f"{module}:{name}"
     if any(is_lazy(function) for is_lazy in _LAZY):
         raise TypeError(
-            f"after_commit() cannot await or iterate {path}, so nothing in it would run. Pass a "
-            "plain function."
+            f"{path} is a coroutine function or a generator function, which after_commit() cannot "
+            "run. Pass a plain function."
         )
     try:
         is_found = "<" not in name and module != "__main__" and found(path) == function
@@ -249,9 +249,9 @@ def _path(function: Callable[..., Any]) -> str:
         is_found = False
     if not is_found:
         raise TypeError(
-            f"after_commit() cannot call {function!r}: another process would not find it by its "
-            "name. Pass a function at the top of a module, not a lambda, a nested function, a "
-            "partial or a method of an object."
+            f"after_commit() cannot call {function!r}, because another process cannot import it. "
+            "Pass a function at the top of a module, not a lambda, a nested function, a partial "
+            "or a method of an object."
         )
     return path
 
@@ -275,8 +275,8 @@ def _refuse_other_than_json(path: str, name: int | str, value: Any) -> None:
         as_json(value)
     except ValueError as error:
         raise TypeError(
-            f"The argument {name!r} of {path} is not JSON: {error}. Pass texts, numbers, lists and "
-            "dicts, and a primary key instead of an object."
+            f"The argument {name!r} of {path} is not JSON: {error}. Pass strings, numbers, lists "
+            "and dicts, and a primary key instead of an object."
         ) from error
 
 

@@ -50,9 +50,9 @@ def _timeout(known: Topic) -> Iterator[CheckMessage]:
             f"{timeout.total_seconds():g} seconds; a "
             f"relay's lease is {LEASE.total_seconds():g} seconds by default.",
             hint=(
-                "What takes longer than half of the lease is sent by another relay as well. Use a "
-                f"timeout of up to {longest.total_seconds():g} seconds; or give relay_outbox a "
-                "--lease of two timeouts, and silence this warning."
+                "A message that takes longer than half of the lease is sent twice. Use a timeout "
+                f"of up to {longest.total_seconds():g} seconds; or give relay_outbox a --lease of "
+                "two timeouts, and silence this warning."
             ),
             id="idempotency_django.W047",
         )
@@ -62,14 +62,14 @@ def _database(using: str) -> Iterator[CheckMessage]:
     if using not in connections:
         yield Error(
             f"IDEMPOTENCY['MESSAGING_DATABASE'] is {using!r}, which is not in DATABASES.",
-            hint="Name the database that your models are written to.",
+            hint="Use the alias of the database that your models are written to.",
             id="idempotency_django.E045",
         )
         return
     if not connections[using].settings_dict["AUTOCOMMIT"]:
         yield Error(
             f"The database {using!r} of messaging has AUTOCOMMIT off.",
-            hint="Nothing that a relay notes would be committed. Remove AUTOCOMMIT.",
+            hint="A relay could not commit. Remove AUTOCOMMIT.",
             id="idempotency_django.E045",
         )
     keeping = {store.using for store in _stores() if store.using}
@@ -78,8 +78,8 @@ def _database(using: str) -> Iterator[CheckMessage]:
         yield Warning(
             f"Messages are in the database {using!r}, but records are in {names}.",
             hint=(
-                "An effect, its record and its messages commit together only in one database. Let "
-                "IDEMPOTENCY['MESSAGING_DATABASE'] and the store's using name the same one."
+                "An effect, its record and its messages commit together only in one database. Use "
+                "the same alias for IDEMPOTENCY['MESSAGING_DATABASE'] and the store's using."
             ),
             id="idempotency_django.W046",
         )

@@ -90,12 +90,14 @@ LONGEST: Final = timedelta(days=3660)
 """The longest delay and window."""
 
 MAX_PAYLOAD: Final = 4 * 1024 * 1024
-"""How many characters the data of a message may have, as JSON or Base64: a transport takes 5 MiB,
-and the envelope needs some."""
+"""The most characters in the data of a message, as JSON or Base64: a transport takes 5 MiB,
+including the envelope.
+"""
 
 MAX_HEADERS: Final = 32 * 1024
-"""How many characters the names and values of its headers may have: a transport takes 64 KiB, and
-the envelope needs some."""
+"""The most characters in the names and values of its headers: a transport takes 64 KiB, including
+the envelope.
+"""
 
 _TYPE: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}")
 _GROUP: Final = re.compile(r"[!-~]([ -~]{0,148}[!-~])?", re.ASCII)
@@ -115,7 +117,7 @@ def as_json(value: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(str(error)) from error
     if not same:
-        raise ValueError("it would read back as something else")
+        raise ValueError("JSON would decode it as another value")
     return text
 
 
@@ -140,29 +142,29 @@ def refuse_unfit(
     """
     if not _is(kind, _TYPE):
         raise ValueError(
-            f"A message cannot have the type {kind!r}. Name what happened in 1 to 255 printable "
-            "characters, such as 'order.paid'."
+            f"{kind!r} is not a valid type of a message. Use 1 to 255 printable characters, such "
+            "as 'order.paid'."
         )
     if group and not _is(group, _GROUP):
         raise ValueError(
-            f"A message cannot be published to the group {group!r}. Name it with up to 150 "
-            "printable ASCII characters, such as 'order-17'."
+            f"{group!r} is not a valid group of a message. Use up to 150 printable ASCII "
+            "characters, such as 'order-17'."
         )
     is_mapping = isinstance(headers, Mapping)
     if not is_mapping or not all(_is(k, _NAME) and _is(v, _VALUE) for k, v in headers.items()):
         raise ValueError(
-            f"A message cannot have the headers {headers!r}. Pass a dict of texts: names as in "
+            f"{headers!r} are not valid headers of a message. Pass a dict of strings: names as in "
             "HTTP, and values without control characters."
         )
     if message_id is not None and not _is(message_id, keys.VALID):
         raise ValueError(
-            f"A message cannot have the message_id {message_id!r}. Give it 1 to 255 visible ASCII "
-            "characters, or leave it out."
+            f"{message_id!r} is not a valid message_id. Use 1 to 255 visible ASCII characters, or "
+            "omit it."
         )
     for name, duration in durations.items():
         if duration is not None and not _is_duration(duration):
             raise ValueError(
-                f"A message cannot have {name}={duration!r}. Pass a timedelta from 0 to "
+                f"{name}={duration!r} is not valid for a message. Pass a timedelta from 0 to "
                 f"{LONGEST.days} days."
             )
 
@@ -179,14 +181,14 @@ def refuse_large(payload: str, headers: Mapping[str, str]) -> None:
     """
     if len(payload) > MAX_PAYLOAD:
         raise ValueError(
-            f"The data of the message has {len(payload):,} characters; {MAX_PAYLOAD:,} is the most "
-            "that can be published. Store it elsewhere, and publish where it is."
+            f"The data of the message has {len(payload):,} characters; {MAX_PAYLOAD:,} is the "
+            "limit. Store it elsewhere, and publish its URL or key."
         )
     size = sum(len(name) + len(value) for name, value in headers.items())
     if size > MAX_HEADERS:
         raise ValueError(
-            f"The headers of the message have {size:,} characters; {MAX_HEADERS:,} is the most "
-            "that can be published. Put them into the data."
+            f"The headers of the message have {size:,} characters; {MAX_HEADERS:,} is the limit. "
+            "Move them into the data."
         )
 
 
@@ -223,7 +225,8 @@ def schedule(known: Topic, delay: timedelta | None) -> dict[str, Any]:
         return {"process_after": now + delay if delay else now}
     if delay:
         raise ValueError(
-            f"The topic {known.name!r} has no relay (RELAY), so nobody would wait. Leave out delay="
+            f"The topic {known.name!r} has no relay (RELAY=False), so delay= has no effect. "
+            "Remove delay="
         )
     return {"state": MessageState.EXTERNAL, "purge_at": now + known.retention}
 
@@ -328,8 +331,8 @@ def existing(row: OutboxMessage, using: str) -> OutboxMessage:
     message = found.only("message_id", "topic", "type", "group", "payload", "is_base64").first()
     if message is None:
         raise IntegrityError(
-            f"The message {row.message_id!r} was not written: one with its id was there, and was "
-            "purged at this moment. Repeat the transaction."
+            f"The message {row.message_id!r} was not written, because a message with this id was "
+            "purged at the same time. Repeat the transaction."
         )
     return message
 
@@ -337,7 +340,7 @@ def existing(row: OutboxMessage, using: str) -> OutboxMessage:
 logger = logging.getLogger("idempotency_django")
 
 CONTENT: Final = object()
-"""The ``dedup_id`` of a message that is recognised by its type, group and data."""
+"""The ``dedup_id`` for duplicates with the same type, group and data."""
 
 
 class ContentId(str):
@@ -347,7 +350,7 @@ class ContentId(str):
 
 
 WINDOW: Final = timedelta(minutes=5)
-"""The window of a message with a ``dedup_id``, if it names none."""
+"""The default window of a message with a ``dedup_id``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -501,8 +504,8 @@ def _payload(message: Message) -> tuple[str, bool]:
         payload = as_json(message.data)
     except ValueError as error:
         raise TypeError(
-            f"The data of the message {message.type!r} is not JSON: {error}. Publish texts, "
-            "numbers, lists and dicts whose keys are texts, or bytes."
+            f"The data of the message {message.type!r} is not JSON: {error}. Publish strings, "
+            "numbers, lists and dicts with string keys, or bytes."
         ) from error
     validate_nesting(f"The data of the message {message.type!r}", payload, message.data)
     return payload, False
@@ -513,12 +516,12 @@ def _dedup(message: Message, payload: str) -> tuple[str | None, timedelta | None
         return None, None
     window = WINDOW if message.window is None else message.window
     if window <= timedelta(0):
-        raise ValueError(f"The window of a message is {window}. Give a duration above 0.")
+        raise ValueError(f"The window of a message is {window}. Use a duration above 0.")
     if message.dedup_id is None or message.dedup_id is CONTENT:
         return digest(message.topic, message.type, message.group or "", payload), window
     if not isinstance(message.dedup_id, str):
         raise TypeError(
-            f"The dedup_id {message.dedup_id!r} is not a text. Pass a text, or CONTENT."
+            f"The dedup_id {message.dedup_id!r} is not a string. Pass a string, or CONTENT."
         )
     return dedup_of(message.topic, message.dedup_id), window
 
@@ -536,11 +539,9 @@ def refuse_autocommit(using: str, function: str = "publish") -> None:
     """
     if not connections[using].in_atomic_block:
         raise ImproperlyConfigured(
-            f"{function}() was called outside of a transaction on the database {using!r}. What it "
-            "asks for happens if a change is committed, so both must be written in the same "
-            "transaction. Call it within transaction.atomic(), beside the change. A protected view "
-            "has no transaction for a client that sends no key: give its policy required=True, or "
-            "open one."
+            f"{function}() was called outside of a transaction on the database {using!r}. Call it "
+            "within the transaction.atomic() of the change. A protected view has no transaction "
+            "if the client sends no key: give its policy required=True, or open a transaction."
         )
 
 
@@ -581,24 +582,24 @@ def _write_once(row: OutboxMessage, given: Message, using: str) -> None:
     first = existing(row, using)
     if first.topic != row.topic:
         raise ValueError(
-            f"A message cannot have the id {first.message_id!r}: a message of the topic "
-            f"{first.topic!r} has it. An id names one message of the whole outbox, so put more "
-            "into it, such as the topic."
+            f"The id {first.message_id!r} is already used by a message of the topic "
+            f"{first.topic!r}. An id must be unique in the whole outbox. Add a prefix, for "
+            "example the topic."
         )
     if _content(first) != _content(row) and not isinstance(given.dedup_id, ContentId):
         if not message_id and first.message_id == row.message_id:
             logger.warning(
-                "The message %s of the topic %r is not changed: an earlier attempt has published "
-                "it, with another type, group or data.",
+                "The message %s of the topic %r was not changed: an earlier attempt published it "
+                "with another type, group or data.",
                 first.message_id,
                 first.topic,
             )
         else:
             name, value = ("message_id", message_id) if message_id else ("dedup_id", given.dedup_id)
             raise ValueError(
-                f"A message cannot have the {name} {value!r}: a message with other content has it, "
-                "so this one would get lost. It stands for one type, one group and one data: put "
-                "more into it."
+                f"The {name} {value!r} is already used by a message with different content, so "
+                f"this message would be lost. Use a different {name} for each type, group and "
+                "data."
             )
     row.message_id = first.message_id
 

@@ -221,9 +221,9 @@ class TopicSender:
         ):
             return answers
         wrong = TypeError(
-            f"{type(self.publisher).__name__}.publish() has returned {answers!r}. Have it return "
-            "a list with one answer for each message: None if the broker has confirmed it, else "
-            "an exception."
+            f"{type(self.publisher).__name__}.publish() returned {answers!r}. It must return a "
+            "list with one result for each message: None if the broker has confirmed it, else an "
+            "exception."
         )
         return [wrong] * len(messages)
 
@@ -234,8 +234,8 @@ class TopicSender:
         wait = BACKOFF.jittered(self.failures).total_seconds()
         self.resumes_at = time.monotonic() + wait
         logger.error(
-            "The topic %r waits for %.1f seconds, because nothing of it can be sent: %s. No "
-            "message is lost, and no attempt is counted.",
+            "The topic %r waits for %.1f seconds, because the error affects all its messages: %s. "
+            "No message is lost, and no attempt is counted.",
             self.name,
             wait,
             str(error).rstrip(" .:"),
@@ -270,9 +270,9 @@ def note_sent(batch: Batch, known: Topic, sent: Sequence[OutboxMessage]) -> None
         noted = batch.mark_sent(sent, known.retention)
     if noted < len(sent):
         logger.warning(
-            "The relay sent %s of the topic %r after its lease was over. Another relay sends the "
-            "same as well; consumers recognise it by its id. Give the relay a longer lease, or "
-            "smaller batches.",
+            "The relay sent %s of the topic %r after its lease ended, so another relay may send "
+            "the same messages. Consumers recognise duplicates by their id. Give the relay a "
+            "longer lease, or smaller batches.",
             counted(len(sent) - noted),
             known.name,
         )
@@ -289,8 +289,8 @@ def note_failures(batch: Batch, known: Topic, answers: Iterable[_Answered]) -> N
         state = batch.mark_failed(message, known, error)
         if state == MessageState.DEAD:
             logger.error(
-                "The message %s of the topic %r is a dead letter after attempt %d%s. Look at it in "
-                "the admin, fix what is wrong, and retry or discard it there. The last error: %s",
+                "The message %s of the topic %r is a dead letter after attempt %d%s. Fix the "
+                "cause, and retry or discard it in the admin. The last error: %s",
                 message.message_id,
                 message.topic,
                 message.attempts + 1,
@@ -311,13 +311,14 @@ BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
 POLL: Final = timedelta(seconds=1)
 BATCH_TIME: Final = timedelta(seconds=5)
-"""After so long, a batch begins nothing: what was committed meanwhile has its turn."""
+"""The time after which a batch starts no further message, so that newly committed messages get
+their turn."""
 QUICK_BATCH: Final = timedelta(seconds=0.5)
-"""After a batch that took no longer, the next one has twice as many messages of each group."""
+"""After a faster batch, the next one has twice as many messages of each group."""
 ABANDONED_INTERVAL: Final = timedelta(minutes=5)
-"""How often a relay looks for messages that no relay sends."""
+"""The interval between a relay's checks for messages that no relay sends."""
 ABANDONED_LIMIT: Final = 20
-"""How many topics of such messages it names."""
+"""The most topics of such messages that it logs."""
 
 
 class Relay:
@@ -439,7 +440,7 @@ class Relay:
         if self._was_busy and not is_busy:
             away = ", ".join(map(repr, self.unreachable))
             also = f". It cannot send now: {away}" if away else ""
-            logger.info("The relay waits, because nothing is due%s.", also)
+            logger.info("The relay waits, because no message is due%s.", also)
         self._was_busy = is_busy
         return is_busy
 

@@ -22,7 +22,7 @@ OWN: Final = {
     "after_commit": "idempotency_django.messaging.outbox.calls.CallPublisher",
     "celery": "celery",
 }
-"""The topics that are there without being named, for what only these publishers can send."""
+"""The built-in topics, for messages that only these publishers can send."""
 
 DEAD_LETTER: Final = "dead_letter"
 DISCARD: Final = "discard"
@@ -77,7 +77,7 @@ class Topic:
                 "up to 100 letters, digits and '_.-'",
             ),
             (not isinstance(self.relay, bool), "RELAY", "True or False"),
-            (bool(self.backend) != self.relay, "BACKEND", "there where RELAY is not False"),
+            (bool(self.backend) != self.relay, "BACKEND", "set unless RELAY is False"),
             (not isinstance(self.backend, str), "BACKEND", "a path"),
             (not isinstance(self.options, Mapping), "OPTIONS", "a dict"),
             (not isinstance(self.source, str), "SOURCE", "a URI reference, such as '/shop'"),
@@ -106,9 +106,8 @@ class Topic:
         path = known.publisher if known else self.backend
         if "." not in path:
             raise ImproperlyConfigured(
-                f"The topic {self.name!r} has the BACKEND {self.backend!r}, which is none of this "
-                "package. Pass the path of a publisher, or a name. "
-                + did_you_mean(self.backend, BROKERS, "Known names")
+                f"The topic {self.name!r} has the unknown BACKEND {self.backend!r}. Use the path "
+                "of a publisher, or a name. " + did_you_mean(self.backend, BROKERS, "Known names")
             )
         try:
             made = import_string(path)(self.name, **self.options)
@@ -121,13 +120,13 @@ class Topic:
             ) from error
         except (ImproperlyConfigured, ImportError, TypeError, ValueError) as error:
             raise ImproperlyConfigured(
-                f"The publisher {self.backend!r} of the topic {self.name!r} cannot be made: "
+                f"The publisher {self.backend!r} of the topic {self.name!r} cannot be created: "
                 f"{error}. Correct BACKEND and OPTIONS in IDEMPOTENCY['OUTBOX']."
             ) from error
         if not isinstance(made, Publisher):
             raise ImproperlyConfigured(
-                f"The BACKEND {self.backend!r} of the topic {self.name!r} makes a "
-                f"{type(made).__name__}, not a Publisher. Name a subclass of "
+                f"The BACKEND {self.backend!r} of the topic {self.name!r} creates a "
+                f"{type(made).__name__}, not a Publisher. Use a subclass of "
                 "idempotency_django.messaging.brokers.base.Publisher."
             )
         if self.source:
@@ -163,8 +162,8 @@ def topic(name: str) -> Topic:
     entry = conf.outbox.get(name, others)
     if entry is None or name == ALL_OTHERS:
         raise ImproperlyConfigured(
-            f"There is no topic {name!r} in IDEMPOTENCY['OUTBOX'], so nobody would publish the "
-            "message. Add the topic, or '*' for all that are not named. "
+            f"There is no topic {name!r} in IDEMPOTENCY['OUTBOX'], so the message would not be "
+            "sent. Add the topic, or '*' for all other topics. "
             + did_you_mean(name, conf.outbox, "Known topics")
         )
     return _made(name, entry)
@@ -187,7 +186,7 @@ def _made(name: str, entry: Any) -> Topic:
         )
     for unknown in entry.keys() - _SETTINGS.keys():
         raise ImproperlyConfigured(
-            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] has no {unknown!r}. "
+            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] has the unknown entry {unknown!r}. "
             + did_you_mean(unknown, _SETTINGS)
         )
     given = {_SETTINGS[key]: value for key, value in entry.items()}

@@ -13,9 +13,9 @@ from django.db import connections, transaction
 
 CHANNEL: Final = "idempotency_outbox"
 INTERVAL: Final = 0.05
-"""Seconds in which a process wakes up the relays once at most."""
+"""The shortest interval in seconds between two wake-ups by one process."""
 MOMENT: Final = 0.5
-"""Seconds after which a relay that listens sees that it is to stop."""
+"""Seconds between two checks of a listening relay for its stop signal."""
 
 _last: dict[str, float] = {}
 

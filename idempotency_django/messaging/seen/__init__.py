@@ -20,7 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 logger = logging.getLogger("idempotency_django")
 
 PAUSE: Final = 5
-"""For so many seconds a filter is left alone after a fault, lest each event wait for it."""
+"""Seconds without use of a filter after it failed."""
 
 
 class SeenFilter(ABC):
@@ -64,7 +64,7 @@ class SeenFilter(ABC):
     def _answers(self, ids: Sequence[str]) -> Sequence[bool]:
         answers = list(map(bool, self.contains(ids)))
         if len(answers) != len(ids):
-            raise ValueError(f"It has given {len(answers)} answers for {len(ids)} ids.")
+            raise ValueError(f"It returned {len(answers)} results for {len(ids)} ids.")
         return answers
 
     def remember(self, ids: Sequence[str]) -> None:
@@ -79,8 +79,8 @@ class SeenFilter(ABC):
     def _rest(self) -> None:
         self._resumes_at = time.monotonic() + PAUSE
         logger.warning(
-            "The filter of seen events %r cannot be used. For %d seconds the store is asked for "
-            "each event, which is slower and just as exact.",
+            "The filter of seen events %r failed. For %d seconds, each event is looked up in the "
+            "store, which is slower but equally safe.",
             self,
             PAUSE,
             exc_info=True,  # noqa: LOG014  # called by the exception handlers
@@ -95,9 +95,9 @@ def validate_sizes(capacity: int, error: float, generations: int) -> None:
     """
     if capacity < 1 or not 0 < error < 1 or generations < 1:
         raise ValueError(
-            f"A filter cannot have capacity={capacity}, error={error} and "
-            f"generations={generations}. The capacity and the generations must be 1 or more, and "
-            "the error a share between 0 and 1, such as 0.001."
+            f"A filter got capacity={capacity}, error={error} and generations={generations}. "
+            "capacity and generations must be 1 or more, and error must be between 0 and 1, such "
+            "as 0.001."
         )
 
 

@@ -11,7 +11,7 @@ from ...stores.redis.server import FAULTS, Client, RedisServer
 from . import SeenFilter, validate_sizes
 
 ROTATIONS: Final = 3
-"""The number of times that a batch of ids may find its generation full, or gone."""
+"""The most retries of a batch of ids if its generation is full or gone."""
 
 
 class RedisSet(SeenFilter):
@@ -39,7 +39,7 @@ class RedisSet(SeenFilter):
         connection_factory: str | Callable[[], Client] | None = None,
     ) -> None:
         if ttl <= timedelta(0):
-            raise ValueError(f"A filter cannot remember for {ttl}. Give a duration above 0.")
+            raise ValueError(f"A filter got ttl={ttl}. Use a duration above 0.")
         self.seconds = max(1, int(ttl.total_seconds()))
         self.name = name
         self._server = RedisServer(cache, connection_factory)
@@ -103,7 +103,9 @@ class RedisBloom(SeenFilter):
         self.name = name
         self._server = RedisServer(cache, connection_factory)
         self._newest: int | None = None
-        """As this process knows it: it learns of a newer one when this one takes no more."""
+        """The generation that this process knows; it learns of a newer one when this one is
+        full.
+        """
 
     def __repr__(self) -> str:
         return f"<RedisBloom {self.name!r} of {self.capacity}>"

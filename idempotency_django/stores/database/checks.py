@@ -46,8 +46,8 @@ def _replica(alias: str, using: str) -> Iterator[CheckMessage]:
         yield Error(
             f"The store {alias!r} uses the database {using!r}, which looks like a replica.",
             hint=(
-                "A replica lags, so a retry would be executed a second time. Set the store's "
-                f"using to the database that takes writes ({writes!r})."
+                "A replica lags behind, so a retry could be executed again. Set the store's using "
+                f"to the primary database ({writes!r})."
             ),
             id="idempotency_django.E005",
         )
@@ -58,8 +58,8 @@ def _autocommit(alias: str, using: str) -> Iterator[CheckMessage]:
         yield Error(
             f"The store {alias!r} uses the database {using!r}, which has AUTOCOMMIT off.",
             hint=(
-                "Nothing is committed there unless somebody calls commit(), so requests with a "
-                f"key are refused. Remove AUTOCOMMIT from DATABASES[{using!r}]."
+                "Nothing is committed there without a call of commit(), so requests with a key "
+                f"are refused. Remove AUTOCOMMIT from DATABASES[{using!r}]."
             ),
             id="idempotency_django.E027",
         )
@@ -93,9 +93,9 @@ def _isolation(alias: str, using: str) -> Iterator[CheckMessage]:
             f"The store {alias!r} uses the database {using!r} with an isolation level above READ "
             "COMMITTED.",
             hint=(
-                "There, a step that takes longer than a third of its lease can never commit, and "
-                "duplicates get 409 (in progress) more often. Keep PostgreSQL's default "
-                "isolation level."
+                "In this isolation level, a step that takes longer than a third of its lease "
+                "cannot commit, and duplicates get 409 (in progress) more often. Use PostgreSQL's "
+                "default isolation level."
             ),
             id="idempotency_django.W021",
         )
@@ -108,9 +108,9 @@ def _atomic_requests(alias: str, using: str) -> Iterator[CheckMessage]:
             f"ATOMIC_REQUESTS is on for {', '.join(map(repr, atomic))}, but the store {alias!r} "
             f"uses the database {using!r}.",
             hint=(
-                "Effects in one database and their answer in another do not commit together. "
-                "After a crash between the two commits, a retry repeats the effect. Keep the "
-                "store in the database that the effects are written to."
+                "Effects in one database and their result in another do not commit together. "
+                "After a crash between the two commits, a retry repeats the effects. Use the same "
+                "database for the store and the effects."
             ),
             id="idempotency_django.W007",
         )
@@ -128,9 +128,8 @@ def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
         return []
     return [
         Error(
-            f"The store {alias!r} uses the database {using!r}, which is read-only. Is it a "
-            "replica?",
-            hint="Set the store's using to the database that takes writes.",
+            f"The store {alias!r} uses the database {using!r}, which is read-only, like a replica.",
+            hint="Set the store's using to the primary database.",
             id="idempotency_django.E008",
         )
     ]
@@ -154,12 +153,12 @@ def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
 def lacks_functions(alias: str, using: str) -> CheckMessage:
     """The warning about a database that lacks the functions which ``migrate`` makes."""
     return Warning(
-        f"The store {alias!r} sends plain statements to the database {using!r}, because it cannot "
-        "call the functions there.",
+        f"The store {alias!r} sends plain statements to the database {using!r}, because the "
+        "functions are missing or its user cannot execute them.",
         hint=(
-            "They make requests faster. Run: manage.py migrate idempotency_django --database "
-            f"{using}. Let the database user execute them. Or set the store's option functions to "
-            "False."
+            "The functions make requests faster. Run: manage.py migrate idempotency_django "
+            f"--database {using}. Grant EXECUTE to the database user. Or set the store's option "
+            "functions to False."
         ),
         id="idempotency_django.W054",
     )

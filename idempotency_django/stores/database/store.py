@@ -162,7 +162,7 @@ def _fresh(claim: Claim) -> dict[str, Any]:
 
 
 PROMPT: Final = 10
-"""An attempt is prompt if it takes less than this fraction of its time to live."""
+"""A prompt attempt takes less than this fraction of its time to live."""
 
 _FREE: Final = {"status": Status.FAILED, "completed_at": DatabaseNow(), "lease_expires_at": None}
 # In progress under a lease that is over, with a token that no owner has.
@@ -229,9 +229,9 @@ class DatabaseStore(Store):
                 forbid_atomic_block(self.using, f"The claim of {operation.name}")
         elif not connections[self.using].in_atomic_block:
             raise transaction.TransactionManagementError(
-                f"The claim of {operation.name} has no lease, so a transaction must hold it, "
-                "but no transaction is open: nobody could ever take it over. Open one with "
-                "the store's transaction(), or give the operation a lease."
+                f"The claim of {operation.name} has no lease, so it needs a transaction, but no "
+                "transaction is open. Open one with the store's transaction(), or give the "
+                "operation a lease."
             )
 
     def _acquire(self, operation: Operation) -> Claim | Record:
@@ -486,11 +486,11 @@ class DatabaseStore(Store):
         if connection.in_atomic_block or connection.get_autocommit():
             return
         logger.warning(
-            "%s left autocommit off on the database %r. What it had not committed was %s. Use "
+            "%s left autocommit off on the database %r. Its uncommitted changes were %s. Use "
             "transaction.atomic() in it, or call set_autocommit(True) at its end.",
             claim.operation.name,
             self.using,
-            "committed with its answer" if commit else "rolled back",
+            "committed with its result" if commit else "rolled back",
         )
         (connection.commit if commit else connection.rollback)()
         connection.set_autocommit(True)

@@ -69,13 +69,13 @@ REFUSED_MESSAGE: Final = (
 
 
 def without_autocommit(
-    using: str, what: str = "What an operation with an idempotency key does"
+    using: str, what: str = "An operation with an idempotency key"
 ) -> ImproperlyConfigured:
     """The error of a database that commits nothing by itself."""
     return ImproperlyConfigured(
-        f"{what} must be committed, but the database {using!r} is not in autocommit mode, so "
-        "nothing is committed unless somebody calls commit(). Remove AUTOCOMMIT=False from "
-        "DATABASES. After transaction.set_autocommit(False), call transaction.set_autocommit(True)."
+        f"{what} must be committed, but the database {using!r} is not in autocommit mode. Remove "
+        "AUTOCOMMIT=False from DATABASES. After transaction.set_autocommit(False), call "
+        "transaction.set_autocommit(True)."
     )
 
 
@@ -95,9 +95,9 @@ def forbid_atomic_block(using: str, what: str) -> None:
             raise without_autocommit(using, what)
     elif is_open(using):
         raise ImproperlyConfigured(
-            f"{what} must commit by itself, but a transaction is open around it on the "
-            f"database {using!r}. Is it a transaction.atomic()? Then move it inside. Is "
-            "it ATOMIC_REQUESTS? Then mark the view with transaction.non_atomic_requests."
+            f"{what} must commit by itself, but a transaction is open on the database {using!r}. "
+            "If it is a transaction.atomic(), move it inside. If it is ATOMIC_REQUESTS, mark the "
+            "view with transaction.non_atomic_requests."
         )
 
 
@@ -213,7 +213,7 @@ def guarded_transaction(dialect: Dialect, what: str) -> Iterator[None]:
         if dialect.ends_transaction(text):
             raise ImproperlyConfigured(
                 f"{text[:40].strip()!r} would end the transaction that {what} runs in, so its "
-                "effects and its answer would not commit together. Move the statement out of the "
+                "effects and its result would not commit together. Move the statement out of the "
                 "view, or give the view's idempotency policy mode='leased'."
             )
         return execute(sql, *arguments)
@@ -228,10 +228,9 @@ def guarded_transaction(dialect: Dialect, what: str) -> Iterator[None]:
         driver: Any = connection.connection
         if driver is not None and not dialect.in_transaction(driver):
             logger.error(
-                "The transaction of %s ended while its view was running (executescript() "
-                "commits, for example). Its effects so far are committed without its answer, "
-                "and a crash or an error at this point leaves it interrupted. Move what "
-                "commits out of the view, or give the view's idempotency policy "
-                "mode='leased'.",
+                "The transaction of %s ended while its view was running, for example by "
+                "executescript(). Its effects so far are committed without its result, and a "
+                "crash or an error now leaves it interrupted. Move the commit out of the view, or "
+                "give the view's idempotency policy mode='leased'.",
                 what,
             )

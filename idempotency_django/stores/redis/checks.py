@@ -15,7 +15,7 @@ from redis.retry import Retry
 from .server import FAULTS, Client, RedisServer
 
 TIMEOUT: Final = 1.0
-"""Seconds to wait for an answer of a server."""
+"""Seconds to wait for the response of a server."""
 
 OLDEST: Final = (6, 2)
 
@@ -72,9 +72,9 @@ def _check_server(alias: str, info: dict[str, Any], wait_replicas: int) -> Itera
         yield Warning(
             f"{where} with maxmemory-policy {policy}.",
             hint=(
-                "When its memory is full, it evicts keys that are still needed, and retries "
-                "execute their operations again. Set maxmemory-policy to noeviction, and use "
-                "another server for caches."
+                "When its memory is full, it evicts live keys, and retries execute their "
+                "operations again. Set maxmemory-policy to noeviction, and use another server for "
+                "caches."
             ),
             id="idempotency_django.W015",
         )
@@ -91,7 +91,8 @@ def _check_server(alias: str, info: dict[str, Any], wait_replicas: int) -> Itera
 def _unreachable(alias: str, error: Exception) -> CheckMessage:
     return Warning(
         f"The store {alias!r} cannot reach its Redis server: {error}",
-        hint="Is it running, and is the address right? Nothing is executed without it.",
+        hint="Check its address and that it is running. Requests with a key get 503 until it "
+        "responds.",
         id="idempotency_django.W016",
     )
 

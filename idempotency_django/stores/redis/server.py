@@ -37,7 +37,7 @@ logger = logging.getLogger("idempotency_django")
 Client = Redis | RedisCluster  # whose annotations say too little to check anything by them
 FAULTS: Final = (RedisError, RedisClusterException, OSError)
 REDIRECTIONS: Final = 5
-"""The number of times that a cluster may redirect a command before it counts as unreachable."""
+"""The most redirects of a command by a cluster before it counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class RedisServer:
         if not isinstance(client, Client):
             raise ImproperlyConfigured(
                 f"The connection factory {self._factory!r} must be a function that returns a "
-                f"redis.Redis or a redis.cluster.RedisCluster; it gave {client!r}."
+                f"redis.Redis or a redis.cluster.RedisCluster; it returned {client!r}."
             )
         return client
 

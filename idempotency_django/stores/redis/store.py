@@ -156,7 +156,7 @@ class RedisStore(Store):
         )
         if reply and acknowledged < self._wait_replicas:
             logger.warning(
-                "The answer of %s reached only %d of %d replicas in time. A fail-over may lose it.",
+                "The result of %s reached only %d of %d replicas in time. A fail-over may lose it.",
                 claim.operation.name,
                 acknowledged,
                 self._wait_replicas,
@@ -252,8 +252,8 @@ class RedisStore(Store):
     def _broken(self, key: str, scope: str, problem: str) -> NoReturn:
         """Neither answer from an incomplete record, nor execute its operation."""
         logger.error(
-            "The Redis value %s is not a record of key %r in scope %r: %s. Delete it once you "
-            "know whether the operation was executed.",
+            "The Redis value %s is not a record of key %r in scope %r: %s. Check whether the "
+            "operation was executed, then delete the value.",
             self.redis_key(key, scope),
             key,
             scope,
@@ -269,7 +269,7 @@ class RedisStore(Store):
             self.fail(claim, problem)
         except StoreUnavailable:
             logger.warning(
-                "The claim on %s could not be freed. It stays until its lease expires.",
+                "The claim on %s could not be released. It stays until its lease expires.",
                 claim.operation.name,
             )
         raise StoreUnavailable
@@ -279,7 +279,7 @@ class RedisStore(Store):
         if body is None or limit is None or len(body) <= limit:
             return body
         logger.warning(
-            "The answer of %s has %d bytes, more than max_payload_bytes (%d), so it is not kept.",
+            "The result of %s has %d bytes, more than max_payload_bytes (%d), so it is not stored.",
             claim.operation.name,
             len(body),
             limit,
