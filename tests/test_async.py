@@ -378,7 +378,9 @@ class TestProtected:
 
     def test_transactional_mode(self, either: Any) -> None:
         """``mode="transactional"`` on an async view is refused, and says why."""
-        with pytest.raises(ImproperlyConfigured, match="async view, which no transaction can span"):
+        with pytest.raises(
+            ImproperlyConfigured, match="async view, for which Django has no transactions"
+        ):
             post(either, "/transactional/", new_key())
         assert effects() == 0
 

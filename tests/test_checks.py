@@ -399,7 +399,7 @@ def test_isolation_that_refuses_renewed_rows(databases: Any, level: str, number:
     with a_store(BACKEND=DATABASE, OPTIONS={"using": "strict"}):
         message = only("W021")
     assert "'strict'" in message.msg
-    assert "Keep PostgreSQL's default" in str(message.hint)
+    assert "Use PostgreSQL's default" in str(message.hint)
 
 
 @pytest.mark.parametrize("level", ["READ_COMMITTED", "READ_UNCOMMITTED", None])

@@ -915,5 +915,8 @@ class TestRedis:
             consumer("billing", step).handle(paid())
         with pytest.raises(ImproperlyConfigured, match="which has no transactions"):
             consumer(policy=Policy(mode="transactional")).handle(paid("2"))
-        with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="open around it"):
+        with (
+            transaction.atomic(),
+            pytest.raises(ImproperlyConfigured, match="open on the database"),
+        ):
             consumer().handle(paid("3"))

@@ -126,9 +126,9 @@ class TestJson:
             ({"specversion": "0.3"}, "specversion '0.3'"),
             ({"id": None}, "no id"),
             ({"id": ""}, "an empty id"),
-            ({"id": 7}, "the id 7, which is not a text"),
+            ({"id": 7}, "the id 7, which is not a string"),
             ({"source": None}, "no source"),
-            ({"type": ["order.paid"]}, "not a text"),
+            ({"type": ["order.paid"]}, "not a string"),
             ({"subject": ""}, "an empty subject"),
             ({"time": "2018-04-05"}, "RFC 3339"),
             ({"time": "2018-13-05T17:31:00Z"}, "RFC 3339"),
@@ -137,8 +137,8 @@ class TestJson:
             ({"data_base64": 7}, "Base64"),
             ({"data_base64": "/wA=", "data": 1}, "both"),
             ({"orderNumber": "7"}, "lower-case"),
-            ({"order": {"number": 7}}, "a whole number"),
-            ({"order": 1.5}, "a whole number"),
+            ({"order": {"number": 7}}, "an integer"),
+            ({"order": 1.5}, "an integer"),
         ],
     )
     def test_wrong_member(self, members: dict[str, Any], why: str) -> None:

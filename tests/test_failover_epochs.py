@@ -163,7 +163,7 @@ def test_may_not_ask(using: str, within: bool, caplog: pytest.LogCaptureFixture)
         found = store.acquire(operation)
         assert isinstance(found, Record)
         assert found.payload == ANSWER
-    assert "does not say which timeline it is on" in caplog.text
+    assert "cannot be queried" in caplog.text
 
 
 def test_a_fault_is_a_reason_to_ask(using: str) -> None:

@@ -156,7 +156,7 @@ def test_other_objects(odd: Any) -> None:
 
 def test_model_that_is_not_saved() -> None:
     """A model without a primary key cannot be told from another one."""
-    with pytest.raises(TypeError, match="it is not saved"):
+    with pytest.raises(TypeError, match="it has no primary key"):
         canonical(User(username="a"))
 
 

@@ -151,7 +151,7 @@ class TestOptions:
         """What a store raises of its own is told with the place."""
         with (
             configured(default={"BACKEND": REDIS, "OPTIONS": {"wait_replicas": "one"}}),
-            pytest.raises(ImproperlyConfigured, match=r"STORES'\]\['default'\] cannot be made"),
+            pytest.raises(ImproperlyConfigured, match=r"STORES'\]\['default'\] cannot be created"),
         ):
             stores["default"]
 

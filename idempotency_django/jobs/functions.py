@@ -181,8 +181,8 @@ def fingerprint_of(
 def _text(value: object, what: str) -> str:
     if not isinstance(value, _NAMING) or isinstance(value, bool):
         raise TypeError(
-            f"{what} contains {value!r} ({type(value).__name__}), which differs between "
-            "processes. Use strings, numbers, UUIDs or dates, for example a primary key."
+            f"{what} contains {value!r} ({type(value).__name__}), which doesn't identify an "
+            "operation. Use strings, numbers, UUIDs or dates, for example a primary key."
         )
     text = str(value.value if isinstance(value, Enum) else value)
     if not text:

@@ -711,9 +711,9 @@ class Trials(Generic[M]):
         if any(_counts(effects)):
             raise ValueError(
                 f"The message {message!r} has effects before its first delivery: "
-                f"{_in_words(effects)}. Each trial needs a message of its own. Make another one "
-                'for each number, such as Event(id=f"e-{number}", …), and count the effects of '
-                "that message only."
+                f"{_in_words(effects)}. Each trial needs its own message. Create one for each "
+                'number, such as Event(id=f"e-{number}", …), and count the effects of that '
+                "message only."
             )
         return Trial(number, what, message, self.expected)
 

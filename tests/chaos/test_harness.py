@@ -281,7 +281,7 @@ class TestReport:
         ]
         assert str(report).endswith(
             "\n2 boundaries, 2 messages, 4 deliveries, 2 kills, seed 5: 1 not as expected. "
-            "See one again with chaos(…, only=8, seed=5)."
+            "To repeat one, run chaos(…, only=8, seed=5)."
         )
         assert report.effects == {1, 2}
         with pytest.raises(AssertionError, match="only=8"):
@@ -448,9 +448,9 @@ class TestRefusals:
     @pytest.mark.parametrize("none", [(0, 0), [], None, {"paid": None}, "0", 1.0])
     def test_effects_that_are_no_count(self, none: Any) -> None:
         """What is neither a number nor a dict of numbers is refused, not taken for effects."""
-        with pytest.raises(TypeError, match=r"effects\(\) returned .*, which is no count"):
+        with pytest.raises(TypeError, match=r"effects\(\) returned .*, which is not a count"):
             chaos(write, message, lambda reference: none, expected=0)
-        with pytest.raises(TypeError, match=r"expected= is .*, which is no count"):
+        with pytest.raises(TypeError, match=r"expected= is .*, which is not a count"):
             chaos(write, message, effects, expected=none)
         assert not Effect.objects.exists()
 

@@ -91,7 +91,7 @@ def test_refused(api: Api, send: Any) -> None:
     for members, status, why in [
         ({"type": "order.lost"}, 422, "no handler"),
         ({"id": None}, 400, "no id"),
-        ({"id": 7}, 400, "not a text"),
+        ({"id": 7}, 400, "not a string"),
         ({"specversion": "0.3"}, 400, "specversion"),
         ({"data": {"reference": order.reference, "amount": -1}}, 400, "amount"),
         ({"data": None}, 400, "reference"),

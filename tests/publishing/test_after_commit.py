@@ -347,7 +347,7 @@ def test_function_is_gone(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
         relay(using)
         message = OutboxMessage.objects.using(using).get()
         assert (message.state, message.attempts) == ("pending", 1)
-        assert f"{__name__}:ship any more" in message.error
+        assert f"{__name__}:ship no longer exists" in message.error
     relay(using)
     assert len(CALLS) == 1
 

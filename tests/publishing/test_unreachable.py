@@ -296,7 +296,7 @@ def test_unsafe_config(config: dict[str, Any], text: str) -> None:
     topic = Topic(
         name="orders", backend=f"{PUBLISHERS}.kafka.KafkaPublisher", options={"config": config}
     )
-    with pytest.raises(ImproperlyConfigured, match=f"'orders' cannot be made: .*{text}"):
+    with pytest.raises(ImproperlyConfigured, match=f"'orders' cannot be created: .*{text}"):
         topic.publisher()
 
 

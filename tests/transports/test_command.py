@@ -147,12 +147,12 @@ def test_a_loop_that_cannot_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (sqs.run_consumer, {"url": "x", "batch": 11}, "SQS returns 10 at most"),
         (sqs.run_consumer, {"url": "x", "wait": timedelta(seconds=21)}, "it must be 1 to 20"),
         (sqs.run_consumer, {"url": "x", "wait": 1}, "must be a timedelta"),
-        (sqs.run_consumer, {"url": "x", "visibility": timedelta(seconds=1)}, "make it 3 to 43200"),
-        (rabbitmq.run_consumer, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "make it 9"),
+        (sqs.run_consumer, {"url": "x", "visibility": timedelta(seconds=1)}, "must be 3 to 43200"),
+        (rabbitmq.run_consumer, {"queue": "x", "url": "", "prefetch": 5, "batch": 9}, "must be 9"),
         (
             rabbitmq.run_consumer,
             {"queue": "x", "url": "", "heartbeat": timedelta(seconds=1)},
-            "make it 3 or more",
+            "must be 3 or more",
         ),
     ],
 )

@@ -250,7 +250,7 @@ def test_the_broker_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     lost = ["open", "acknowledge a", "close", "open", "close", "open"]
     assert done == [*lost, "acknowledge a", "acknowledge b", "close"]
     assert effects() == ["a", "b"]
-    assert [record.message.split(",")[0] for record in caplog.records] == [
+    assert [record.message.split(" and ")[0] for record in caplog.records] == [
         "The consumer billing on memory cannot reach its broker",
         (
             "The consumer billing on memory could not close its connection to the broker: "
