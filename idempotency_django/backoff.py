@@ -1,4 +1,4 @@
-"""How long to wait after failures, in all places that try again."""
+"""Exponential backoff for all retries of the package."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ METHOD: Final = "CALL"
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What became of a call.
+    """The outcome of a call.
 
     Attributes:
         result: the function's result, as it reads back from JSON.
@@ -219,7 +219,7 @@ def _plan(
 
 
 def answer_of(plan: Plan, result: Any) -> Result:
-    """What a handler of plain Python returned, and what is kept of it: JSON."""
+    """The result of a plain Python handler, and its stored form (JSON)."""
     try:
         body = encode_json(result).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -248,7 +248,7 @@ def _result(outcome: Outcome, plan: Plan) -> CallOutcome:
 
 
 def _named(function: Any) -> Any:
-    """What has the function's name: itself, or the function or class that it was made of."""
+    """The object with the function's name: itself, or the function or class that it wraps."""
     while isinstance(function, partial):
         function = function.func
     return function if hasattr(function, "__qualname__") else type(function)

@@ -36,12 +36,12 @@ class PlanRequest(Protocol):
         """The scope that the key is unique in; ``None``: the policy's."""
 
     def invocation(self, policy: Policy) -> Invocation:
-        """What the policy needs to know; called only where there may be a key."""
+        """The invocation for the policy; called only if there may be a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run.
+    """An operation with its store and mode, ready to run.
 
     Attributes:
         policy: the policy, resolved.

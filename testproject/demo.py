@@ -61,7 +61,7 @@ ON_SQLITE = (
 
 @dataclass(frozen=True)
 class Charge:
-    """What one request asks for; transfers look the same."""
+    """The data of one request; transfers look the same."""
 
     amount: int = 2500
     reference: str = field(default_factory=lambda: f"order-{uuid.uuid4()}")
@@ -74,7 +74,7 @@ TRACED = Charge()
 
 @dataclass(frozen=True)
 class Step:
-    """What was sent, what should have come of it, and what did."""
+    """The requests of a step, the expected result and the actual result."""
 
     sent: str
     expected_answer: str
@@ -127,12 +127,12 @@ class Client:
             return [sent.result() for sent in [pool.submit(send) for _ in range(AT_ONCE)]]
 
     def effects(self, charge: Charge) -> int:
-        """How often the charge was really made."""
+        """The number of times that the charge was made."""
         answer = self._http.get("/effects/", params={"reference": charge.reference})
         return int(answer.raise_for_status().json()["count"])
 
     def parts(self, transfer: Charge) -> str:
-        """How often each part of the transfer was really made: debit, booking, credit."""
+        """The number of times that each part of the transfer was made: debit, booking, credit."""
         asked = {"reference": transfer.reference}
         posted = self._http.get("/postings/", params=asked).raise_for_status().json()
         booked = self._http.get(f"{self._ledger}/calls", params=asked).raise_for_status().json()
@@ -148,14 +148,14 @@ class Client:
         return ", ".join(str(answer.status_code) for answer in sent)
 
     def when_done(self, asked: Charge) -> int:
-        """How often it was done, once it was done, or has had the time to be."""
+        """The number of effects, after waiting for the first one."""
         ends = time.monotonic() + PATIENCE
         while not (seen := self.effects(asked)) and time.monotonic() < ends:
             time.sleep(0.1)
         return seen
 
     def made_and_told(self, charge: Charge) -> str:
-        """How often a payment was made, and how often another process has handled its message."""
+        """The number of payments, and of their messages that another process has handled."""
         asked = {"reference": charge.reference}
         kinds = self._http.get("/effects/", params=asked).raise_for_status().json()["kinds"]
         return f"{kinds.get('published', 0)}+{kinds.get('consumed', 0)}"
@@ -319,7 +319,7 @@ def shown(folder: Path, path: str, timelines: list[str]) -> Iterator[list[Step]]
 
 
 def timeline_of(charge: Charge, environment: dict[str, str]) -> str:
-    """What one key has set off, as the operator's command tells it."""
+    """The timeline of one key, from the operator's command."""
     command = [sys.executable, "-m", "testproject.manage", "trace_idempotency", charge.key]
     settings = {"DJANGO_SETTINGS_MODULE": "testproject.settings"}  # whatever the caller's are
     return subprocess.check_output(  # noqa: S603  # nothing in it comes from outside

@@ -1,4 +1,4 @@
-"""What the reference app says of itself, on the page ``/`` and when it starts."""
+"""The greeting of the reference app, on the page ``/`` and at its start."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ def _new_reference() -> str:
 
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    """What can be tried here."""
+    """List the endpoints to try."""
     address = request.build_absolute_uri("/").rstrip("/")
     return HttpResponse(greeting(address), content_type="text/plain; charset=utf-8")

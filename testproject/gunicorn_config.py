@@ -1,4 +1,4 @@
-"""How gunicorn serves the reference app."""
+"""The configuration of gunicorn for the reference app."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ Said = tuple[HTTPStatus, dict[str, Any]]
 
 @dataclass
 class Booking:
-    """What was booked under a key."""
+    """The booking of a key."""
 
     reference: str
     answer: dict[str, Any]

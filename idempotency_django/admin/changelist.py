@@ -92,7 +92,7 @@ def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
 
 
 def _among_the_newest(rows: QuerySet[Any], wanted: Q) -> QuerySet[Any, dict[str, Any]]:
-    """Those of the newest rows that are wanted, in one bounded statement."""
+    """The matching rows among the newest ones, in one bounded statement."""
     newest = rows.order_by("-created_at")
     oldest = newest.values("created_at")[COUNTED - 1 : COUNTED]
     within = newest.filter(created_at__gte=Coalesce(Subquery(oldest), _THE_BEGINNING))

@@ -46,7 +46,7 @@ def check_policy(policy: Any, where: str) -> Iterator[CheckMessage]:
 
 
 def promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
-    """What the policy needs and nothing can promise; the hint names the policy."""
+    """The requirement of the policy that nothing can meet; the hint names the policy."""
     resolved, _ = tried(policy.resolved)
     store, _ = tried(lambda: stores[resolved.store]) if resolved else (None, "")
     if resolved is None or store is None:
@@ -61,7 +61,7 @@ def promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
 
 
 def tried(read: Callable[[], _T]) -> tuple[_T | None, str]:
-    """What is read or, if the configuration is wrong, ``None`` and the error's text."""
+    """The result of reading or, if the configuration is wrong, ``None`` and the error's text."""
     try:
         return read(), ""
     except ImproperlyConfigured as error:
@@ -149,7 +149,7 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
 
 
 def _left_out(headers: Iterable[str], setting: str) -> list[str]:
-    """Those of the headers that the setting of django-cors-headers does not name."""
+    """The headers that are missing in the setting of django-cors-headers."""
     named = {str(name).lower() for name in getattr(settings, setting, ())}
     # To a browser, "*" stands for every header, but in requests with credentials for itself.
     if "*" in named and not getattr(settings, "CORS_ALLOW_CREDENTIALS", False):

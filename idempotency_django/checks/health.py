@@ -18,7 +18,7 @@ LIMITS: Final = Limits(max_age=timedelta(hours=1), purge_age=timedelta(days=7))
 
 
 def check_processes(databases: Collection[str] | None = None, **_: Any) -> Sequence[CheckMessage]:
-    """What has waited for a process for long, if a database is named, at ``check --deploy``."""
+    """Report overdue work at ``check --deploy``, if a database is named."""
     if not databases:
         return []
     try:

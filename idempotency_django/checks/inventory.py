@@ -1,4 +1,4 @@
-"""What the project serves, and how it is protected: for checks and reports.
+"""The inventory of a project's endpoints and their protection, for checks and reports.
 
 ::
 
@@ -147,7 +147,7 @@ def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Polic
 
 
 def _problem(view: Any, name: str, how: How) -> str:
-    """What a request with a key would meet: what protects the view says it."""
+    """The error that a request with a key would get from the view's protection."""
     if how in ("", "exempt"):
         return ""
     view_class: Any = view_class_of(view)

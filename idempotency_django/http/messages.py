@@ -490,7 +490,7 @@ def _is_refused_form(value: Any) -> bool:
 
 
 def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> str:
-    """Why an answer is not stored although its status is; empty: it is stored."""
+    """The reason for not storing a response with a status that is stored; empty: it is stored."""
     wanted = _wanted(adapter, response, policy)
     if wanted is not None:
         return "" if wanted else "The policy's should_store= rejected this response."

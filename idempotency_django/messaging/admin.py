@@ -226,7 +226,9 @@ class MessageAdmin(MessagingAdmin):
 
     @admin.display(description=gettext_lazy("attempts"))
     def attempts_shown(self, message: Any) -> str:
-        """Those of the table; the attempts before a consumer dead-lettered it are in its record."""
+        """The attempts in the table; the attempts before a consumer dead-lettered it are in its
+        record.
+        """
         of_consumer = getattr(message, self.place).startswith(CONSUMER)
         return "–" if of_consumer and not message.attempts else str(message.attempts)
 

@@ -422,7 +422,7 @@ def _raise(error: Exception) -> engine.Result:
 
 @dataclass(frozen=True, slots=True)
 class RecordOf:
-    """Where the record of an event or a message is, or would be.
+    """The store, scope and key of the record of an event or message.
 
     Attributes:
         store: its store.
@@ -658,7 +658,7 @@ class Consumer:
                 )
 
     def record_of(self, event: Event, *, sender: str = "") -> RecordOf:
-        """Where the record of the event is, or would be; ``ValueError``: the sender is missing."""
+        """The store, scope and key of the event's record; ``ValueError``: the sender is missing."""
         store = stores[self._policy.resolved().store]
         scope = self._scope(event.source, sender)
         return RecordOf.named(store, keys.fit(event.id), scope, _content(event))

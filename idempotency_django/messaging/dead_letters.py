@@ -67,7 +67,7 @@ def message_id_of(source: str, event_id: str) -> str:
 
 
 def sender_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Who sent an event, by the headers that are kept with it; empty: it does not matter."""
+    """The sender of an event, from its stored headers; empty: its consumer is not federated."""
     return dict(headers).get(SENDER, "")
 
 

@@ -1,4 +1,4 @@
-"""What of the messages waits for a process or an operator, and for how long."""
+"""Findings about messages that wait for a process or an operator."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _waiting(
 
 
 def _no_relay(name: str) -> str:
-    """Why no relay sends the topic; empty: one does, if it runs."""
+    """The reason why no relay sends the topic; empty: one does, if it runs."""
     try:
         known = topic(name)
     except ImproperlyConfigured:
@@ -118,7 +118,7 @@ def _no_relay(name: str) -> str:
 
 
 def _no_receiver(source: str) -> str:
-    """Why no process handles the source; empty: one does, if it runs."""
+    """The reason why no process handles the source; empty: one does, if it runs."""
     if source.startswith(CONSUMER):
         try:
             known = source.removeprefix(CONSUMER) in consumers()
@@ -134,7 +134,7 @@ def _no_receiver(source: str) -> str:
 
 
 def _dead(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[timedelta]]]:
-    """How long the dead letters have waited, by topic or source."""
+    """The ages of the dead letters, by topic or source."""
     by_name: dict[str, list[timedelta]] = defaultdict(list)
     columns = rows.filter(state=MessageState.DEAD).values_list(by, since, DatabaseNow())
     for name, created, now in columns[:MAX_COUNTED]:

@@ -14,7 +14,7 @@ __all__ = ["InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
 
 
 class StreamPosition(models.Model):
-    """How far one stream is processed. One row per stream, however many messages it has."""
+    """The position of one stream. One row per stream, however many messages it has."""
 
     id = models.BigAutoField(primary_key=True)
     stream = ExactCharField(_("stream"), max_length=255, unique=True)

@@ -223,7 +223,7 @@ class Queue:
         return self.all(database()).filter(purge_at__lte=DatabaseNow() - older_than)
 
     def purgeable(self, older_than: timedelta) -> int:
-        """How many messages :meth:`purge` would delete."""
+        """The number of messages that :meth:`purge` would delete."""
         return self.over(older_than).count()
 
     def purge(self, older_than: timedelta, limit: int) -> int:
@@ -266,7 +266,9 @@ class Queue:
         self._rows(using, aside).update(process_after=None)
 
     def _following(self, using: str, heads: list[Due], of_each: int) -> Iterator[list[Any]]:
-        """What may follow each of the messages: not what is delayed, nor what comes after that."""
+        """The messages that can follow each message: neither delayed messages nor those after
+        them.
+        """
         first = {each.group: each for each in heads}
         now = max(each.now for each in heads)
         for line in self._lines(using, first, of_each):
@@ -328,13 +330,13 @@ def locked(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:
-    """Those of a few rows that are in one of the states, which must not be how they are found."""
+    """The rows in one of the states, out of a few; the query must not use an index on the state."""
     chosen: QuerySet[Any] = rows.alias(now=unindexed(F("state"))).filter(now__in=states)
     return chosen
 
 
 def counted(count: int) -> str:
-    """How many messages, in words."""
+    """The number of messages, in words."""
     return f"{count:,} message{'' if count == 1 else 's'}"
 
 

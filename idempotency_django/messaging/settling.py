@@ -1,4 +1,4 @@
-"""What an operator does to messages: retry, discard, accept and repeat them.
+"""The operator's actions on messages: retry, discard, accept and repeat.
 
 The functions are the same for the inbox and the outbox. What differs is in the classes of the two
 queues.
@@ -27,7 +27,7 @@ _QUEUES: Final[dict[type, Queue]] = {InboxMessage: INBOX, OutboxMessage: OUTBOX}
 
 
 class NotSettled(Exception):
-    """Why nothing was done."""
+    """The action was refused; the text is the reason."""
 
 
 def can_retry(message: Message) -> bool:

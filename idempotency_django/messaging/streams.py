@@ -348,7 +348,7 @@ def reset_peer(peer: str, *, epoch: int, position: int, using: str | None = None
 
 
 def _refused(last: StreamPosition, epoch: int, sequence: int, *, continued: bool) -> Acceptance:
-    """Why a message is not the next one after what was accepted last."""
+    """The reason why a message is not the next one after the last accepted message."""
     if epoch < last.epoch:
         return Fenced(last.epoch)
     if epoch > last.epoch and not continued:
@@ -410,7 +410,7 @@ def _move_statement(using: str, condition: str) -> str:
 
 
 def _rows(using: str, stream: str) -> QuerySet[StreamPosition]:
-    """The one row of the stream, or none."""
+    """The row of the stream, or no row."""
     return StreamPosition._base_manager.using(using).filter(stream=stream)
 
 

@@ -202,7 +202,7 @@ UNSET: Final[Any] = _Unset()
 
 
 def _comparable(value: Any) -> object:
-    """What stands for a field's value where policies are compared."""
+    """The comparable form of a field's value."""
     if isinstance(value, Mapping):
         return frozenset(value.items())
     try:
@@ -225,7 +225,7 @@ def _field(default: _Value, validator: _Validator) -> _Value:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Policy:
-    """How the operations of a view are identified, and what is kept of their answers.
+    """The options for identifying a view's operations and storing their responses.
 
     A field that is not given takes its value from the project's policy, ``IDEMPOTENCY["POLICY"]``.
     A field that this does not set either takes its value from :data:`DEFAULTS`. A policy is

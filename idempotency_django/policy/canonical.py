@@ -101,7 +101,7 @@ def _labelled(kind: bytes, text: str) -> bytes:
 
 
 def _opened(item: Any) -> tuple[bytes, Iterator[Any]]:
-    """How a value with parts begins, and its parts."""
+    """The prefix of a compound value, and its parts."""
     match item:
         case Mapping():
             names = sorted(item, key=lambda name: (type(name).__name__, str(name)))

@@ -90,7 +90,7 @@ def field_value(invocation: Invocation, path: str) -> Any:
 
 
 def _loaded(body: bytes | Hashed, media_type: str) -> Any:
-    """What a view would make of a JSON body, but for numbers with a fraction."""
+    """The decoded JSON body as a view sees it, except for numbers with a fraction."""
     if isinstance(body, Hashed) or not is_json(media_type):
         return None
     try:

@@ -214,7 +214,7 @@ def _longest_wait(policy: Policy) -> timedelta | None:
 
 
 def _text(name: str, value: Any) -> str:
-    """What a callable of the project returned, if it is a text."""
+    """The result of a callable of the project, if it is a string."""
     if isinstance(value, str):
         return value
     raise ImproperlyConfigured(

@@ -1,4 +1,4 @@
-"""What an adapter tells a policy about one request or call, before anything is decided."""
+"""The invocation: an adapter's description of one request or call, for the policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedFile:
-    """What identifies an uploaded file: its field, name, media type, size and SHA-256 (hex)."""
+    """The identity of an uploaded file: its field, name, media type, size and SHA-256 (hex)."""
 
     field: str
     name: str
@@ -56,7 +56,7 @@ Body = bytes | Form | Hashed | Parsed
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """What an adapter tells the policy about one request, before anything is decided.
+    """An adapter's description of one request, for the policy.
 
     Attributes:
         name: the operation (``"POST /api/charges/"``): the method and the route, which stay the
@@ -88,7 +88,7 @@ class Invocation:
 
     @cached_property
     def body(self) -> Body:
-        """What the client sent. It is read at its first use, so perhaps never."""
+        """The body of the request. It is read at its first use."""
         return self.read()
 
     def changed(self, **changes: Any) -> Invocation:

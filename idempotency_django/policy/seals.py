@@ -93,7 +93,7 @@ def derived_keys(*, scope: str, key: str, fingerprint: str, names: Iterable[str]
 
 
 def _keyed(opened: bytes, secret: str | bytes) -> str:
-    """What the keys are derived from of a request that a secret has sealed."""
+    """The secret material for the derived keys of a sealed request."""
     return hmac.digest(_keys(secret)[2], opened, "sha256")[:LENGTH].hex()
 
 

@@ -198,7 +198,7 @@ _LOCKED = 60.0  # seconds that a call waits for those of other processes
 
 
 class Service:
-    """Stands for a service outside of the database, such as a payment provider. ::
+    """A stand-in for a service outside of the database, such as a payment provider. ::
 
         provider = Service("provider")
 

@@ -317,7 +317,7 @@ class LeasesContract(ContractSetting):
         assert self.record(claim.operation).attempt == 2
 
     def test_next_request(self) -> None:
-        """What the next request for a key gets depends on how the attempt before it has ended.
+        """The outcome of the next request for a key depends on the end of the previous attempt.
 
         All attempts at one record have the beginning of their tokens in common, by which they
         recognise the messages that earlier ones have published. A request that is refused leaves
@@ -389,7 +389,7 @@ class LeasesContract(ContractSetting):
         assert self.store.complete(late, ANSWER)
 
     def test_last_attempt_is_held(self) -> None:
-        """What fails with ``held`` has no owner, and no request gets its key, however late."""
+        """An attempt that fails with ``held`` has no owner, and no later request gets its key."""
         claim = self.leased(ttl=MOMENT)
         assert self.store.fail(claim, "ValueError: no", held=True)
         record = self.record(claim.operation)
@@ -735,7 +735,7 @@ class OwnersContract(ContractSetting):
 
 
 class BatchesContract(StepsContract):
-    """What is done to many operations at once is what would be done to each of them alone."""
+    """A batch of operations has the same results as each operation alone."""
 
     def several(self, count: int, **changes: object) -> list[Operation]:
         """Operations with keys of their own."""

@@ -8,7 +8,7 @@ from idempotency_django.concurrency.versions import Versioned, VersionField
 
 
 class State(models.TextChoices):
-    """What became of an invoice."""
+    """The state of an invoice."""
 
     OPEN = "open"
     PAID = "paid"
@@ -16,7 +16,7 @@ class State(models.TextChoices):
 
 
 class Invoice(Versioned, models.Model):
-    """What several people may change at the same time, and somebody pays once."""
+    """An invoice: several users can change it at the same time, and it is paid once."""
 
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
     reference = models.CharField(max_length=100, db_index=True)

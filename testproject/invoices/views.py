@@ -29,7 +29,7 @@ from .serializers import InvoiceSerializer, PaymentSerializer
 
 @contextmanager
 def simulated(request: Request) -> Iterator[None]:
-    """What can go wrong around an effect, in its transaction; see ``payments/faults.py``."""
+    """Simulate a fault around an effect, in its transaction; see ``payments/faults.py``."""
     faults = Faults(request)
     faults.sleep()
     with transaction.atomic():

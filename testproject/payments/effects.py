@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Receipt(TypedDict):
-    """What the caller is told of the effect: a response in no framework's terms, as JSON."""
+    """The response to the caller, as framework-free JSON."""
 
     body: dict[str, Any]
     headers: dict[str, str]
@@ -35,7 +35,7 @@ def perform(request: HttpRequest | Request, kind: Kind, data: Any) -> Receipt:
 
 
 def understood(data: Any) -> EffectSerializer:
-    """What the data asks for.
+    """The validated data of the request.
 
     Raises:
         ValidationError: of DRF, when that is nothing that can be made.

@@ -1,4 +1,4 @@
-"""What can go wrong, on request: the header ``X-Simulate`` when ``SIMULATE=1``, else nothing.
+"""Simulated faults: the header ``X-Simulate`` selects one if ``SIMULATE=1``.
 
 The header lists faults, separated by semicolons: ``sleep-ms=300; kill=after-effect``.
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedError(Exception):
-    """What the fault ``raise`` raises."""
+    """The error of the fault ``raise``."""
 
 
 class Faults:
@@ -73,5 +73,5 @@ class Faults:
 
     @property
     def seconds(self) -> float:
-        """How long to work before the effect, or, in a job, after it."""
+        """Seconds of work before the effect or, in a job, after it."""
         return int(self._asked.get("sleep-ms", 0)) / 1000

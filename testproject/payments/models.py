@@ -6,7 +6,7 @@ from django.urls import reverse
 
 
 class Kind(models.TextChoices):
-    """What made an effect, by how it is protected."""
+    """The kind of endpoint that made an effect, by its protection."""
 
     CHARGE = "charge"
     ORDER = "order"
@@ -28,7 +28,7 @@ class Kind(models.TextChoices):
 
 
 class Effect(models.Model):
-    """What a request did: one row for each time that it was really executed."""
+    """The effect of a request: one row for each execution."""
 
     kind = models.CharField(max_length=16, choices=Kind.choices)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)

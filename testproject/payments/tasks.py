@@ -1,4 +1,4 @@
-"""What is done later, in a worker: the same effect, as a Celery task."""
+"""The same effect as a Celery task in a worker."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class ChargeViewSet(IdempotentViewMixin, viewsets.GenericViewSet):
 
 
 class EffectView(APIView):
-    """What the views below have in common."""
+    """The base of the views below."""
 
     kind: ClassVar[Kind]
 
@@ -172,7 +172,7 @@ def _reference(request: HttpRequest) -> str:
 
 @require_safe
 def count_effects(request: HttpRequest) -> JsonResponse:
-    """How many effects there are with a reference: ``?reference=…``, and of a kind: ``&kind=…``."""
+    """Count the effects with a reference: ``?reference=…``, and of a kind: ``&kind=…``."""
     counted = Effect.objects.filter(reference=_reference(request))
     if kind := request.GET.get("kind"):
         if kind not in Kind.values:
@@ -184,13 +184,13 @@ def count_effects(request: HttpRequest) -> JsonResponse:
 
 @require_safe
 def count_postings(request: HttpRequest) -> JsonResponse:
-    """How many debits and credits there are with a reference: ``?reference=…``."""
+    """Count the debits and credits with a reference: ``?reference=…``."""
     posted = Posting.objects.filter(reference=_reference(request))
     return JsonResponse({side: posted.filter(side=side).count() for side in Side.values})
 
 
 class EffectDetail(generics.RetrieveAPIView):
-    """Where ``Location`` leads: one effect, for its owner."""
+    """One effect, for its owner; the target of ``Location``."""
 
     serializer_class = EffectSerializer
 

@@ -58,7 +58,7 @@ class Command(BaseCommand):
 
 
 def _timeline(name: str, scope: str | None) -> Timeline:
-    """The one timeline that there is of whatever has the name."""
+    """The only timeline that contains a record or message with this name."""
     members, unreachable = find(name, scope)
     if not members:
         raise CommandError(_nothing(name, scope, unreachable))

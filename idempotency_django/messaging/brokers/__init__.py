@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class Broker(NamedTuple):
-    """Where a broker's module has its publisher, and what it takes to use it.
+    """A broker: the path of its publisher, and the extra with its client library.
 
     Attributes:
         publisher: the path of its publisher's class.

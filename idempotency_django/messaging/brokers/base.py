@@ -48,7 +48,7 @@ class Outgoing:
 
     @property
     def reference(self) -> str:
-        """What names it in the ``caused_by`` of what its consumers do."""
+        """The reference to the message in the ``caused_by`` of its consumers' records."""
         return reference(self.message_id, f"outbox:{self.topic}")
 
     def event(self, source: str) -> Event:
@@ -72,7 +72,8 @@ class Outgoing:
 
 
 class Away(Exception):
-    """What a publisher answers while what all messages need is away, such as its broker.
+    """The result of a message that could not be sent because of an outage, for example of the
+    broker.
 
     That is no message's fault, so no attempt is counted. The relay lets the topic wait, longer each
     time, and closes the publisher: its next call makes its client anew.
@@ -80,7 +81,7 @@ class Away(Exception):
 
 
 class Refused(Exception):
-    """What a publisher answers for a message that is refused: this was one of its attempts.
+    """The result of a refused message: it counts as an attempt.
 
     Args:
         why: what is wrong with it.
@@ -95,7 +96,7 @@ class Refused(Exception):
 
 
 class Deferred(Exception):
-    """What a publisher answers for a message that has to wait; others go on, no attempt is counted.
+    """The result of a message that has to wait; others are sent, and no attempt is counted.
 
     Args:
         why: what is in the way.
@@ -180,12 +181,14 @@ class Publisher:
         """Leave the broker, which is away, or the relay ends; ``publish()`` may be called again."""
 
     def check(self) -> list[CheckMessage]:
-        """What ``manage.py check`` is to say of the options. It must not ask the broker."""
+        """The messages of ``manage.py check`` about the options. It must not connect to the
+        broker.
+        """
         return []
 
 
 def away(error: BaseException) -> Away:
-    """Why nothing can be sent; ``error`` is its cause."""
+    """The outage that an error of the client means; ``error`` is its cause."""
     if isinstance(error, Away):
         return error
     if not isinstance(error, Exception):
@@ -238,7 +241,7 @@ class GroupedBatch:
 
     @property
     def answers(self) -> list[Exception | None]:
-        """What :meth:`Publisher.publish` returns. What was not sent is no message's fault."""
+        """The list that :meth:`Publisher.publish` returns. Unsent messages are not at fault."""
         for place in chain.from_iterable(self._waiting.values()):
             self._answers[place] = self._end or Away(
                 "The publisher did not report whether the message was sent."

@@ -37,7 +37,7 @@ LONGEST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Who gets a webhook.
+    """A receiver of webhooks.
 
     Attributes:
         url: where it is sent to.
@@ -261,7 +261,7 @@ class HttpPublisher(Publisher):
 
 
 async def _judged(response: httpx.Response) -> Exception | None:
-    """What an answer says of the message."""
+    """The result of a message, by the response to it."""
     status = response.status_code
     if response.is_success:
         return None
@@ -277,7 +277,7 @@ async def _judged(response: httpx.Response) -> Exception | None:
 
 
 async def _beginning(response: httpx.Response) -> str:
-    """What the receiver says, for whoever looks at the message; never more than a little of it."""
+    """The beginning of the receiver's response, for the operator."""
     read = b""
     async for chunk in response.aiter_raw():
         read += chunk

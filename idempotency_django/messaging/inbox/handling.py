@@ -1,4 +1,4 @@
-"""What handles a message of the inbox, and where the record of that is.
+"""The handling of inbox messages by their receiver or consumer, with their records.
 
 In the transactional mode, the message's own row is the record: what the handler writes is committed
 together with the fact that the message is done. There is a record of the store besides the row in
@@ -50,7 +50,7 @@ def known_sources() -> list[str]:
 
 
 def handling_of(message: InboxMessage, own: OwnRecord) -> Callable[[], object] | None:
-    """What handles the message; ``None``: there is no handler for its type.
+    """The handler of the message; ``None``: there is no handler for its type.
 
     Args:
         message: the message, which was claimed.
@@ -76,7 +76,7 @@ def handling_of(message: InboxMessage, own: OwnRecord) -> Callable[[], object] |
 
 
 def contents_of(message: InboxMessage) -> Contents:
-    """What the delivery said.
+    """The contents of the delivery.
 
     Raises:
         NoReceiver: there is no receiver for its source.
@@ -95,7 +95,7 @@ def group_of(message: InboxMessage) -> str:
 
 
 def record_of(message: InboxMessage) -> RecordOf:
-    """Where the record of the message is, or would be.
+    """The store, scope and key of the message's record.
 
     Raises:
         NoReceiver: there is no receiver or consumer for its source.
@@ -111,7 +111,7 @@ def record_of(message: InboxMessage) -> RecordOf:
 
 
 def reference_of(message: InboxMessage) -> str:
-    """What names the message in the ``caused_by`` of its record."""
+    """The reference to the message in the ``caused_by`` of its record."""
     return reference(message.message_id, f"inbox:{message.source}")
 
 
@@ -252,7 +252,7 @@ class OwnRecord(Store):
         )
 
     def _record(self, operation: Operation, status: Status, fingerprint: str = "") -> Record:
-        """What is there instead of a claim."""
+        """The record that exists instead of a claim."""
         key, scope = operation.key, operation.scope
         return Record(key=key, scope=scope, status=status, fingerprint=fingerprint)
 

@@ -145,7 +145,7 @@ _REJECTED: Final = (DeadLettered, FingerprintMismatch, UnknownEventType)
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What becomes of a message after an attempt at it."""
+    """The next state of a message after an attempt at it."""
 
     state: MessageState
     error: str = ""

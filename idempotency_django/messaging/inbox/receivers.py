@@ -113,7 +113,7 @@ def known_digest(message: InboxMessage) -> str | None:
 
 
 def _done(statement: Callable[[InboxMessage, str], T], message: InboxMessage) -> T:
-    """What the statement returns, on a second connection if the first one is lost."""
+    """The result of the statement, retried on a second connection if the first one is lost."""
     using = database()
     try:
         _refuse_transaction(using)
@@ -263,7 +263,7 @@ class WebhookReceiver(View):
         return view  # type: ignore[no-any-return]
 
     def group(self, event: Event) -> str | None:
-        """What the message is handled in order with: the earlier ones of the same group come first.
+        """The ordering group of the message: earlier messages of the same group are handled first.
 
         Override it where the order matters; empty or ``None``: in no particular order. If it
         raises, that is logged, and the message is stored without a group.

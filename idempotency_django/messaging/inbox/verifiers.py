@@ -47,7 +47,7 @@ _TEXT: Final = re.compile(r"[^\ud800-\udfff\x00]{1,1000}")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a verified delivery says.
+    """The contents of a verified delivery.
 
     Attributes:
         message_id: which message of its source it is.
@@ -109,7 +109,7 @@ class Verifier(ABC):
 
     @abstractmethod
     def read(self, headers: Headers, body: bytes) -> Contents:
-        """What a delivery says, without verifying it again.
+        """The contents of a delivery, without verifying it again.
 
         Raises:
             DeliveryMalformed: it has no id or no type.
@@ -128,7 +128,7 @@ class Verifier(ABC):
         """
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the configuration, for the system checks."""
+        """The problems of the configuration, for the system checks."""
         given = self._given()
         if isinstance(given, str | bytes):
             yield "has a single string as its secrets. Pass a list, such as [new, old]"
@@ -148,12 +148,12 @@ class Verifier(ABC):
         return secret.encode()
 
     def _given(self) -> Sequence[Any]:
-        """What the project gives."""
+        """The secrets that the project passes."""
         given: Any = self._secrets() if callable(self._secrets) else self._secrets
         return () if given is None else given
 
     def _usable(self) -> list[str]:
-        """Those of the secrets that somebody can have chosen."""
+        """The usable secrets."""
         given = self._given()
         if isinstance(given, str | bytes):  # in place of a list it would be one secret a letter
             return []
@@ -220,7 +220,7 @@ def seconds(timestamp: float | None) -> str:
 
 
 def data_of(body: bytes) -> Any:
-    """What the JSON of a body says; the bytes if it is no JSON."""
+    """The decoded JSON of a body; the bytes if it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

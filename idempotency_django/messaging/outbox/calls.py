@@ -150,7 +150,7 @@ class Call:
         return call
 
     def signed(self) -> dict[str, Any]:
-        """What a message carries of it, besides the path."""
+        """The signed data of the call in its message, besides the path."""
         signature = _signer().signature(self._text)
         return {"args": self.args, "kwargs": self.kwargs, "signature": signature}
 
@@ -203,7 +203,7 @@ class Call:
 
 
 def lease() -> timedelta:
-    """How long a call is left alone after the process that makes it has died."""
+    """The lease of a call: a killed process blocks it for this time."""
     return _POLICY.resolved().lease
 
 

@@ -42,7 +42,7 @@ from .waking import wake_relays
 
 @dataclass(slots=True)
 class _Published:
-    """What one attempt has published so far."""
+    """The messages that one attempt has published so far."""
 
     ordinals: Counter[tuple[str, ...]] = field(default_factory=Counter)
     ids: set[str] = field(default_factory=set)
@@ -283,7 +283,7 @@ def release_sequence(stream: str, using: str) -> None:
 
 
 def purgeable_streams(_: timedelta) -> int:
-    """How many numbers there are of groups without any message."""
+    """The number of streams without any message."""
     return _empty_streams(database()).count()
 
 
@@ -355,7 +355,7 @@ WINDOW: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What :func:`publish_many` publishes; the attributes are the arguments of :func:`publish`."""
+    """A message for :func:`publish_many`; the attributes are the arguments of :func:`publish`."""
 
     topic: str
     data: Any
@@ -467,12 +467,12 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
 
 
 def _rank(row: OutboxMessage) -> tuple[str, ...]:
-    """What a message locks is locked in this order; those of a group keep theirs."""
+    """The sort key for locks: messages are locked in this order, and a group keeps its order."""
     return (row.stream,) if row.stream else ("", row.dedup or "", row.message_id)
 
 
 def _row(message: Message) -> OutboxMessage:
-    """What is written of a message, as far as it is known without asking the database."""
+    """The row of a message, without the columns that need a query."""
     group = message.group or ""
     durations = {"delay": message.delay, "window": message.window}
     refuse_unfit(message.type, group, message.headers, message.message_id, durations)
@@ -527,7 +527,7 @@ def _dedup(message: Message, payload: str) -> tuple[str | None, timedelta | None
 
 
 def dedup_of(topic: str, dedup_id: str) -> str:
-    """What the table has of a ``dedup_id``."""
+    """The stored form of a ``dedup_id``."""
     return digest(topic, dedup_id)
 
 
@@ -605,6 +605,6 @@ def _write_once(row: OutboxMessage, given: Message, using: str) -> None:
 
 
 def _content(row: OutboxMessage) -> tuple[Any, ...]:
-    """What a message says; the order of the keys in its data does not matter."""
+    """The content of a message for comparison; the order of keys in its data does not matter."""
     data = row.payload if row.is_base64 else canonical(json.loads(row.payload))
     return row.type, row.group, row.is_base64, data

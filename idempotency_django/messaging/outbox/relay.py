@@ -253,7 +253,7 @@ class TopicSender:
 
 
 def _unit_of(message: OutboxMessage) -> str:
-    """What waits together: the message's group, or itself."""
+    """The unit of waiting: the message's group, or the message itself."""
     name: str = message.stream or message.message_id
     return name
 
@@ -484,7 +484,7 @@ def log_abandoned(using: str) -> None:
 
 
 def abandoned(using: str) -> dict[str, int]:
-    """How many messages wait for each topic that no relay sends, by its name."""
+    """The number of waiting messages of each topic without a relay, by its name."""
     waiting = OutboxMessage.objects.using(using).filter(~_relayed(), state=MessageState.PENDING)
     counts = waiting.values("topic").order_by("topic").annotate(waiting=Count("pk"))
     return {each["topic"]: each["waiting"] for each in counts[:ABANDONED_LIMIT]}

@@ -81,7 +81,7 @@ class Command(BaseCommand):
 
 
 def _outcome(tried: int, relay: Relay) -> str:
-    """What has become of the messages that were due."""
+    """The summary of the due messages."""
     said = []
     if sent := tried - relay.refused:
         said.append(f"Sent {counted(sent)}.")

@@ -154,7 +154,7 @@ def _function(name: str, path: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """What JSON says it is, or the text itself."""
+    """The value as JSON, or the text itself."""
     if text.startswith(_FROM_ENVIRONMENT):
         name = text.removeprefix(_FROM_ENVIRONMENT)
         if name not in os.environ:

@@ -125,7 +125,7 @@ class Dialect(ABC):
             return list(cursor.fetchall())
 
     def _row(self, statement: str, given: Parameters) -> tuple[Any, ...] | None:
-        """The one row that a statement selects, if there is one."""
+        """The row that a statement selects, or ``None``."""
         rows = self._rows(statement, given)
         return rows[0] if rows else None
 
