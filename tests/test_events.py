@@ -106,8 +106,11 @@ class TestJson:
             ("", "not JSON"),
             (b"\xff", "not JSON in UTF-8"),
             ("[" * 100_000, "not JSON"),
-            ("[" * 102 + "]" * 102, "more than 101 lists and objects"),
-            ('{"data": [' + '{"a": [' * 50 + "]}" * 50 + "]}", "more than 101 lists and objects"),
+            ("[" * 102 + "]" * 102, "more than 101 nested lists and objects"),
+            (
+                '{"data": [' + '{"a": [' * 50 + "]}" * 50 + "]}",
+                "more than 101 nested lists and objects",
+            ),
             ("[]", "JSON array"),
             ("7", "JSON number"),
             ('{"id": "1", "id": "2"}', "appears twice"),

@@ -261,7 +261,7 @@ def _refuse_extension(name: str, value: object) -> None:
     }:
         raise ValueError(
             f"The event has an attribute {name!r}. The names of CloudEvents attributes have only "
-            "the letters a to z and digits. Move it into data."
+            "lower-case letters (a to z) and digits. Move it into data."
         )
     if not isinstance(value, str | int):
         raise ValueError(  # noqa: TRY004  # of a message, not of an argument

@@ -161,7 +161,7 @@ def test_the_largest(arguments: dict[str, Any]) -> None:
         ({"topic": "order"}, ImproperlyConfigured, "Did you mean 'orders'"),
         ({"data": object()}, TypeError, "is not JSON"),
         ({"data": float("nan")}, TypeError, "is not JSON"),
-        ({"data": nested(101)}, ValueError, "more than 100 lists and objects"),
+        ({"data": nested(101)}, ValueError, "more than 100 nested lists and objects"),
         ({"data": "x" * (4 * 2**20 - 1)}, ValueError, "Store it elsewhere"),
         ({"data": b"x" * (3 * 2**20 + 1)}, ValueError, "Store it elsewhere"),
         ({"headers": {"h": "x" * 2**15}}, ValueError, "Move them into the data"),
