@@ -295,8 +295,8 @@ def _verdict(message: InboxMessage, own: OwnRecord) -> _Verdict:
     except Exception as error:
         if own.is_committed():
             logger.exception(
-                "The message %s was handled and committed, but a function that its handler gave "
-                "to on_commit() failed. It is not handled again.",
+                "The message %s was handled and committed, but an on_commit() callback of its "
+                "handler failed. It is not handled again.",
                 message,
             )
             return _Verdict(MessageState.DONE)

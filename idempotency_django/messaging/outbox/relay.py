@@ -475,9 +475,8 @@ def log_abandoned(using: str) -> None:
     """Log for which topics messages wait that no relay sends."""
     for name, count in abandoned(using).items():
         logger.error(
-            "No relay sends what waits for the topic %r (%s): IDEMPOTENCY['OUTBOX'] does not name "
-            "it any more, or has it with RELAY=False. None is lost. Add the topic again, with a "
-            "publisher that sends them to where they are to go.",
+            "No relay sends the topic %r (%s waiting), because IDEMPOTENCY['OUTBOX'] lacks it or "
+            "has RELAY=False. No message is lost. Add the topic again, with its publisher.",
             name,
             counted(count),
         )
