@@ -223,7 +223,7 @@ def write(page: Path, folder: Path) -> list[str]:
         elif block.path == TABLES:
             text = only_new_models(text)
         for parent in file.relative_to(folder).parents:
-            (folder / parent).mkdir(exist_ok=True)
+            (folder / parent).mkdir(parents=True, exist_ok=True)
             if parent != Path():
                 (folder / parent / "__init__.py").touch()
         before = file.read_text() if file.exists() else ""

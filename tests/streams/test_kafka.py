@@ -1,4 +1,4 @@
-"""The loop that the page on streams shows, before a real server of Kafka's protocol."""
+"""The command that the page on streams shows, before a real server of Kafka's protocol."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 import time
 import uuid
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pytest
+from shop.models import Charge
 
 from idempotency_django.messaging.streams import claim_stream
 from idempotency_django.testing import PATIENCE
+from tests.docs.examples import ROOT
 from tests.kafka import bootstrap, make_topic
-from tests.models import Effect
 from tests.servers import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "streams.md"
+PAGE = ROOT / "docs" / "messages" / "streams.md"
 
 QUICK = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "200", "fetch.wait.max.ms": "50"}
 """So that the group has its partitions soon."""
@@ -31,11 +31,10 @@ class Done(Exception):
 
 
 def run(server: Server, topic: str, last: bytes) -> None:
-    """Run the page's loop until this value was delivered; each time in a new group."""
+    """Run the page's command until this value was delivered; each time in a new group."""
     [block] = re.findall(
         r"^```\{code-block\} py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
-    names: dict[str, Any] = {"claim_stream": claim_stream}
     deadline = time.monotonic() + PATIENCE
     consumers = []
 
@@ -56,14 +55,13 @@ def run(server: Server, topic: str, last: bytes) -> None:
             self.last = super().poll(timeout)
             return self.last
 
-    def book(value: bytes) -> None:
-        Effect.objects.create(reference=value.decode())
-
     source = block.replace("import OFFSET_BEGINNING, Consumer", "import OFFSET_BEGINNING")
     assert source != block
+    names: dict[str, Any] = {"__name__": "consume_orders", "Consumer": Consumer}
+    exec(source, names)
     try:
         with pytest.raises(Done):
-            exec(source, names | {"Consumer": Consumer, "book": book})
+            names["Command"]().handle()
     finally:
         for consumer in consumers:
             consumer.close()
@@ -84,6 +82,6 @@ def test_page(kafka: Server) -> None:
     run(kafka, topic, b"order-4")
     produce(*range(5, 8))
     run(kafka, topic, b"order-7")
-    found = Counter(Effect.objects.values_list("reference", flat=True))
+    found = Counter(Charge.objects.values_list("reference", flat=True))
     assert found == {f"order-{number}": 1 for number in range(8)}
     assert claim_stream(f"billing/{topic}/0").position == 7
