@@ -39,6 +39,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "example_project",
+    "llms",
     "policy_fields",
     "sequences",
 ]
