@@ -41,6 +41,7 @@ extensions = [
     "example_project",
     "llms",
     "policy_fields",
+    "search_words",
     "sequences",
 ]
 exclude_patterns = ["_build", "project"]

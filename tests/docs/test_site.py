@@ -1,0 +1,121 @@
+"""The built website: `make docs` builds it and runs this."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.docs.examples import ROOT
+from tests.docs.test_readme import WEBSITE, description
+
+SITE = Path(os.environ.get("DOCS_SITE", ""))
+WORDS = tomllib.loads((ROOT / "docs" / "search.toml").read_text())["pages"]
+SEARCHES = [(word, page) for page, words in WORDS.items() for word in words]
+
+pytestmark = pytest.mark.skipif(
+    "DOCS_SITE" not in os.environ, reason="`make docs` builds the website and runs this"
+)
+
+
+class Html(HTMLParser):
+    """The links and the anchors of one page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" and value:
+                self.anchors.add(value)
+            elif name in ("href", "src") and value:
+                self.links.add(value)
+
+
+@cache
+def html(path: Path) -> Html:
+    """A page of the site."""
+    return Html(path.read_text())
+
+
+def is_there(link: str, origin: Path) -> bool:
+    """Whether a link leads to a file of the site, and to an anchor in it."""
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        return True
+    path = (origin.parent / unquote(parts.path)).resolve() if parts.path else origin
+    path = path / "index.html" if path.is_dir() else path
+    if not path.is_file():
+        return False
+    in_page = parts.fragment and path.suffix == ".html"
+    return not in_page or unquote(parts.fragment) in html(path).anchors
+
+
+def test_links() -> None:
+    """Each link within the site leads to a page and an anchor."""
+    pages = [path.resolve() for path in SITE.rglob("*.html") if "_modules" not in path.parts]
+    assert len(pages) > 40
+    broken = [
+        f"{path.name}: {link}"
+        for path in pages
+        for link in sorted(html(path).links)
+        if not is_there(link, path)
+    ]
+    assert not broken
+
+
+def test_links_of_the_description() -> None:
+    """Each link of the package's description leads to a page of the site, and to its anchor."""
+    for link in re.findall(rf"\]\({WEBSITE}([^)]*)\)", description()):
+        page, mark, anchor = link.partition("#")
+        assert is_there(f"{page or 'index'}.html{mark}{anchor}", (SITE / "x").resolve()), link
+
+
+@pytest.fixture(scope="module")
+def index():
+    """The search index."""
+    from tests.docs.site_search import Index  # Sphinx is there where the site is
+
+    return Index(SITE)
+
+
+@pytest.mark.parametrize(("query", "page"), SEARCHES, ids=[word for word, _ in SEARCHES])
+def test_search(index, query: str, page: str) -> None:
+    """What readers search for is among the first three hits."""
+    assert page in index.search(query)[:3]
+
+
+def test_llms() -> None:
+    """llms.txt has a title, a summary, and lists of links to files of the site."""
+    text = (SITE / "llms.txt").read_text()
+    assert re.match(r"# \S+\n\n> \S.+\n\n## ", text)
+    links = re.findall(rf"^- \[[^]]+\]\({WEBSITE}([^)]+)\)(?:: \S.*)?$", text, re.MULTILINE)
+    assert len(links) == text.count("\n- ") > 30
+    assert not [link for link in links if not (SITE / link).is_file()]
+
+
+@pytest.mark.parametrize("name", ["llms-full.txt", "SKILL.md", "requests/drf.md"])
+def test_markdown(name: str) -> None:
+    """It has no more than readers see."""
+    text = (SITE / name).read_text()
+    assert "```python\n" in text
+    assert not re.findall(r"invisible-code|\{toctree\}|\{include\}|\{raw\}", text)
+
+
+def test_skill() -> None:
+    """The skill says when to use it; its links work wherever it is copied to."""
+    text = (SITE / "SKILL.md").read_text()
+    assert re.match(r"---\nname: [a-z-]+\ndescription: .{50,1024}\n---\n\n# ", text)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    assert all(link.startswith(WEBSITE) for link in links)
+    assert all((SITE / f"{link.removeprefix(WEBSITE)}.html").is_file() for link in links)
