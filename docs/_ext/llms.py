@@ -12,9 +12,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from described import described_fields, shown
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+
+from idempotency_django.policy import FIELDS
 
 PUBLISHED = "https://idempotency-django.readthedocs.io/"
 SKILL = "skill"
@@ -27,17 +30,32 @@ UNSEEN = re.compile(
     r"|^```\{(?:toctree|raw)\}.*?^```\n+",
     re.MULTILINE | re.DOTALL,
 )
+LITERAL = re.compile(r"^```\{literalinclude\} (\S+)\n(?::.*\n)*```$", re.MULTILINE)
+FIELD_LIST = re.compile(r"^```\{eval-rst\}\n\.\. policy-fields:: (.+)\n```$", re.MULTILINE)
 FRONT = re.compile(r"\A---\n(.*?)^---\n", re.MULTILINE | re.DOTALL)
 
 
 def as_markdown(path: Path) -> str:
     """A page as a reader sees it, in plain Markdown."""
     text = INCLUDE.sub(lambda match: _included(path, *match.groups()), path.read_text())
+    text = LITERAL.sub(lambda match: _file(path.parent / match[1]), text)
+    text = FIELD_LIST.sub(lambda match: "\n".join(_fields(match[1].split())), text)
     text = UNSEEN.sub("", text)
     text = re.sub(r"^```\{code-block\} (\w+)$", r"```\1", text, flags=re.MULTILINE)
     text = re.sub(r"^```\{sequence\}$", "```text", text, flags=re.MULTILINE)
     text = re.sub(r"\{[\w:]+\}`~?([^`]+)`", r"`\1`", text)  # a role
     return text.strip() + "\n"
+
+
+def _fields(names: list[str]) -> Iterator[str]:
+    texts = dict(described_fields())
+    for name in names:
+        text = re.sub(r":[\w:]+:`~?([^`]+)`", r"`\1`", texts[name]).replace("``", "`")
+        yield f"- `{name}` = `{shown(FIELDS[name].metadata['default'])}`: {text}"
+
+
+def _file(path: Path) -> str:
+    return f"```{path.suffix.lstrip('.').replace('py', 'python')}\n{path.read_text()}```"
 
 
 def _included(path: Path, name: str, options: str) -> str:
