@@ -85,7 +85,7 @@ def test_first_request(client: Client) -> None:
 def test_functions(client: Client) -> None:
     """By functions, a first request claims and completes with one call each."""
     sent(client, str(uuid.uuid4()))  # a process asks once for the functions
-    assert sent(client, str(uuid.uuid4())) == documented("Two functions")
+    assert sent(client, str(uuid.uuid4())) == documented("Server functions")
 
 
 def test_replay(client: Client) -> None:
@@ -118,7 +118,7 @@ def test_roll_back(client: Client) -> None:
 
 def test_leased(client: Client) -> None:
     """A leased request claims and completes, each by itself; a step is one statement more."""
-    page = PAGE.read_text().partition("\n## Leased mode")[2]
+    page = PAGE.read_text().partition("\n## How leased mode works")[2]
     request, step = (
         KEYWORDS.findall(re.sub(r"\nSELECT", " SELECT", block))
         for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
