@@ -7,7 +7,7 @@
     │   ├── KeyMissing             400  the operation requires a key, but none was sent
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
     │   └── KeyGuessable           400  an anonymous caller's key that could be guessed
-    ├── OperationInProgress        409  somebody else is executing this operation now
+    ├── OperationInProgress        409  another process is executing this operation
     ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
     ├── DeadLettered              409  a message failed too often; an operator must settle it
     ├── UnknownEventType           422  the consumer has no handler for an event of this type
@@ -104,7 +104,7 @@ class KeyMalformed(KeyRefused):
 
 
 class KeyGuessable(KeyRefused):
-    """Callers who are not told apart share a scope, so their keys must be unguessable."""
+    """Unauthenticated callers share a scope, so their keys must be unguessable."""
 
     slug = "key-guessable"
     title = "Guessable idempotency key"
@@ -115,7 +115,7 @@ class KeyGuessable(KeyRefused):
 
 
 class OperationInProgress(IdempotencyError):
-    """Somebody else is executing the operation now.
+    """Another process is executing the operation.
 
     Attributes:
         remaining: seconds until the owner's lease ends, if the owner does not renew it; ``None``:
@@ -298,7 +298,8 @@ class PreconditionRequired(IdempotencyError):
 
 
 class ConcurrentModification(IdempotencyError):
-    """The object was changed or deleted by somebody else after it was loaded; nothing was written.
+    """The object was changed or deleted by another process after it was loaded; nothing was
+    written.
 
     It can be caught within a transaction, which stays usable.
     """
@@ -354,7 +355,7 @@ class UnknownEventType(IdempotencyError):
 
 
 class StreamFenced(Exception):
-    """Somebody else has claimed the stream since; nothing of this call is committed.
+    """Another process has claimed the stream; nothing of this call is committed.
 
     Like :exc:`AlreadyProcessed`, it is for the loop that reads a stream, and no answer to a
     request, so it has no status and no slug.

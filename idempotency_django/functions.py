@@ -86,7 +86,7 @@ def idempotent_call(
     Raises:
         KeyMalformed: the key is not 1-255 visible ASCII characters.
         ValueError: the scope is empty.
-        OperationInProgress: somebody else is executing it, and the policy's wait is over.
+        OperationInProgress: another process is executing it, and the policy's wait is over.
         OperationHeld: it was interrupted or failed too often: an operator must settle it.
         FingerprintMismatch: the key was used for something else.
         ResponseNotStored: it was executed, but its result was too large to keep, or the policy has

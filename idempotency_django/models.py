@@ -28,7 +28,7 @@ BATCH_SIZE: Final = 5_000
 GRACE: Final = timedelta(minutes=1)
 """For so long a row in progress that has no lease is taken to have an owner.
 
-Nobody sees such a row unless its transaction was ended in the middle of the operation, which may
+Such a row is visible only if its transaction was ended in the middle of the operation, which may
 still be running. A lease of its own would say so, too, but has an index: PostgreSQL could no longer
 update the row in place when it is completed.
 """

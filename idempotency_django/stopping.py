@@ -1,4 +1,4 @@
-"""An orderly end of what runs until it is told to stop."""
+"""Graceful shutdown of long-running commands."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class IdempotencyStatusView(View):
 
         path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status")
 
-    Anybody else gets 404. See :func:`idempotency_django.http.status.describe_operation`.
+    Other callers get 404. See :func:`idempotency_django.http.status.describe_operation`.
     """
 
     http_method_names = ["get", "head", "options"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import django
 
-POLL = timedelta(seconds=0.2)  # so that nobody who tries it out has to wait
+POLL = timedelta(seconds=0.2)  # short, for trying it out
 PAUSE = 1  # seconds before a job that has failed begins again
 STOP_TIMEOUT = 10  # seconds for the jobs to finish what they have in hand
 

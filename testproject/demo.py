@@ -46,11 +46,11 @@ PATIENCE = 10  # how often the client sends a request that is answered "in progr
 NO_ANSWER = "no answer"
 
 INTRODUCTION = (
-    "Alice's program sends charges of 25.00 EUR to [bold]POST {path}[/], each with its own key "
-    "in the header [bold]Idempotency-Key[/]. The reference app runs under gunicorn: two processes, "
+    "Alice's program sends charges of 25.00 EUR to [bold]POST {path}[/], each with its own key in "
+    "the header [bold]Idempotency-Key[/]. The reference app runs under gunicorn: two processes, "
     "SQLite. An effect is a row in its table of payments; a transfer has three: its debit, its "
-    "booking in somebody else's ledger, and its credit. A payment with a message "
-    "has two: its own, and that of another process, which gets the message from the outbox."
+    "booking in an external ledger, and its credit. A payment with a message has two: its own, "
+    "and that of another process, which gets the message from the outbox."
 )
 
 ON_SQLITE = (

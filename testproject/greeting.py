@@ -22,7 +22,7 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /api/charges/         Django REST framework with the mixin; the key is required
   /api/orders/          Django REST framework with the mixin; the key is optional
   /api/viamiddleware/   Django REST framework without the mixin; the middleware protects it
-  /api/transfers/       three steps, of which one is a call to somebody else
+  /api/transfers/       three steps, including a call to an external service
   /api/payouts/         long work: a duplicate gets 202 and the address of the status
   /api/unprotected/     no protection at all
   /api/events/          a consumer: POST a CloudEvent of the type order.paid instead

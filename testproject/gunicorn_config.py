@@ -25,7 +25,7 @@ control_socket_disable = True
 
 
 def when_ready(server: Any) -> None:
-    """Say what can be tried, now that somebody listens."""
+    """Print the greeting when the server is ready."""
     host, port = server.LISTENERS[0].sock.getsockname()
     address = f"http://{host}:{port}"
     print(f"WEBHOOK_SECRET={settings.WEBHOOK_SECRET}")

@@ -1,4 +1,4 @@
-"""Somebody else's service: a ledger that books what it is told, once for each idempotency key.
+"""An external service: a ledger that makes each booking once for its idempotency key.
 
 ``python -m testproject.ledger`` serves at ``LEDGER_PORT`` (8001). The server of the reference app
 starts one of its own where ``LEDGER_URL`` names none. It remembers nothing when it ends.

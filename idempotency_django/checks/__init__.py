@@ -1,18 +1,18 @@
 """The system checks (``manage.py check``); their ids are stable and never used twice.
 
 =====================================  =========================================================
-id                                     what is wrong
+id                                     problem
 =====================================  =========================================================
-``idempotency_django.E001``            ``IDEMPOTENCY`` holds a name that is not a setting
-``idempotency_django.E002``            a setting holds a value that it cannot hold
-``idempotency_django.E003``            a store cannot be made, or a policy names an unknown store
+``idempotency_django.E001``            ``IDEMPOTENCY`` has an unknown setting
+``idempotency_django.E002``            a setting has an invalid value
+``idempotency_django.E003``            a store cannot be created, or a policy has an unknown store
 ``idempotency_django.E004``            a store uses a database that is not in ``DATABASES``
-``idempotency_django.E005``            a store uses what looks like a replica
+``idempotency_django.E005``            a store uses a database that looks like a replica
 ``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
-``idempotency_django.W007``            effects and answers are in two databases
+``idempotency_django.W007``            effects and results are in two databases
 ``idempotency_django.E008``            a store's database is read-only (``check --database``)
 ``idempotency_django.E009``            middleware after ours, whose ``process_view`` is skipped
-``idempotency_django.E010``            our middleware comes before the authentication's
+``idempotency_django.E010``            our middleware comes before the authentication middleware
 ``idempotency_django.E011``            ``IdempotentViewMixin`` after ``APIView``: no protection
 ``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
 ``idempotency_django.E013``            a store cannot work with its cache
@@ -20,48 +20,48 @@ id                                     what is wrong
 ``idempotency_django.W015``            the Redis server may evict keys: retries execute again
 ``idempotency_django.W016``            the Redis server cannot be reached
 ``idempotency_django.W017``            fewer replicas than ``wait_replicas``: nothing is executed
-``idempotency_django.W018``            each process has its own cache of answers
-``idempotency_django.E019``            a policy needs what its store or mode cannot promise
+``idempotency_django.W018``            a store's cache is local to each process
+``idempotency_django.E019``            a policy needs a feature that its store or mode lacks
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
 ``idempotency_django.E022``            a view cannot be protected and refuses requests with a key
 ``idempotency_django.E023``            the same for a view of a framework without an adapter
-``idempotency_django.E024``            a view is protected and exempt at the same time
+``idempotency_django.E024``            a view is both protected and exempt
 ``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
 ``idempotency_django.E027``            a store's database has ``AUTOCOMMIT`` off
 ``idempotency_django.W028``            a store's tables are missing (``check --database``)
 ``idempotency_django.W029``            CORS stops scripts of other origins from sending a key
 ``idempotency_django.W030``            CORS hides the headers of a replay from these scripts
-``idempotency_django.W031``            the admin's or the login's own forms need a key and have none
+``idempotency_django.W031``            a key is required from the admin's or the login's own forms
 ``idempotency_django.E032``            a ``VersionField`` in a model that is not ``Versioned``
 ``idempotency_django.E033``            a ``Versioned`` model with no version field, or several
-``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not carry the version
-``idempotency_django.W035``            Celery's broker delivers again before a task's lease is over
+``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not submit the version
+``idempotency_django.W035``            Celery's broker delivers again before a task's lease ends
 ``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
-``idempotency_django.W037``            an attribute of a view or receiver that nothing reads
+``idempotency_django.W037``            an attribute of a view or receiver that has no effect
 ``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name
-``idempotency_django.W039``            a user's primary key may become another person's
+``idempotency_django.W039``            a user's primary key can be reused
 ``idempotency_django.E040``            two receivers of webhooks have the same source
 ``idempotency_django.E041``            a receiver of webhooks has no verifier, or no usable secret
 ``idempotency_django.E042``            the policy of a receiver of webhooks cannot be used
-``idempotency_django.E043``            the publisher of a topic of the outbox cannot be made
-``idempotency_django.E044``            a topic of the outbox is not configured rightly
+``idempotency_django.E043``            the publisher of a topic of the outbox cannot be created
+``idempotency_django.E044``            the configuration of a topic of the outbox is invalid
 ``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
 ``idempotency_django.W046``            messages and records are in two databases
 ``idempotency_django.W047``            a publisher's timeout is too long for a relay's lease
 ``idempotency_django.E048``            the endpoint of a topic's webhooks cannot be imported
 ``idempotency_django.E049``            the Celery app of a topic cannot be imported
-``idempotency_django.E050``            a path in ``CONSUMERS`` leads to no consumer
-``idempotency_django.E051``            two consumers in ``CONSUMERS`` have one name
+``idempotency_django.E050``            a path in ``CONSUMERS`` is not a consumer
+``idempotency_django.E051``            two consumers in ``CONSUMERS`` have the same name
 ``idempotency_django.W053``            tables of messaging are missing (``check --database``)
 ``idempotency_django.W054``            a store's functions are missing (``check --database``)
 ``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
 ``idempotency_django.W056``            Django's ``@condition`` answers a retry before its record
-``idempotency_django.W057``            middleware changes templates, in vain where there is a key
-``idempotency_django.W059``            a view publishes, and has no transaction without a key
-``idempotency_django.E060``            a view has a policy, and nothing that protects it
-``idempotency_django.W061``            a Celery task has a policy or key, and not our base class
+``idempotency_django.W057``            middleware changes template responses without effect
+``idempotency_django.W059``            a view publishes, but has no transaction without a key
+``idempotency_django.E060``            a view has a policy, but no protection
+``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 =====================================  =========================================================
 """
 

@@ -77,7 +77,7 @@ def _chords(app: Any) -> Iterator[CheckMessage]:
     """Whether the result backend counts the parts of a chord that are reported twice."""
     try:
         backend = app.backend
-    except Exception:  # noqa: BLE001  # its library is not installed: Celery itself says so
+    except Exception:  # noqa: BLE001  # its library is not installed: Celery reports that
         return
     if counts_parts(backend):
         yield Warning(

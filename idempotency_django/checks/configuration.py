@@ -218,7 +218,9 @@ def check_stores(**_: Any) -> Sequence[CheckMessage]:
 
 
 def check_callers(**_: Any) -> Sequence[CheckMessage]:
-    """Whether a second person with a deleted user's primary key is told from the first one."""
+    """Whether a new user with a deleted user's primary key is distinguished from the deleted
+    user.
+    """
     known, _error = tried(lambda: (get_user_model(), Policy().resolved()))
     if known is None:
         return []  # Django, or check_settings, reports it

@@ -180,7 +180,7 @@ def once_per(
             has no such parameter. These are raised by the decorated function:
         FingerprintMismatch: the row was made with another value of another argument. Without the
             record, the arguments that are fields of the model are compared with the row.
-        OperationInProgress: somebody else is running it for this key.
+        OperationInProgress: another process is running it for this key.
         ResponseNotStored: it was run, and its row was deleted since.
         IntegrityError: another constraint refused what the function wrote.
         ValueError: a value of the natural key is ``None``.

@@ -103,7 +103,7 @@ def evaluate(
         conditions: what the request asks for.
         etag: the current ETag, of the representation that a safe method would send, and of the
             resource's state for any other method; ``None``: it has none.
-        modified: when it was last changed, in seconds since the epoch; ``None``: nobody knows,
+        modified: when it was last changed, in seconds since the epoch; ``None``: unknown,
             and conditions on dates are ignored.
         exists: whether there is anything at this URL now.
         safe: whether the request only reads.
@@ -248,11 +248,11 @@ class Resource:
         find: looks for the object at the URL, for this caller; ``None``, or Django's ``Http404``:
             there is none.
         etag: the ETag of an object's state.
-        modified: when an object was last changed; ``None``: nobody knows.
+        modified: when an object was last changed; ``None``: unknown.
         form: which representation the request is answered with; empty: the usual one.
         required: whether the request must be conditional.
         creates: whether a PUT creates what is not there.
-        model: the model of what is created; ``None``: nobody knows.
+        model: the model of what is created; ``None``: unknown.
         compared: the object that the conditions were compared with, locked; or ``None``.
     """
 
@@ -329,7 +329,7 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
         resource.holds(obj)
         return run()
     using = write_alias(obj)
-    # On SQLite, a transaction that began with a look could not go on to write after somebody else.
+    # On SQLite, a transaction that began with a look could not write after another transaction.
     with in_transaction(using):
         fresh = lock_row(obj, using)
         if fresh is None:
@@ -370,7 +370,7 @@ def _create(resource: Resource, run: Run) -> HttpResponseBase:
         resource.compared = NOT_COMPARED
         if _found(resource) is None:
             raise
-        raise PreconditionFailed from None  # it failed because somebody else has created it
+        raise PreconditionFailed from None  # it failed because another process has created it
 
 
 def preconditions(

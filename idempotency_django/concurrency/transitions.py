@@ -40,7 +40,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyThere:
-    """The object was moved before, by somebody else or by an earlier call; nothing was done.
+    """The object was moved before, by another process or an earlier call; nothing was done.
 
     Attributes:
         obj: the object, in that state.

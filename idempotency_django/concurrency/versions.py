@@ -1,4 +1,4 @@
-"""Versions: a write that would overwrite somebody else's is refused, with no extra query.
+"""Optimistic locking: a write that would overwrite another change is refused, with no extra query.
 
 ::
 
@@ -63,7 +63,7 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
         return version
 
     def formfield(self, **options: Any) -> FormField | None:
-        # Whatever the admin has for integers: nobody is to edit it.
+        # Not the admin's widget for integers: the version is not editable.
         return super().formfield(**options | {"widget": HiddenInput})
 
     def check(self, **options: Any) -> list[CheckMessage]:
@@ -169,7 +169,7 @@ class Versioned(models.Model):
             return super().delete(using=using, keep_parents=keep_parents)  # raises Django's error
         with in_transaction(using):
             lock_root_table(self, using)
-            claim_version(self, using)  # first, so that nobody changes it while it is deleted
+            claim_version(self, using)  # first, so that it cannot change while it is deleted
             return super().delete(using=using, keep_parents=keep_parents)
 
     @classmethod

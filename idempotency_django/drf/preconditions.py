@@ -199,7 +199,7 @@ def _respond(view: Any, request: Request, run: Run) -> HttpResponseBase:
 
 
 def _validate_lookup(view: Any, request: Request) -> None:
-    """Refuse a change whose conditions nobody would look at."""
+    """Refuse a change whose preconditions would be ignored."""
     required = request.method in getattr(view, "require_preconditions", ())
     if request.method in CHANGES and (required or Conditions.of(request.headers).for_change()):
         raise ImproperlyConfigured(

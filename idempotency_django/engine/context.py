@@ -303,7 +303,7 @@ class UnprotectedContext(ExecutionContext):
 class NoKeyContext:
     """The context of a leased handler whose request has no key, where the key is optional.
 
-    It is false. Whatever needs a key says so; ``atomic()`` is an ordinary transaction.
+    It is false. Methods that need a key raise an error; ``atomic()`` is an ordinary transaction.
     """
 
     def __init__(self, store: Store) -> None:

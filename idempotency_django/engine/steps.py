@@ -261,7 +261,7 @@ def text_of(error: BaseException) -> str:
     """The text of an error, also if its own ``__str__()`` fails."""
     try:
         return str(error)
-    except Exception as failure:  # noqa: BLE001  # the error is told of nevertheless
+    except Exception as failure:  # noqa: BLE001  # the error is reported anyway
         return f"str() of the error failed ({type(failure).__name__})"
 
 

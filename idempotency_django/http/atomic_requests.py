@@ -85,7 +85,7 @@ class RequestTransactions(Atomic):
 
         That transaction is committed last, so that no answer outlives its effects on another
         database. If it is not open yet, it is begun here. If it was rolled back, the callbacks are
-        told why. An operational error means that nobody knows whether it was.
+        told why. After an operational error, that is unknown.
 
         Raises:
             OperationInProgress: the store's database is too busy to begin one.
@@ -167,7 +167,7 @@ class RequestTransactions(Atomic):
         self._spared = error is not None  # then the last one is not even tried to be committed
 
     def _is_busy(self, error: BaseException) -> bool:
-        """Whether it says at COMMIT that somebody else was in the way: then it has rolled back."""
+        """Whether the COMMIT failed because of a conflict: then it has rolled back."""
         return self._store is not None and self._store.is_busy(error)
 
 

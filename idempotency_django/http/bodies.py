@@ -1,6 +1,6 @@
 """The body of a request: it is read for the fingerprint, and the view can still read all of it.
 
-The view finds the request as if nobody had read it: it may parse the form, set upload handlers,
+The view finds the request unread: it may parse the form, set upload handlers,
 take ``request.body`` or stream. What is too large for memory waits in a temporary file, as uploads
 do.
 """
@@ -154,7 +154,7 @@ def body_of(request: Any) -> Body:
     """The body of a request: a form by field and file, anything else byte for byte.
 
     Raises:
-        ImproperlyConfigured: somebody has read the stream before, and it cannot be read again.
+        ImproperlyConfigured: the stream was read before, and it cannot be read again.
         RequestDataTooBig: it is JSON that no view may have in memory, or longer than ``LONGEST``.
         UnreadablePostError: its end is missing.
     """
@@ -204,7 +204,7 @@ def _multipart(request: Any) -> Form | Hashed:
     """The form by field and file, without making use of the request's own upload handlers."""
     stream = request._stream if hasattr(request, "_body") else rewindable(request)
     # The length that was sent may be missing (a chunked body): then the view sees an empty form,
-    # but whoever streams the body sees all of it.
+    # but a view that streams the body sees all of it.
     meta = {**request.META, "CONTENT_LENGTH": stream.seek(0, os.SEEK_END)}
     refuse_half(request, meta["CONTENT_LENGTH"])
     stream.seek(0)
@@ -246,7 +246,7 @@ class _Digests(FileUploadHandler):
         )
 
 
-# What somebody else has parsed: the CSRF middleware reads forms before any view.
+# Parsed by other code: the CSRF middleware reads forms before any view.
 
 
 def _parsed_before(request: HttpRequest) -> Form:
@@ -286,7 +286,7 @@ def _uploaded(field: str, file: Any) -> UploadedFile:
 
 
 def unreadable(what: str) -> ImproperlyConfigured:
-    """The error of a body that nobody can compare with a retry's."""
+    """The error of a body that cannot be compared with a retry's."""
     return ImproperlyConfigured(
         f"{what} before the idempotency key was looked up, so the request cannot be compared with "
         "a retry. Protect the view outside the code that reads the body, or give its policy "

@@ -88,7 +88,7 @@ def invocation_of(
         request: Django's request.
         policy: the policy, which may know who is calling.
         own: the request as the framework's own views know it, if that is another one.
-        auth: what authenticated the request, if the framework says so.
+        auth: the authentication of the request, if the framework reports it.
         body: reads the body when it is asked for, if the framework does so in its own way.
     """
     own = request if own is None else own
@@ -116,7 +116,7 @@ def invocation_of(
 def credentials_of(request: HttpRequest) -> str:
     """A digest of the credentials of a request; empty if it has none.
 
-    Nobody has checked them: the view may refuse them, or may ignore them.
+    They are unverified: the view may refuse them, or ignore them.
     """
     headers = [request.META.get(meta_name(name), "") for name in conf.credential_headers]
     cookies = [request.COOKIES.get(name, "") for name in conf.credential_cookies]
@@ -159,13 +159,13 @@ def operation_name(request: HttpRequest) -> str:
 
 
 def principal_of(user: Any, auth: Any = None) -> str:
-    """The caller's name, ``"user:42"``; empty for callers who are not told apart.
+    """The caller's name, ``"user:42"``; empty for unauthenticated callers.
 
     Args:
         user: the request's user.
         auth: what authenticated the request where there is no user, for example an API key. Only a
             digest of it is used, because it may be a secret. What has no primary key, the claims
-            of a token for example, names nobody.
+            of a token for example, is not a caller.
 
     Raises:
         ImproperlyConfigured: the user has no primary key.

@@ -170,7 +170,7 @@ def check_object(view: Any, record: Record) -> None:
 
     The view refuses callers who may not have the object, and callers for whom an existing object is
     not visible. An object that is gone is not a reason to refuse. Where the URL does not name the
-    primary key, nobody can tell an object that is gone from one that was renamed: then only what
+    primary key, a deleted object cannot be distinguished from a renamed one: then only what
     the request itself has deleted is gone, and what it has renamed is looked up by its new name.
 
     Args:
@@ -224,7 +224,7 @@ def has_object(view: Any) -> bool:
 
 
 def lookup_of(view: Any) -> Callable[[], Any] | None:
-    """``get_object()`` with what the view's URL has for it; ``None``: nobody can tell how.
+    """``get_object()`` with the arguments of the view's URL; ``None``: unknown.
 
     Some views give it arguments, as REST framework's tutorial does (``self.get_object(pk)``). It
     gets those of the same name, or else the only one that the URL has.
@@ -319,7 +319,7 @@ def _is_not_found(error: Exception) -> bool:
 
 
 def _is_gone(view: Any, record: Record) -> bool:
-    """Whether the object in the URL does not exist for anybody; ``False``: nobody can tell."""
+    """Whether the object in the URL does not exist for any caller; ``False``: unknown."""
     lookup = _lookup(view)
     keys = {name: value for name, value in lookup.items() if _is_key(view, name)}
     exists = _exists(view, keys or lookup)
@@ -362,7 +362,7 @@ def _has_renamed(view: Any) -> bool:
 
 
 def _exists(view: Any, lookup: dict[str, Any]) -> bool | None:
-    """Whether the model has such an object; ``None``: nobody can tell."""
+    """Whether the model has such an object; ``None``: unknown."""
     model = _model(view)
     if model is None or not lookup:
         return None
@@ -389,7 +389,7 @@ def _alias(view: Any) -> str:
 
 
 def _model(view: Any) -> Any:
-    """The model of the view's objects; ``None``: nobody can tell."""
+    """The model of the view's objects; ``None``: unknown."""
     if getattr(view, "queryset", None) is not None:
         return view.queryset.model
     try:

@@ -104,7 +104,7 @@ def serve(
 
 
 def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> None:
-    """Give a leased view without a key what says so."""
+    """Give a leased view without a key an execution without a key."""
     store = stores.made.get(policy.store) or stores[policy.store]
     if asynchronous or policy.mode == "leased" or not store.supports_transactions:
         request.idempotency = NoKeyContext(store)  # type: ignore[attr-defined]

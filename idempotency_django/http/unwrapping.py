@@ -283,7 +283,7 @@ def _is_conditional(view: Any) -> bool:
 
 
 def _is_part(view: Any) -> bool:
-    """Whether all of it runs once: it says so, or is ``@condition`` on the function itself.
+    """Whether all of it runs once: it is marked, or is ``@condition`` on the function itself.
 
     A condition holds before a change and not after it, so a retry gets the answer first.
     """

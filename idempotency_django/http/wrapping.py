@@ -401,7 +401,7 @@ def replace_handler(view: Any, request: HttpRequest, serve: Serve) -> None:
     handler = getattr(view, name, None)
     before = getattr(view, "_idempotency_placed", None)
     if before is not None and handler is before[0]:
-        handler = before[1]  # its own again: a loop around dispatch() runs the view anew
+        handler = before[1]  # its own again: a loop around dispatch() runs the view again
     if handler is None:
         return
     function = method_of(view, handler)

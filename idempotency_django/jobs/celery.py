@@ -52,7 +52,7 @@ REPLACED: Final = "idempotency_replaced"
 """The header of what replaces a task: how often each operation was replaced before, by digest."""
 
 _MOST_REPLACED: Final = 500
-"""Operations in the header, or a task that replaces itself for ever under new keys would send
+"""Operations in the header, or a task that replaces itself forever with new keys would send
 messages that no broker takes."""
 
 _LATER: Final = (OperationInProgress, StoreUnavailable, ClaimLost)

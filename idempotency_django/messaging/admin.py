@@ -316,7 +316,7 @@ class OutboxMessageAdmin(MessageAdmin):
 
 @admin.register(OutboxStream)
 class OutboxStreamAdmin(MessagingAdmin):
-    """Lists groups, and how far their relays are behind."""
+    """Lists groups, and the backlog of their relays."""
 
     list_display = ("stream", "last_sequence", "waiting", "state")
     search_fields = ("stream__startswith",)

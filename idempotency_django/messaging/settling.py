@@ -58,7 +58,7 @@ def retry(message: Message, *, by: str) -> None:
 
     Args:
         message: the message.
-        by: who says so, for the record.
+        by: the operator's name, for the record.
 
     Raises:
         NotSettled: it is in another state, or its record cannot be released.
@@ -71,7 +71,7 @@ def discard(message: Message, *, by: str) -> None:
 
     Args:
         message: the message.
-        by: who says so.
+        by: the operator's name.
 
     Raises:
         NotSettled: it is in another state.
@@ -84,7 +84,7 @@ def accept(message: Message, *, by: str) -> None:
 
     Args:
         message: the message, of the inbox.
-        by: who says so.
+        by: the operator's name.
 
     Raises:
         NotSettled: it is in another state, or no such message came before.
@@ -95,15 +95,15 @@ def accept(message: Message, *, by: str) -> None:
 def repeat(message: Message, *, by: str) -> None:
     """Have a message that is done or discarded handled or sent once more.
 
-    An inbox message is reprocessed: its handler begins anew, as a further attempt at the same
-    operation, so that the keys that it derives for other services are the same. An outbox message
-    is sent again as a copy under a new id, because every consumer and every broker that recognises
-    duplicates would drop the message under its old one. In a group, the copy gets the next number:
-    it follows what was published since.
+    An inbox message is reprocessed: its handler starts from the beginning, as a further attempt at
+    the same operation, so that the keys that it derives for other services are the same. An outbox
+    message is sent again as a copy under a new id, because every consumer and every broker that
+    recognises duplicates would drop the message under its old one. In a group, the copy gets the
+    next number: it follows what was published since.
 
     Args:
         message: the message.
-        by: who says so.
+        by: the operator's name.
 
     Raises:
         NotSettled: it is in another state, or its record cannot be expired.

@@ -123,8 +123,8 @@ def operation(
     fingerprint, content = next(iter(aliases.items()))
     if caller and caller == invocation.credentials:
         # The same request, sent without the credentials that it has now. What was answered without
-        # credentials was for anybody who knows the key. The answer itself may have brought the
-        # session cookie that is presented now.
+        # credentials was available to any caller who knows the key. The answer itself may have
+        # brought the session cookie that is presented now.
         aliases |= sealed(digest, framed(digest, scope, key, "", host))
     return _operations(policy)(
         key=key,
@@ -156,7 +156,7 @@ def named_operation(
     method: str,
     lease: timedelta | None = None,
 ) -> Operation:
-    """The operation that a call names itself, which is for whoever knows the key.
+    """The operation that a call names itself, for every caller who knows the key.
 
     Args:
         policy: a resolved policy.

@@ -61,7 +61,7 @@ class Invocation:
     Attributes:
         name: the operation (``"POST /api/charges/"``): the method and the route, which stay the
             same when code moves.
-        principal: who is calling (``"user:42"``); empty for callers who are not told apart.
+        principal: who is calling (``"user:42"``); empty for unauthenticated callers.
         since: when the principal began, if its name may have been another's before; else empty.
         credentials: digest of the credentials of the request, if the principal is not known; empty
             if there were none.

@@ -151,8 +151,8 @@ def natural(path: str) -> KeyFunction:
 def form_field(name: str = FORM_FIELD) -> KeyFunction:
     """The key is in a field of the HTML form, where ``{% idempotency_key %}`` put it.
 
-    It is a client's key, as a key in the header is: callers who are not told apart must send one
-    that nobody can guess. The keys of the tag are unguessable.
+    It is a client's key, as a key in the header is: unauthenticated callers must send an
+    unguessable key. The keys of the tag are unguessable.
 
     Args:
         name: the field.

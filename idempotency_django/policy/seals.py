@@ -1,11 +1,11 @@
 """Fingerprints and tokens as they leave the process: encrypted under ``SECRET_KEY``.
 
-A plain digest of a request would let whoever steals the table test guesses: the number of a card
+A plain digest of a request would let a thief of the table test guesses: the number of a card
 and its CVC are found within days. So a fingerprint is built as a synthetic-IV cipher is (RFC 5297):
 a tag, HMAC-SHA-256 of what the request asks for and of who asks, and then the digest of what the
 request asks for, encrypted under a key stream that depends on the tag. Equal requests have equal
-fingerprints. Without the secret, nobody can make a fingerprint or test a guess. With it, the digest
-can be recovered. Its HMAC under the same secret is what
+fingerprints. Without the secret, an attacker cannot make a fingerprint or test a guess. With it,
+the digest can be recovered. Its HMAC under the same secret is what
 :meth:`~idempotency_django.engine.context.ExecutionContext.derive_key` derives its keys from.
 
 A token in a URL is the same: a tag of its data, and the data under a key stream of the tag.

@@ -824,7 +824,7 @@ def chaos(
         first process goes on.
     ``"lose"``
         A :class:`Service` does what it was asked for, and the caller gets a ``TimeoutError``; or
-        the database commits, and the connection is lost before it says so.
+        the database commits, and the connection is lost before its response.
     ``"storm"``
         Several messages are delivered by several processes at once, by each in another order.
 

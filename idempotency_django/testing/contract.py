@@ -504,7 +504,7 @@ class StepsContract(LeasesContract):
             return
         late = self.interrupted()
         with self.store.fenced(late):
-            pass  # nobody has taken it over yet
+            pass  # it has not been taken over yet
         self.taken_over(late)
         committed = True
         try:
@@ -843,7 +843,7 @@ class BatchesContract(StepsContract):
             owners = in_threads([partial(self._contend, batch) for batch in batches])
             claimed = [claim.key for owner in owners for claim in owner]
             assert len(claimed) == len(set(claimed))
-            rest = self._contend(operations)  # where somebody has to try again
+            rest = self._contend(operations)  # a loser has to try again
             assert sorted(claimed + [claim.key for claim in rest]) == sorted(
                 operation.key for operation in operations
             )

@@ -1,4 +1,4 @@
-"""Invoices, which several people change and somebody pays; and one payment per order."""
+"""Invoices that several users change and one pays; and one payment per order."""
 
 from __future__ import annotations
 

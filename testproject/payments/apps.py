@@ -9,4 +9,4 @@ class PaymentsConfig(AppConfig):
     name = "testproject.payments"
 
     def ready(self) -> None:
-        import_module("testproject.celery")  # the app of all tasks, whoever imports them
+        import_module("testproject.celery")  # the app of all tasks, however they are imported

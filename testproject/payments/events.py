@@ -1,4 +1,4 @@
-"""Events: a consumer, driven over HTTP by senders who are told apart.
+"""Events: a consumer, driven over HTTP by authenticated senders.
 
 A queue would drive it in the same way: read the event, hand it over, acknowledge what was handled.
 """

@@ -1,7 +1,7 @@
-"""A transfer: a debit here, a booking in somebody else's ledger, a credit here.
+"""A transfer: a debit here, a booking in an external ledger, a credit here.
 
 No transaction spans all three. So each is a step, done once to a stored result: a retry after a
-crash goes on behind the last one that was stored. What no database can tell is whether a call was
+crash continues after the last stored one. What no database can tell is whether a call was
 made whose answer was never stored; the ledger can, by the key that is the same on every attempt.
 """
 
@@ -41,7 +41,7 @@ def transfer(request: Request, data: Any) -> Receipt:
 
     Raises:
         ValidationError: of DRF, when the data asks for nothing that can be made.
-        LedgerUnavailable: the debit is made, and a retry goes on behind it.
+        LedgerUnavailable: the debit is made, and a retry continues after it.
     """
     asked, faults = understood(data), Faults(request)
     execution: ExecutionContext = request.idempotency

@@ -77,7 +77,7 @@ class UnprotectedView(EffectView):
 
 
 class TransferView(IdempotentViewMixin, APIView):
-    """Three steps, of which one is a call to somebody else; a retry resumes them."""
+    """Three steps, including a call to an external service; a retry resumes them."""
 
     idempotency_policy = PAYMENT.replace(store="database", mode="leased")
 
@@ -86,7 +86,7 @@ class TransferView(IdempotentViewMixin, APIView):
 
 
 class PayoutView(IdempotentViewMixin, APIView):
-    """Long work: who asks again meanwhile is told where to look (202)."""
+    """Long work: a retry in the meantime gets 202 and the URL of the status."""
 
     idempotency_policy = Policy(
         store="database", mode="leased", on_conflict="accepted", required=True

@@ -401,7 +401,7 @@ def test_what_a_relay_says(using: str, caplog: pytest.LogCaptureFixture) -> None
 
     def wait() -> None:
         try:
-            eventually(lambda: "nothing is due" in caplog.text)
+            eventually(lambda: "no message is due" in caplog.text)
         finally:
             stop.set()
 

@@ -121,7 +121,7 @@ def test_id_of_another_topic(using: str, group: str | None, broker: type[Broker]
     with outbox(other={"BACKEND": "tests.outbox.conftest.Broker"}), transaction.atomic(using=using):
         for _ in range(2):
             assert paid(17, using, group=group, message_id="order-17") == "order-17"
-        with pytest.raises(ValueError, match="a message of the topic 'orders' has it"):
+        with pytest.raises(ValueError, match="used by a message of the topic 'orders'"):
             publish("other", 17, type="n", group=group, message_id="order-17", using=using)
         publish("other", 18, type="n", group=group, message_id="order-18", using=using)
     rows = OutboxMessage.objects.using(using).order_by("pk").values_list("message_id", "sequence")
@@ -161,7 +161,7 @@ def test_other_group(using: str) -> None:
     with transaction.atomic(using=using):
         for name in ("dedup_id", "message_id"):
             paid(1, using, group="a", **{name: "17"})
-            with pytest.raises(ValueError, match="other"):
+            with pytest.raises(ValueError, match="different content"):
                 paid(1, using, group="b", **{name: "17"})
 
 
@@ -229,7 +229,7 @@ def test_arguments_that_cannot_be_used(using: str, wrong: dict[str, Any]) -> Non
     with transaction.atomic(using=using):
         with (
             CaptureQueriesContext(connections[using]) as queries,
-            pytest.raises(ValueError, match="message cannot"),
+            pytest.raises(ValueError, match="valid"),
         ):
             publish("orders", 1, using=using, **{"type": "n", **wrong})
         assert not queries.captured_queries

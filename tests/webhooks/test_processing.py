@@ -230,7 +230,7 @@ def test_discard(inbox: Inbox) -> None:
     assert inbox.row().purge_at is not None
     assert process_due() == {"done": 1}
     assert inbox.states() == ["discarded", "done"]
-    with pytest.raises(NotSettled, match="is discarded now"):
+    with pytest.raises(NotSettled, match="is now “discarded”"):
         retry(inbox.row(), by="ann")
     behaviour.clear()
     repeat(inbox.row(), by="ann")

@@ -322,7 +322,7 @@ def test_hmac_ids() -> None:
     assert first == again != by_body.read(cased({}), body + b" ").message_id
     assert by_body.signs_id
     for missing in (by_path, by_header):
-        with pytest.raises(DeliveryMalformed, match="no id"):
+        with pytest.raises(DeliveryMalformed, match="no valid id"):
             missing.read(cased({}), b"{}")
 
 

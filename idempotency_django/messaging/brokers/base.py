@@ -76,7 +76,7 @@ class Away(Exception):
     broker.
 
     That is no message's fault, so no attempt is counted. The relay lets the topic wait, longer each
-    time, and closes the publisher: its next call makes its client anew.
+    time, and closes the publisher: its next call creates a new client.
     """
 
 
@@ -205,7 +205,7 @@ def answer_of(handle: Callable[[], object]) -> Exception | None:
     """Handle a message in the relay's own process; what to answer for it.
 
     Raises:
-        StoreUnavailable: nobody knows whether it was handled before.
+        StoreUnavailable: whether it was handled before is unknown.
         ImportError: the handler, or what it needs, cannot be imported.
     """
     try:

@@ -126,7 +126,7 @@ class HttpPublisher(Publisher):
         url: where all messages are sent to.
         secrets: what they are signed with; see :class:`~.webhooks.Endpoint`.
         endpoint: instead of both, the path of a function that gets an :class:`~.base.Outgoing` and
-            returns its ``Endpoint``, or ``None`` if nobody wants the message.
+            returns its ``Endpoint``, or ``None`` if the message has no receiver.
         timeout: for an attempt, from the connection to the answer.
         concurrency: how many webhooks are under way at a time.
         allow_http: whether a URL may begin with ``http://``; for tests.

@@ -103,7 +103,7 @@ class KafkaPublisher(Publisher):
             producer.poll(0.1)
         answers = batch.answers
         if not any(isinstance(answer, Away) for answer in answers):
-            self._producer = producer  # else the next call makes one anew
+            self._producer = producer  # else the next call creates a new one
         return answers
 
     def close(self) -> None:

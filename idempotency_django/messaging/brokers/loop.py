@@ -480,7 +480,7 @@ RENEWAL: Final = 60.0
 
 
 class Loop:
-    """Takes messages from a transport until it is told to stop.
+    """Takes messages from a transport until it gets a stop signal.
 
     Args:
         transport: the broker, not open yet.

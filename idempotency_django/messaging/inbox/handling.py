@@ -299,7 +299,7 @@ def release(message: InboxMessage, by: str) -> None:
 
 
 def expire(message: InboxMessage) -> None:
-    """Let the next attempt begin anew."""
+    """Let the next attempt start from the beginning."""
     record = record_of(message)
     now, retention = DatabaseNow(), F("purge_at") - F("expires_at")
     completed = _rows(record).filter(status=Status.COMPLETED)

@@ -82,7 +82,7 @@ INBOX: Final = Inbox()
 
 
 def claim(sources: Collection[str], at_most: int) -> list[InboxMessage]:
-    """Claim messages that are due, the longest due ones first; nobody waits for anybody here.
+    """Claim messages that are due, the longest due ones first, without waiting for locks.
 
     Of a group, it is the earliest one that is not done. The first message counts as begun; call
     :func:`begin` before the others. A claim lasts as long as the lease of the project's policy.
@@ -173,7 +173,7 @@ def process_due(
         How many messages are in which state now; ``"pending"``: they are due again later.
 
     Raises:
-        ImproperlyConfigured: one of the sources is nobody's.
+        ImproperlyConfigured: a source has no receiver and no consumer.
     """
     _refuse_unknown(sources)
     stop, tally = stop or threading.Event(), Counter[str]()
@@ -231,7 +231,7 @@ def warn_of_unhandled() -> None:
         found = rows.exclude(source__in=known_sources()).values_list("source")
         waiting = list(found.annotate(number=Count("pk")).order_by("source"))
     except DatabaseFault:
-        return  # it is told of when messages are to be claimed
+        return  # it is reported when messages are claimed
     for source, number in waiting:
         logger.warning(
             "The inbox has %s of the source %r, but no WebhookReceiver and no consumer has that "

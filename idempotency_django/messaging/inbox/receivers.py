@@ -149,7 +149,7 @@ def _known(message: InboxMessage, using: str) -> str | None:
 
 
 def _is_lost(using: str) -> bool:
-    """Whether there was a connection that nobody can use any more."""
+    """Whether there was a connection that is no longer usable."""
     connection = connections[using]
     if connection.connection is None or connection.in_atomic_block:
         return False
@@ -321,7 +321,7 @@ class WebhookReceiver(View):
             suffix = salted_hmac(__name__, message.digest, algorithm="sha256").hexdigest()
             message.message_id = keys.fit(f"{message_id}#{suffix}")
             why = "An earlier message had this id with another body."
-        else:  # it may be somebody's replay
+        else:  # it may be an attacker's replay
             why = (
                 "An earlier message had this body with another id, and the signature does not "
                 "cover the id."
@@ -342,7 +342,7 @@ class WebhookReceiver(View):
         message.is_suspect, message.error = True, why
         message.process_after = None
         message.group = ""  # until it is accepted: it holds up no message that is genuine
-        if not self.verifier.signs_id and self.ttl:  # anybody can send any number of them
+        if not self.verifier.signs_id and self.ttl:  # an attacker can send any number of them
             message.purge_at = DatabaseNow() + self.ttl
         return insert(message)
 

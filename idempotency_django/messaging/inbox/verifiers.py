@@ -84,7 +84,8 @@ class Verifier(ABC):
             delivery, for secrets that change while the process runs.
 
     Attributes:
-        signs_id: whether the signature covers the id of the message. If it does not, whoever has
+        signs_id: whether the signature covers the id of the message. If it does not, a third party
+        with
             seen one delivery can send it again under another id.
     """
 
@@ -483,7 +484,7 @@ class Stripe(Verifier):
 
     def read(self, headers: Headers, body: bytes) -> Contents:
         data = data_of(body)
-        # How many other deliveries are pending is counted anew in each of them.
+        # The number of other pending deliveries differs in each of them.
         event = {**data, "pending_webhooks": 0} if isinstance(data, dict) else data
         return Contents(text_at(data, "id"), text_at(data, "type"), data, canonical(event))
 

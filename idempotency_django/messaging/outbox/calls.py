@@ -165,9 +165,9 @@ class Call:
 
         Raises:
             Refused: it is not called again. The next attempt calls it, if an operator asks for one.
-            OperationInProgress: somebody else is calling it.
+            OperationInProgress: another process is calling it.
             OperationHeld: it was interrupted, and an operator must settle it.
-            StoreUnavailable: nobody knows whether it was called.
+            StoreUnavailable: whether it was called is unknown.
             ImportError: the function's module cannot be imported.
             LookupError: there is no such function any more.
             Exception: whatever the function raises.

@@ -546,7 +546,7 @@ def refuse_autocommit(using: str, function: str = "publish") -> None:
 
 
 def _write(rows: list[OutboxMessage], using: str) -> None:
-    """Write messages that nobody can have written before."""
+    """Write messages that cannot exist yet."""
     for stream, group in groupby(rows, key=attrgetter("stream")):
         numbered = list(group)
         first = next_sequence(stream, using, len(numbered)) - len(numbered) + 1 if stream else 0

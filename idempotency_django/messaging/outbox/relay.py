@@ -105,7 +105,7 @@ class Batch:
         using: the alias of the database.
         token: the relay's, for this batch. A relay that was paused past its lease does not find it
             in the rows any more: it is fenced.
-        messages: each stream's in their order; nobody else sends any message of these streams.
+        messages: each stream's in their order; no other process sends messages of these streams.
         failed: the streams of which a message has failed; the later ones are not sent.
     """
 
@@ -228,7 +228,7 @@ class TopicSender:
         return [wrong] * len(messages)
 
     def pause(self, message: OutboxMessage, error: Away) -> None:
-        """Let the topic wait, longer each time; the publisher's client is made anew after it."""
+        """Let the topic wait, longer each time; then the publisher creates a new client."""
         self.suspects.add(_unit_of(message))
         self.failures += 1
         wait = BACKOFF.jittered(self.failures).total_seconds()

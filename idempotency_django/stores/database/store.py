@@ -179,8 +179,8 @@ class DatabaseStore(Store):
             database routers say.
         combine_statements: whether PostgreSQL gets BEGIN in one message with the claim, and COMMIT
             in one with the answer, where psycopg 3 can do so. Set it to ``False`` behind a pooler
-            that reserves a connection for whoever sends several statements in one message, such as
-            Amazon RDS Proxy ("pinning").
+            that reserves a connection for a client that sends several statements in one message,
+            such as Amazon RDS Proxy ("pinning").
         functions: whether PostgreSQL claims and completes by the functions that ``migrate`` makes,
             which it need not parse and plan for each request. Without them, it gets plain
             statements.

@@ -51,7 +51,7 @@ class MySQL(Dialect):
             try:
                 cursor.execute(self.sql[statement], given)
             except (IntegrityError, OperationalError) as error:
-                # Somebody was faster, or holds the row after all: the caller reads what is there.
+                # Another process was faster, or holds the row: the caller reads the record.
                 if self.code(error.__cause__) not in self.taken:
                     raise
                 return None
@@ -81,7 +81,7 @@ class MySQL(Dialect):
 
     @staticmethod
     def in_transaction(driver: Any) -> bool:
-        # The server says so with each of its replies, but not every driver passes it on.
+        # The server reports it with each reply, but not every driver passes it on.
         status = getattr(driver, "server_status", None)
         return status is None or bool(status & _IN_TRANSACTION)
 

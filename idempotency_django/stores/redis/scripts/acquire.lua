@@ -18,7 +18,7 @@ local function is_free()
   return same and record.hold ~= '1' and lease_is_over(record, clock)
 end
 
--- A pin stays with its claim; and nobody knows what an owner has done that was interrupted.
+-- A pin stays with its claim; and the effects of an interrupted owner are unknown.
 local function is_pinned()
   if not record or is_expired(record, clock) then return false end
   return record.pinned == '1' or (record.status == 'in_progress' and record.token ~= token)

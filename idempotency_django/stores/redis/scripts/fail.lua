@@ -16,7 +16,7 @@ redis.call(
   'pinned', flag(pinned == '1' or record.pinned == '1')
 )
 if held == '1' then
-  -- In progress under a lease that is over, and a token that nobody has.
+  -- In progress under a lease that is over, and a token without an owner.
   redis.call('HSET', KEYS[1], 'hold', '1', 'lease', ms(clock), 'token', origin(token) .. ':held:' .. call)
   keep(ms(clock), '1', record.expires, clock)
   return 1

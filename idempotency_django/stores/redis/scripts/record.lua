@@ -83,7 +83,7 @@ local function forget_at(expires, earliest)
 end
 
 -- Keep a record in progress for longer than its lease, as long again and at least a minute, so that
--- its owner may be late; and for ever where nothing but its owner or an operator may end it.
+-- its owner may be late; and forever if only its owner or an operator may end it.
 local function keep(lease, hold, expires, clock)
   if lease == '' or hold == '1' then
     redis.call('PERSIST', KEYS[1])
@@ -93,7 +93,7 @@ local function keep(lease, hold, expires, clock)
   end
 end
 
--- Count a replay and let the time to live start anew, as far as that is asked for and possible.
+-- Count a replay and restart the time to live, if requested and possible.
 local function note_replay(count, extend, ttl, clock)
   if count == '1' then
     redis.pcall('HINCRBY', KEYS[1], 'replays', 1)

@@ -13,7 +13,7 @@ SELECT @@global.read_only
 SELECT CONCAT_WS('/', @@hostname, @@port, @@server_id, DATABASE())
 
 -- lock_key --
--- Takes the lock of a key, which is the session's, unless somebody else has it.
+-- Takes the lock of a key, which is the session's, unless another session has it.
 SELECT GET_LOCK(%(lock)s, 0)
 
 -- unlock_key --
@@ -22,8 +22,8 @@ SELECT RELEASE_LOCK(%(lock)s)
 
 -- claim --
 -- The row of an operation that is new; the session has the lock of its key. It looks before it
--- touches the unique index: a row that somebody has locked, a purge or the count of a replay, would
--- make it wait.
+-- touches the unique index: a row that another transaction has locked, a purge or the count of a
+-- replay, would make it wait.
 INSERT INTO {table} (
     {key}, {scope}, {operation}, {fingerprint}, {owner_token}, {principal}, {method}, {path},
     {caused_by}, {hold}, {expires_at}, {purge_at}, {lease_expires_at}, {created_at},
@@ -40,8 +40,8 @@ FROM DUAL
 WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {key} = %(key)s AND {scope} = %(scope)s)
 
 -- claim_leased --
--- The same for a claim with a lease, which is committed at once and makes nobody wait, so that it
--- needs no lock; it only must not wait for a transaction that has it.
+-- The same for a claim with a lease, which is committed at once and blocks no other transaction, so
+-- that it needs no lock; it only must not wait for a transaction that has it.
 INSERT INTO {table} (
     {key}, {scope}, {operation}, {fingerprint}, {owner_token}, {principal}, {method}, {path},
     {caused_by}, {hold}, {expires_at}, {purge_at}, {lease_expires_at}, {created_at},
@@ -112,8 +112,8 @@ STRAIGHT_JOIN {table} row_of FORCE INDEX FOR JOIN (PRIMARY) ON row_of.{id} = min
 WHERE row_of.{owner_token} = mine.token AND row_of.{status} = 'in_progress'
 
 -- lock_owned --
--- The same, as far as nobody has locked them; they are locked from here on. No UPDATE skips what is
--- locked, and IN might wait for each row that somebody holds.
+-- The same for rows that are not locked; they are locked from here on. No UPDATE skips what is
+-- locked, and IN might wait for each locked row.
 SELECT row_of.{id}
 FROM JSON_TABLE(
     %(claims)s, '$[*]' COLUMNS (id BIGINT PATH '$[0]', token VARCHAR(32) PATH '$[1]')
@@ -131,7 +131,7 @@ STRAIGHT_JOIN {table} row_of FORCE INDEX FOR JOIN (PRIMARY) ON row_of.{id} = min
 SET row_of.{lease_expires_at} = UTC_TIMESTAMP(6) + INTERVAL %(seconds)s SECOND
 
 -- choose_purgeable --
--- The records that became purgeable first, past those that somebody holds; they are locked from
+-- The records that became purgeable first, past locked rows; they are locked from
 -- here on. Of those in progress, only the interrupted ones that are not held.
 SELECT {id} FROM {table}
 WHERE {purge_at} <= UTC_TIMESTAMP(6) - INTERVAL %(older_than)s SECOND
@@ -148,7 +148,7 @@ FOR UPDATE SKIP LOCKED
 
 -- purge_steps --
 -- Deletes the steps of chosen records. From the batch to its rows by their index: IN, where few
--- rows are left, would read the whole table and wait for each row that somebody holds, so that two
+-- rows are left, would read the whole table and wait for each locked row, so that two
 -- purges would deadlock.
 DELETE target
 FROM JSON_TABLE(%(ids)s, '$[*]' COLUMNS (id BIGINT PATH '$')) batch

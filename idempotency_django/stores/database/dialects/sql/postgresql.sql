@@ -129,7 +129,7 @@ RETURNING
 
 -- replay_relaxed --
 -- The same in a transaction that holds nothing else: its commit does not wait for the disk, because
--- nobody is hurt when a crash forgets a count.
+-- losing a count in a crash is harmless.
 UPDATE {table} SET
     {replay_count} = {replay_count} + 1,
     {last_replayed_at} = STATEMENT_TIMESTAMP()
@@ -205,7 +205,7 @@ FOR UPDATE
 RETURNING {id}
 
 -- extend --
--- Renews the leases of several claims, as far as they are their owners' and nobody has locked them.
+-- Renews the leases of several claims, that still belong to their owners and are not locked.
 -- The rows are chosen once. IN would make it a join, which may read the whole table.
 UPDATE {table} SET
     {lease_expires_at} = STATEMENT_TIMESTAMP() + %(seconds)s::double precision * INTERVAL '1 second'
@@ -222,7 +222,7 @@ SELECT {id} FROM {table}
 WHERE {id} = ANY (%(ids)s) AND {owner_token} = ANY (%(tokens)s) AND {status} = 'in_progress'
 
 -- purge --
--- Deletes the records that became purgeable first, past those that somebody holds. Of those in
+-- Deletes the records that became purgeable first, past locked rows. Of those in
 -- progress, only the interrupted ones that are not held. The batch is chosen once, as in extend.
 DELETE FROM {table}
 WHERE {id} = ANY (ARRAY(

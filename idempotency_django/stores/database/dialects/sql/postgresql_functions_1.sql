@@ -60,7 +60,7 @@ BEGIN
             ] INTO result;
             IF FOUND THEN
                 IF p_relaxed THEN
-                    -- No commit waits for the disk: a count that a crash forgets hurts nobody.
+                    -- No commit waits for the disk: losing a count in a crash is harmless.
                     PERFORM set_config('synchronous_commit', 'off', TRUE);
                 END IF;
                 RETURN result;
