@@ -84,8 +84,8 @@ class KombuPublisher(Publisher):
             ``{group}`` are replaced.
         declare: whether to declare the queue or the exchange: a durable quorum queue, a durable
             topic exchange. ``False`` where they exist with other properties.
-        mandatory: whether a message without a bound queue is a failure. ``False`` for an exchange that
-            can be without queues.
+        mandatory: whether a message without a bound queue is a failure. ``False`` for an exchange
+            that can be without queues.
         timeout: how long the broker may take to accept the connection, or a message.
         connection: further arguments of ``kombu.Connection``, such as ``ssl``.
 
