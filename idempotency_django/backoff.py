@@ -22,7 +22,7 @@ class Backoff:
     longest: timedelta
 
     def after(self, failures: int) -> timedelta:
-        """The wait after so many failures in a row: the same for all who fail together."""
+        """The wait after this number of failures in a row, without jitter."""
         power = min(failures - 1, _LARGEST_POWER)
         seconds = self.first.total_seconds() * 2.0**power
         return timedelta(seconds=min(seconds, self.longest.total_seconds()))

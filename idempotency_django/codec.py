@@ -34,7 +34,7 @@ def load(stored: Content) -> Content:
 
 
 def dump_text(text: str) -> str:
-    """The stored form of a text. An empty text says that there is none, and stays empty."""
+    """The stored form of a text. An empty text stays empty."""
     return text and dump(text)
 
 

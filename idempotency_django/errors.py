@@ -314,7 +314,7 @@ class ConcurrentModification(IdempotencyError):
 
 
 class IllegalTransition(IdempotencyError):
-    """The object's state is none that the transition starts from; the effect was not run."""
+    """The transition does not start from the object's state; the effect was not run."""
 
     status = 409
     slug = "illegal-transition"

@@ -1,4 +1,4 @@
-"""Keeps each log record on its line, whatever a client has put into it."""
+"""Escapes client data in log records, so that each record stays on one line."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseB
 
 
 class IdempotencyMiddleware:
-    """Protects every view that is called with an unsafe method, or those that have a policy.
+    """Middleware that protects every view with an unsafe method, or only views with a policy.
 
     ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` chooses between the two. A view's policy is its
     ``idempotency_policy`` attribute (on the function or on the class), else the project's. The

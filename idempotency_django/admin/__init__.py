@@ -1,4 +1,4 @@
-"""The admin of idempotency keys: what became of a request, and how to settle an interrupted one.
+"""The admin of idempotency keys: inspect requests, and complete or release interrupted ones.
 
 Stored answers, results of steps and errors carry personal data, and a fingerprint is a digest of
 such data. They are fetched for holders of the permission ``idempotency_django.view_answer`` only,

@@ -102,7 +102,7 @@ class Delete(KeyAction):
 
 
 class SettleForm(forms.Form):
-    """Asks for the attempt that was looked at, and for a reason, to settle a record."""
+    """The form for settling a record: the displayed attempt, and a reason."""
 
     # The next attempt may have come further.
     attempt = forms.IntegerField(widget=forms.HiddenInput)
@@ -148,7 +148,7 @@ class Settlement(KeyAction):
         )
 
     def columns(self, given: Mapping[str, Any], by: str) -> dict[str, Any]:
-        """The columns of the settled row, besides those that both ways change."""
+        """The additional columns of the settled row."""
         raise NotImplementedError
 
 

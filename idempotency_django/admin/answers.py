@@ -103,7 +103,7 @@ class Answer:
 
     @property
     def text(self) -> str | None:
-        """The body as text, JSON with one member per line; ``None`` where it is no text."""
+        """The body as text, JSON with one member per line; ``None`` if it is binary."""
         sent = {name.lower(): value for name, value in self.headers}
         media_type, parameters = parse_header_parameters(sent.get("content-type", ""))
         if "content-encoding" in sent or not _TEXTUAL.fullmatch(media_type):

@@ -63,7 +63,7 @@ class Action:
     """One of the things that an operator can do to rows.
 
     It has a page for one row and a button that leads there; if it is ``for_many``, the list offers
-    it, too. Either way it asks first, locks the rows, spares those that are in use, and is logged.
+    it, too. Either way it asks first, locks the rows, skips rows in use, and is logged.
 
     Attributes:
         name: of its page; the list calls it ``<name>_selected``.
@@ -302,7 +302,7 @@ class ListAdmin(TimelineMixin):
         rows: Sequence[Any],
         original: Any = None,
     ) -> HttpResponse:
-        """The page that says what follows, and asks; of one row, if there is an original."""
+        """The confirmation page with the consequences; of one row, if there is an original."""
         given = form.cleaned_data if form.is_bound else {}
         refusals = {row.pk: action.refusal(row, given) for row in rows}
         chosen = [row for row in rows if not refusals[row.pk]]

@@ -39,7 +39,7 @@ def preformatted(text: str) -> SafeString:
 
 
 def shortened(pieces: Iterable[str]) -> str:
-    """The pieces put together, as far as they are shown; the rest is not even made."""
+    """The joined pieces, up to the limit; the rest is not generated."""
     text = ""
     for piece in pieces:
         text += piece
@@ -49,7 +49,7 @@ def shortened(pieces: Iterable[str]) -> str:
 
 
 def indented(text: str) -> str:
-    """A JSON text with one member per line, as far as it is shown; any other text as it is.
+    """A JSON text with one member per line, up to the limit; any other text unchanged.
 
     A parser loses what an auditor looks for: 10.50 is not 10.5, and a member may come twice. So the
     numbers and members stay as they were written.

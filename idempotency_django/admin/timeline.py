@@ -33,7 +33,7 @@ VIEW_RECORDS: Final = "idempotency_django.view_idempotencykey"
 class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime
     """Shows the timeline of the chain of causes on the page of a row that a source knows.
 
-    A user sees of each row of the chain only that it is there, unless the row's own page would be
+    A user sees only the existence of each row of the chain, unless the row's own page would be
     shown to them. Of answers, a timeline shows what :meth:`confidential` allows.
     """
 
@@ -91,7 +91,7 @@ class Chain:
 
     Attributes:
         timeline: the timeline.
-        addresses: the pages of its members, as far as the user may see them.
+        addresses: the pages of its members that the user may view.
         most: how many members a timeline holds.
         deepest: how many causes or effects one after the other.
     """

@@ -132,7 +132,7 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
 
 
 def _typical(method: str) -> str:
-    """The method, or the one that stands for those that a view does not declare."""
+    """The method, or a typical method if the view declares none."""
     return "POST" if method == "*" else method
 
 

@@ -41,7 +41,7 @@ def ensure(
     using: str | None = None,
     **lookup: Any,
 ) -> tuple[ModelT, bool]:
-    """Create a row unless it is there: ``get_or_create()`` for rows that are new most of the time.
+    """Create a row unless it exists: ``get_or_create()`` for rows that are usually new.
 
     It inserts first, by ``save()``, and looks only if the database refuses: one statement for a
     new row. Within a transaction, the INSERT gets a savepoint, so that the transaction goes on.
@@ -231,7 +231,7 @@ class _OncePer:
         return router.db_for_write(self.model)
 
     def row(self, *args: Any, **kwargs: Any) -> models.Model:
-        """The row of a call: the one that it makes, or the one that is there."""
+        """The row of a call: a new row, or the existing one."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         others = dict(bound.arguments)
@@ -277,7 +277,7 @@ class _OncePer:
         return row
 
     def _there(self, lookup: Mapping[str, Any], others: Mapping[str, Any]) -> models.Model | None:
-        """The row that is there, if it was made with the same arguments."""
+        """The existing row, if it was created with the same arguments."""
         row = self._find(lookup)
         if row is not None and any(self._differs(row, *pair) for pair in others.items()):
             raise self._mismatch(lookup)
@@ -322,7 +322,7 @@ _DELETED = (
 
 
 def _plain(field: models.Field[Any, Any] | None, value: Any) -> Any:
-    """A value as the field has it: the order's number for an order, 17 for "17"."""
+    """A value in the field's form: the order's number for an order, 17 for "17"."""
     if field is None:
         return value
     if isinstance(value, models.Model):

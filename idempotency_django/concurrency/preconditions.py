@@ -225,7 +225,7 @@ def _unmodified(since: str | None, modified: float | None) -> bool:
 
 
 def _date(header: str | None) -> int | None:
-    """The header's date; ``None``: there is none, or it is malformed and so ignored."""
+    """The header's date; ``None``: it is missing, or malformed and therefore ignored."""
     return parse_http_date_safe(header) if header else None
 
 
@@ -305,7 +305,7 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
     """Run the view if the request's conditions hold.
 
     Raises:
-        PreconditionRequired: the request must have a condition that says what it is meant for.
+        PreconditionRequired: the request needs a precondition.
         PreconditionFailed: a condition does not hold; nothing was executed.
         TransactionManagementError: the view reports a success, and has marked its transaction for
             rollback.

@@ -107,7 +107,7 @@ def data_renderer(view: Any) -> BaseRenderer | None:
 
 
 class StoredResponse(Response):
-    """A response whose bytes are known already, with what they say in its ``data``.
+    """A response from stored bytes, with their parsed content in its ``data``.
 
     Args:
         stored: the status, the headers and the bytes.
@@ -271,7 +271,7 @@ class DRFAdapter(Adapter):
         return finished  # type: ignore[no-any-return]
 
     def _body(self) -> Body:
-        """The body, as the view's parser has it; the view can read it again."""
+        """The body, parsed by the view's parser; the view can read it again."""
         http: Any = self.http_request
         if "HTTP_TRANSFER_ENCODING" in http.META:
             unseen = body_that_django_ignores(http)

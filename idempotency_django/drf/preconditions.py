@@ -240,7 +240,7 @@ def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
 
 
 def record_lookup(view: Any) -> None:
-    """Remember what ``get_object()`` returns, of whatever class it is: conditions are about it."""
+    """Remember the result of ``get_object()``: the preconditions are about it."""
     view._found_object = None
     look_up = getattr(view, "get_object", None)
     if look_up is None or iscoroutinefunction(look_up) or "get_object" in vars(view):

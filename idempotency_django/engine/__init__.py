@@ -92,7 +92,8 @@ def run(
 
     Raises:
         StoreUnavailable: nothing was executed, or all of it was rolled back.
-        OperationInProgress: raised instead of the outcome if the caller's transaction cannot go on;
+        OperationInProgress: raised instead of the outcome if the caller's transaction cannot
+        continue;
             or the database refused to commit because of a conflict.
         ClaimLost: the claim is gone and has no successor.
     """

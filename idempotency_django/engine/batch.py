@@ -116,7 +116,7 @@ def _run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
 
 
 def _run_alone(store: Store, item: Item) -> tuple[Outcome | Exception, bool]:
-    """Execute one item by itself; what became of it, and whether its handler was begun."""
+    """Execute one item by itself; its outcome, and whether its handler was started."""
     begun = finished = False
 
     def execute(execution: ExecutionContext) -> Result:

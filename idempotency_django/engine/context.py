@@ -87,7 +87,7 @@ class ExecutionContext:
     def pinned(self) -> bool:
         """Whether the key stays with this request if the attempt fails.
 
-        It does once a key was derived or a step was stored: what was done with these stays done.
+        It does once a key was derived or a step was stored: their effects stay.
         """
         return self._has_derived or ("_steps" in vars(self) and self._steps.are_stored)
 
@@ -139,7 +139,7 @@ class ExecutionContext:
         self._has_steps = False
 
     def expect(self, *errors: type[Exception]) -> None:
-        """Name the errors of steps that the handler catches to go on without the step.
+        """Declare the errors of steps that the handler catches to continue without the step.
 
         When a handler has caught an error of a step and begins another step, the error is stored.
         Each later attempt raises it again, so that the handler takes the same branch. It is raised

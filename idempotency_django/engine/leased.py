@@ -257,7 +257,7 @@ class LeasedRun:
         raise AssertionError
 
     async def _is_mine(self) -> bool:
-        """Whether the claim is still its owner's, as far as the store can be asked."""
+        """Whether the claim still belongs to its owner; true if the store is unreachable."""
         try:
             return await self.driver.call(self.store.extend, self.claim, self.seconds)
         except (StoreUnavailable, OperationInProgress):
@@ -379,7 +379,7 @@ class LeasedRun:
 
 
 class Driver(ABC):
-    """Runs the handler of one flow, and whatever else in it takes time.
+    """Runs the handler of one flow, and its other blocking calls.
 
     Attributes:
         begun: whether the handler was begun.

@@ -1,6 +1,6 @@
 """The hooks around every execution, which ``IDEMPOTENCY["AROUND_EXECUTION"]`` lists.
 
-A hook observes. It decides nothing: what it raises is logged, and the execution goes on.
+A hook observes. It decides nothing: its errors are logged, and the execution continues.
 """
 
 from __future__ import annotations

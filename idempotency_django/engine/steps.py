@@ -33,7 +33,7 @@ value.
 
 
 class Steps:
-    """The steps of one attempt: those that it has called, and those that are stored.
+    """The called and stored steps of one attempt.
 
     Args:
         store: where they are stored.

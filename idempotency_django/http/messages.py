@@ -208,7 +208,8 @@ def since_of(user: Any) -> str:
 
 @lru_cache(maxsize=64)
 def known_since(model: Any) -> str | None:
-    """The field that tells two users who had one primary key apart; ``None``: there is none.
+    """The field that distinguishes two users with the same primary key; ``None``: there is no such
+    field.
 
     It is empty where primary keys are not given again: the database or a UUID makes them.
     """
@@ -428,7 +429,9 @@ NEVER_STORED_HEADERS: Final = frozenset(
 
 
 def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Result:
-    """The result for the engine: the response, and the payload to store or why there is none."""
+    """The result for the engine: the response, and the payload to store or the reason for storing
+    none.
+    """
     status = response.status_code
     if status >= 500:
         return Result(response, None, error=f"The response had the status {status}.", failed=True)

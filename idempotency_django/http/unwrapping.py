@@ -146,7 +146,7 @@ def protect_innermost(view: Any, protect: Protect) -> Any:
     What is protected inside stays as it is.
 
     Raises:
-        ImproperlyConfigured: it is or holds what is not known; the error says what to do.
+        ImproperlyConfigured: it is or contains an unknown object; the error contains the fix.
     """
     if _is_part(view) or is_made_by_as_view(view):
         return protect(view)
@@ -202,7 +202,7 @@ def maker_of(view: Any) -> str:
 
 
 def protected_part(view: Any, method: str = "") -> Any:
-    """The innermost part of a view that is protected, whatever is around it; ``None``: none.
+    """The innermost protected part of a view; ``None``: the view is not protected.
 
     A wrapper that does not say what it wraps is searched: its closure, its defaults, an object.
 
@@ -249,7 +249,7 @@ def _protected_class_or_handler(view: Any, method: str, seen: set[int]) -> Any:
 
 
 def innermost(view: Any) -> Any:
-    """The function that all decorators wrap, known or not, as far as they tell."""
+    """The function below all decorators, known or not."""
     while (inner := _inside(view)) is not None:
         view = inner
     return view

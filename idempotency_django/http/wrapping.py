@@ -180,7 +180,7 @@ def protect(view: Any, policy: Policy | None) -> Any:
         policy: its policy; ``None`` on a DRF view leaves it to ``idempotency_policies``.
 
     Raises:
-        ImproperlyConfigured: it cannot be protected; the error says what to do.
+        ImproperlyConfigured: it cannot be protected; the error contains the fix.
     """
     validate_framework(view)
     if not inspect.isclass(view):

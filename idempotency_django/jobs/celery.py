@@ -301,7 +301,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         return super().on_replace(sig)
 
     def _key(self, task_id: str, args: Any, kwargs: Any) -> str:
-        """The key of a call or a message, whatever it replaces."""
+        """The key of a call or a message."""
         if self.key is not None:
             return key_of(self.key, f"the task {self.name}", self.run, args, kwargs)
         return keys.fit(task_id)
@@ -476,7 +476,7 @@ class _Delivery:
             self.request.chord = None
 
     def kept_result(self, error: Exception) -> Any:
-        """The result as Celery has it, where our own record holds none.
+        """The result in Celery's result backend, if our record has no result.
 
         Raises:
             ResponseNotStored: Celery has none either.

@@ -598,7 +598,7 @@ class Consumer:
             redelivered: as for :meth:`handle`. Each event is then handled alone.
 
         Returns:
-            What became of each event, in their order: :class:`Handled`,
+            The outcome of each event, in their order: :class:`Handled`,
             :class:`Duplicate`, or :class:`Failed` with the error that
             :meth:`handle` would have raised.
 

@@ -47,7 +47,7 @@ def outbox(limits: Limits) -> Iterator[Finding]:
 
 
 def inbox(limits: Limits) -> Iterator[Finding]:
-    """The messages of each source that no process handles, and those that an operator must see."""
+    """The messages of each source without a process, and the messages that need an operator."""
     rows = InboxMessage.objects.using(database())
     for name, pending in _pending(rows, "source", "received_at"):
         idle = (

@@ -49,7 +49,7 @@ UNITED: Final = 200
 
 
 class Unkeyed(Func):
-    """The primary key as an index on an expression has it.
+    """The primary key as the expression of an index.
 
     PostgreSQL would read a table in the order of its primary key, if its statistics say that a
     group is most of the table. It has an index on this expression instead, which only that answers.
@@ -184,7 +184,7 @@ class Queue:
         return [row for turn in turns for row in turn]
 
     def finish(self, rows: QuerySet[Any], messages: Iterable[Any], **changes: Any) -> int:
-        """Change rows; how many there were. Their groups go on, unless they stay pending.
+        """Change rows; return their number. Their groups continue, unless they stay pending.
 
         Args:
             rows: the rows.
@@ -202,7 +202,7 @@ class Queue:
         return count
 
     def promote(self, using: str, groups: Collection[tuple[str, ...]]) -> None:
-        """Let groups go on, in the transaction that has finished a message of each of them."""
+        """Let groups continue, in the transaction that has finished a message of each of them."""
         aside = []
         for line in self._lines(using, groups, FEW, "process_after"):
             aside += [row.pk for row in line if row.process_after is None][:1]
@@ -211,7 +211,7 @@ class Queue:
             waiting.update(process_after=Coalesce("process_after", DatabaseNow()))
 
     def revive(self, using: str) -> None:
-        """Let groups go on of which the first message was deleted, or holds them up no longer."""
+        """Let groups continue whose first message was deleted, or no longer blocks them."""
         aside = self.all(using).filter(state=PENDING, process_after=None)
         pks = [*aside.filter(pk=self._first(using, PENDING)).values_list("pk", flat=True)]
         for at in range(0, len(pks), LOOK):
@@ -348,14 +348,14 @@ def repeat(
     poll: timedelta,
     wait: Callable[[float], object] | None = None,
 ) -> None:
-    """Work until ``stop`` is set. A database that is away is logged, and may come back.
+    """Work until ``stop`` is set. An outage of the database is logged, and work resumes after it.
 
     Args:
         work: does what is due; whether there may be more.
         stop: when to stop.
         what: what works, in logs.
         poll: how long to wait when there was nothing to do.
-        wait: waits for so many seconds, or less; by default until ``stop`` is set.
+        wait: waits for at most this number of seconds; by default until ``stop`` is set.
     """
     while not stop.is_set():
         close_old_connections()

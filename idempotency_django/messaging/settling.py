@@ -67,7 +67,7 @@ def retry(message: Message, *, by: str) -> None:
 
 
 def discard(message: Message, *, by: str) -> None:
-    """Give up a dead letter, so that its group goes on without it. It is purged later.
+    """Discard a dead letter, so that its group continues without it. It is purged later.
 
     Args:
         message: the message.

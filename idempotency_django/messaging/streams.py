@@ -140,7 +140,7 @@ class Stream:
                 offset after the position will do, because a compacted log has holes.
 
         Raises:
-            AlreadyProcessed: the position is there already. The block does not run.
+            AlreadyProcessed: the position was reached before. The block does not run.
             StreamFenced: another process has claimed the stream, or an operator has reset it. The
                 block does not run. Stop reading the stream, or claim it again.
             ValueError: it is no offset; the stream is closed.
@@ -420,7 +420,7 @@ def _locked(using: str, stream: str) -> StreamPosition | None:
 
 
 def _create(using: str, stream: str, *, epoch: int = 0) -> None:
-    """Make the row of a stream of which nothing is processed, unless it is there; locked.
+    """Create the row of an unprocessed stream unless it exists; locked.
 
     On MySQL and MariaDB, an INSERT that ignores the row takes a shared lock on it. Two that go on
     to update it would be a deadlock. One that updates it takes the exclusive lock.

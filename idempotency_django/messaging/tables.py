@@ -34,7 +34,7 @@ def check_tables(databases: Collection[str] | None = None, **_: Any) -> list[Che
 
 
 def refuse_unmigrated() -> None:
-    """Refuse to begin without the tables. A database that is away may come back.
+    """Refuse to start without the tables. An outage of the database is tolerated.
 
     Raises:
         ImproperlyConfigured: they are missing, or older than the code.

@@ -78,7 +78,7 @@ def _refused(name: str, value: Any, expected: str) -> ImproperlyConfigured:
 
 
 def _valid(expected: str, holds: Callable[[Any], bool]) -> _Validator:
-    """Make the check that keeps a value if it holds, and else says what is expected."""
+    """Create a check that returns a valid value, and otherwise reports the expected one."""
 
     def check(name: str, value: Any) -> Any:
         if holds(value):

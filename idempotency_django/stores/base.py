@@ -163,7 +163,7 @@ class Store(ABC):
             policy: a resolved :class:`~idempotency_django.policy.Policy`.
 
         Raises:
-            ImproperlyConfigured: it says what the policy demands, and what to write instead.
+            ImproperlyConfigured: with the requirement of the policy, and the fix.
         """
         if policy.mode == "transactional" and not self.supports_transactions:
             raise no_transactional_mode(

@@ -31,7 +31,7 @@ logger = logging.getLogger("idempotency_django")
 
 
 class FailoverEpoch:
-    """The history between two fail-overs that a database is on, as far as this process knows.
+    """The database's failover epoch (its timeline), as known to this process.
 
     One object serves all threads. It asks rarely, so it may be out of date. That is safe, because a
     history that has ended never comes back.

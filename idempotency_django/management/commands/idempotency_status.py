@@ -23,7 +23,7 @@ _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 class Command(BaseCommand):
-    """Says what waits for too long; for monitoring."""
+    """Reports overdue keys and messages, for monitoring."""
 
     help = (
         "Lists keys and messages (outbox and inbox) that wait for a process or an operator. Exits "

@@ -23,7 +23,7 @@ from ...timeline import (
 
 
 class Command(BaseCommand):
-    """Tells at a terminal what a request or message has set off, and what became of it."""
+    """Prints the timeline of a request or message and its effects."""
 
     help = (
         "Prints the chain of causes and effects of a key or message, and its events in order of "

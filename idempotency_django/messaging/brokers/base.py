@@ -147,7 +147,7 @@ class Publisher:
         Returns:
             For each message, in their order: ``None`` if the broker has confirmed it,
             :exc:`Refused` (or any other exception but these) if it is refused, :exc:`Deferred` if
-            it has to wait, and :exc:`Away` if the broker is away.
+            it has to wait, and :exc:`Away` during an outage of the broker.
 
         Raises:
             Exception: as if all were answered with :exc:`Away`, whatever it is: only what is
@@ -178,7 +178,9 @@ class Publisher:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Leave the broker, which is away, or the relay ends; ``publish()`` may be called again."""
+        """Close the connection, after an outage or at the end of the relay; ``publish()`` may be
+        called again.
+        """
 
     def check(self) -> list[CheckMessage]:
         """The messages of ``manage.py check`` about the options. It must not connect to the
@@ -280,7 +282,7 @@ class GroupedBatch:
         return None
 
     def give_up(self, error: Exception) -> None:
-        """Send nothing more, because the broker is away."""
+        """Send nothing more, because of an outage of the broker."""
         self._end = away(error)
 
     def _is_open(self) -> bool:

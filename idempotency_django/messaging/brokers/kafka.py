@@ -288,7 +288,7 @@ class Kafka(Transport):
             raise ImproperlyConfigured(NO_DEAD_LETTERS.format("topic"))
 
     def reject(self, message: Incoming, error: Exception) -> None:
-        """Send it to the topic of dead letters, and acknowledge it when Kafka has it."""
+        """Send it to the dead-letter topic, and acknowledge it when Kafka has confirmed it."""
         problems: list[Any] = []
         added = {"dead-letter-reason": reason(error).encode()}
         ours = {"bootstrap.servers", "security.protocol"}
@@ -345,7 +345,7 @@ class Kafka(Transport):
         )
 
     def _resume(self) -> None:
-        """Go on with the partitions in which nothing waits for its next attempt."""
+        """Resume the partitions in which no message waits for its next attempt."""
         now = time.monotonic()
         due = []
         for place in self._paused & self._partitions.keys():

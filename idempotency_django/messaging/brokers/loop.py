@@ -92,9 +92,9 @@ class Transport(ABC):
 
     @abstractmethod
     def reject(self, message: Incoming, error: Exception) -> None:
-        """Have the broker keep this message with those that could not be handled.
+        """Move this message to the broker's dead letters.
 
-        It is not acknowledged before the broker has it there.
+        It is acknowledged only after that.
         """
 
     def release(self, messages: Sequence[Incoming]) -> None:  # most need not
@@ -138,7 +138,7 @@ class Incoming:
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """The headers as texts, whatever is in them."""
+        """The headers as strings, whatever their type."""
         return [(name, as_text(value)) for name, value in self.headers]
 
     def validate_size(self, max_body_bytes: int) -> None:
@@ -155,7 +155,7 @@ class Incoming:
 
 
 def as_text(value: Any) -> str:
-    """A header's value as a text, whatever it is."""
+    """A header's value as a string, whatever its type."""
     try:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     except RecursionError:
@@ -308,7 +308,7 @@ class ConsumerOptions:
             )
 
     def pause_after(self, failures: int) -> float:
-        """Seconds to wait after so many failures, one after the other."""
+        """Seconds to wait after this number of failures in a row."""
         return Backoff(self.pause, self.longest_pause).after(failures).total_seconds()
 
 

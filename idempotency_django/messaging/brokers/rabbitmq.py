@@ -452,7 +452,7 @@ class RabbitMQ(Transport):
         heapq.heappush(self._postponed, (time.monotonic() + seconds, next(self._numbers), again))
 
     def reject(self, message: Incoming, error: Exception) -> None:
-        """Send it to the queue of dead letters, and acknowledge it when RabbitMQ has it there.
+        """Send it to the dead-letter queue, and acknowledge it when RabbitMQ has confirmed it.
 
         With ``basic.reject``, RabbitMQ would drop it where the queue has no dead-letter exchange.
         """

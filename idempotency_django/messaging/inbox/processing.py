@@ -125,7 +125,7 @@ def give_back(messages: Sequence[InboxMessage]) -> None:
 def mark(message: InboxMessage, **changes: Any) -> bool:
     """Change a message; ``False``: it has been claimed again or settled since, and is unchanged.
 
-    When it is not pending any more, its group goes on.
+    When it is no longer pending, its group continues.
     """
     using = database()
     mine = InboxMessage.objects.using(using).filter(
@@ -255,7 +255,7 @@ def _refuse_unknown(sources: Collection[str]) -> None:
 
 
 def process(message: InboxMessage) -> MessageState:
-    """Handle a message that was claimed, and note what became of it."""
+    """Handle a claimed message, and record the outcome."""
     own = OwnRecord(message, partial(mark, message), partial(purged, message))
     verdict = _verdict(message, own)
     changes: dict[str, Any] = {"state": verdict.state, "error": verdict.error}

@@ -92,7 +92,8 @@ _COLUMNS = [
 
 
 def insert(message: InboxMessage) -> bool:
-    """Commit the message; ``False``: one with its source and id, or its unique digest, is there.
+    """Commit the message; ``False``: a message with its source and id, or its unique digest,
+    exists.
 
     Raises:
         StoreUnavailable: it is not known to be committed.
@@ -103,7 +104,7 @@ def insert(message: InboxMessage) -> bool:
 
 
 def known_digest(message: InboxMessage) -> str | None:
-    """The digest of the message that is there with this source and id; ``None``: there is none.
+    """The digest of the existing message with this source and id; ``None``: no such message exists.
 
     Raises:
         StoreUnavailable: the database cannot be reached.
@@ -175,7 +176,7 @@ _RECEIVERS: Final[dict[str, list[type[WebhookReceiver]]]] = {}
 
 
 class WebhookReceiver(View):
-    """Stores each verified delivery, answers, and has it handled once, later. ::
+    """A view that stores each verified delivery and responds; a process handles it once, later. ::
 
         class StripeHook(WebhookReceiver):
             source = "stripe"
@@ -337,7 +338,7 @@ class WebhookReceiver(View):
         return False
 
     def _suspect(self, message: InboxMessage, why: str) -> bool:
-        """Store the message for an operator to accept; ``False``: it is there already."""
+        """Store the message for an operator to accept; ``False``: it is already stored."""
         message.unique_digest, message.state = None, MessageState.DEAD
         message.is_suspect, message.error = True, why
         message.process_after = None

@@ -1,4 +1,4 @@
-"""Verifiers: who sent a webhook, which message it is, and what it says."""
+"""Verifiers: they authenticate a webhook, and read its id, type and data."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def data_of(body: bytes) -> Any:
 
 
 def text_at(data: Any, path: str) -> str:
-    """The text or number at a dotted path of a JSON object; empty if there is none."""
+    """The string or number at a dotted path of a JSON object; empty if it is missing."""
     for name in path.split("."):
         data = data.get(name) if isinstance(data, dict) else None
     if isinstance(data, int) and not isinstance(data, bool):
@@ -539,7 +539,7 @@ class GitHub(Verifier):
 
 
 def _payload(body: bytes) -> bytes:
-    """The JSON in a form; the whole body if it is none."""
+    """The JSON in a form; the whole body if it is not a form."""
     try:
         return parse_qs(body, max_num_fields=10)[b"payload"][0]
     except (ValueError, KeyError):

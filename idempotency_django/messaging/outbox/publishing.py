@@ -232,7 +232,7 @@ def schedule(known: Topic, delay: timedelta | None) -> dict[str, Any]:
 
 
 def insert(rows: Sequence[OutboxMessage], using: str) -> int:
-    """Write messages, except those whose id or dedup id is there; how many were written.
+    """Write messages, except those with an existing id or dedup id; return the number written.
 
     It waits for a transaction that is writing the same id. On MariaDB and MySQL, several rows must
     be new: there, what ignores a duplicate would ignore other errors, too.
@@ -411,7 +411,7 @@ def publish(
         using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
     Returns:
-        The id of the message, or of the one that was accepted before.
+        The id of the message, or of the earlier accepted message.
 
     Raises:
         ImproperlyConfigured: no transaction is open on the database, or there is no such topic.
@@ -557,10 +557,10 @@ def _write(rows: list[OutboxMessage], using: str) -> None:
 
 
 def _write_once(row: OutboxMessage, given: Message, using: str) -> None:
-    """Write a message, unless it is there already; its id is the one that is there.
+    """Write a message unless it exists; return the id of the existing one.
 
     Raises:
-        ValueError: what is there is another message, so this one would get lost.
+        ValueError: the existing message differs, so this one would be lost.
     """
     message_id, execution = given.message_id, current_execution()
     if row.dedup:

@@ -187,7 +187,7 @@ _Answered = tuple[OutboxMessage, Exception | None]
 
 @dataclass(slots=True)
 class TopicSender:
-    """Sends the messages of one topic for one relay, and waits while the broker is away."""
+    """Sends the messages of one topic for one relay, and waits during an outage of the broker."""
 
     name: str
     turn: float = 0  # when it was the topic's turn last, by time.monotonic()
@@ -197,7 +197,7 @@ class TopicSender:
     publisher: Publisher | None = None
 
     def publish(self, messages: list[OutboxMessage], deadline: float) -> list[_Answered]:
-        """The messages, those that are suspected last, each with the publisher's answer."""
+        """The messages, suspects last, each with the publisher's result."""
         self.turn = time.monotonic()
         messages.sort(key=lambda message: _unit_of(message) in self.suspects)
         return list(zip(messages, self._answers(messages, deadline), strict=True))

@@ -52,7 +52,7 @@ class Topic:
         max_attempts: how often the broker may refuse a message; ``None``: any number of times.
         on_poison: what happens to a message that was refused so often. ``"dead_letter"``: it
             is a dead letter, and its group waits, until an operator retries or discards it.
-            ``"discard"``: it is discarded, and its group goes on.
+            ``"discard"``: it is discarded, and its group continues.
         retention: how long a message is kept after it was sent.
         notify: whether a commit wakes up the relays that listen (PostgreSQL).
         relay: whether relays send its messages. ``False``: others do, who read them in the log of

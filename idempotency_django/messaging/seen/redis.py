@@ -128,7 +128,7 @@ class RedisBloom(SeenFilter):
             number = self._newest = self._rotated(number)
 
     def _inserted(self, number: int, ids: list[str]) -> list[str]:
-        """Add ids to a generation; those that it did not take."""
+        """Add ids to a generation; return the ids that did not fit."""
         try:
             taken = self._execute("BF.INSERT", self._key(number), "NOCREATE", "ITEMS", *ids)
         except FAULTS as error:
@@ -139,7 +139,7 @@ class RedisBloom(SeenFilter):
         return ids[answers.index(True) :] if True in answers else []  # it is full
 
     def _rotated(self, number: int) -> int:
-        """The generation to go on with after one that takes no more, which may be a new one."""
+        """The generation to use after a full one; it may be new."""
         newest = self._read()
         if newest is not None and newest > number:
             return newest  # another process was faster

@@ -113,7 +113,7 @@ class Dialect(ABC):
         return connections[self.using].cursor()
 
     def _execute(self, statement: str, given: Parameters) -> int:
-        """Execute a statement; how many rows has it found or written?"""
+        """Execute a statement; return the number of rows found or written."""
         with self._cursor() as cursor:
             cursor.execute(self.sql[statement], given)
             return int(cursor.rowcount)
@@ -175,7 +175,7 @@ class Dialect(ABC):
         """Claim the key of an operation.
 
         Returns:
-            The id of the new row; or the row that is there; or ``None``: an insert that is not
+            The id of the new row; or the existing row; or ``None``: an insert that is not
             committed yet holds the key.
         """
         record_id = self.claim(operation, token)
@@ -203,7 +203,7 @@ class Dialect(ABC):
         return {claim.token for claim, answer in answers if self.complete(claim, answer)}
 
     def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
-        """Insert the rows of those that are new, each with its token; the ids by token."""
+        """Insert the rows of new operations, each with its token; return the ids by token."""
         claimed = {token: self.claim(operation, token) for operation, token in wanted}
         return {token: number for token, number in claimed.items() if number is not None}
 
