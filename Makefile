@@ -1,20 +1,20 @@
-# Everything runs in .venv, which is made on first use. `make PYTHON=python3.13 …` chooses the
-# Python it is made with.
+# Everything runs in .venv, which is created on first use. `make PYTHON=python3.13 …` chooses its
+# Python.
 
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-# Without MariaDB, what is written for it cannot run.
+# Without MariaDB, its code cannot run.
 GATE := $(if $(TEST_MARIADB_URL)$(shell PATH="$$PATH:/usr/sbin" command -v mariadbd),99,98)
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 
-# Tests and demo start hundreds of processes. None should compile Django again, also where Python is
-# told to leave no files beside the sources.
+# Tests and demo start hundreds of processes. They share compiled files, so that each process does
+# not compile Django again.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
-# The parts of the tests: first the long ones, as each is one process, which can have one core only.
-# Much of what the others do is to wait: one more runs at a time than there are cores.
+# The parts of the tests, the longest first: each is one process on one core. Many parts mostly
+# wait, so one more runs than there are cores.
 PARTS := $(addprefix test-,inside outside rooms faults psycopg2 naive)
 SOAKS := $(addprefix soak-,outside faults inside)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
@@ -26,19 +26,19 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 help:  ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
-install: $(VENV)/.installed-dev  ## Make .venv with everything that development needs.
+install: $(VENV)/.installed-dev  ## Create .venv with all development dependencies.
 
-demo: $(VENV)/.installed-app  ## See what retries, races and crashes do, on SQLite.
+demo: $(VENV)/.installed-app  ## Show retries, races and crashes, on SQLite.
 	@$(PY) -m testproject.demo
 
-serve: $(VENV)/.installed-app  ## Run the reference app; PORT, WORKERS, DATABASE_URL, REDIS_URL, ASGI … are read.
+serve: $(VENV)/.installed-app  ## Run the reference app; settings: PORT, WORKERS, DATABASE_URL, REDIS_URL, ASGI …
 	@$(PY) -m testproject.server
 
-quick: $(VENV)/.installed-test  ## Run what catches most, on PostgreSQL and SQLite: under two minutes on two cores.
+quick: $(VENV)/.installed-test  ## Run the most useful tests, on PostgreSQL and SQLite: under two minutes on two cores.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-stores quick-adapters
 
-# What touches the database runs on both; what is above it on the one that starts at once. What is
-# slow for its races, processes and clocks, or finds little that these do not, is left to `make test`.
+# Tests with database code run on both; all others on SQLite, which starts at once. Slow tests
+# (races, processes, clocks) run in `make test` only.
 QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests calls database_store \
     dialects engine executions failed_records leases migrations purge statements stores transactions) \
     outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
@@ -60,13 +60,13 @@ test: $(VENV)/.installed-test  ## Run all tests on all databases, and on psycopg
 	$(PY) -m coverage combine
 	$(PY) -m coverage report --fail-under=$(GATE)
 
-# These files only: to collect all tests takes long.
+# Only these files: collecting all tests is slow.
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
 FAULTS := tests/faults
 ROOMS := $(filter-out $(FAULTS)/ tests/e2e/,$(sort $(dir $(wildcard tests/*/test_*.py))))
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 
-# What these test is above the database: the first run is enough, whatever the driver.
+# These test code above the database: one run is enough, whatever the driver.
 ANY_DRIVER := $(addprefix tests/, docs seen transports \
     $(patsubst %,test_%.py, \
         admin_settling answer_forms benchmarks browsable_api browsers callers calls celery_checks \
@@ -97,7 +97,7 @@ test-psycopg2:
 	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m coverage run -m pytest -m "not e2e and not soak" \
 	    $(ANY_DRIVER:%=--ignore %)
 
-# Projects with USE_TZ=False: what writes times into messages, and compares them.
+# Projects with USE_TZ=False: tests of code that writes and compares times in messages.
 NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py \
     outbox/test_records.py outbox/test_relay.py publishing/test_after_commit.py \
     publishing/test_http.py publishing/test_relayed.py timeline/test_chains.py \
@@ -131,7 +131,7 @@ lint: $(VENV)/.installed-lint  ## Check style and formatting.
 types: $(VENV)/.installed-lint  ## Check the types.
 	$(PY) -m mypy
 
-imports: $(VENV)/.installed-lint  ## Check which module may import which.
+imports: $(VENV)/.installed-lint  ## Check the layers of modules.
 	$(VENV)/bin/lint-imports
 
 docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html.
@@ -144,16 +144,16 @@ screenshots: $(VENV)/.installed-docs  ## Take the screenshots of the admin for t
 bench: $(VENV)/.installed-bench  ## Measure, and write docs/benchmarks.md; QUICK=1 measures little and writes nothing.
 	$(PY) -m benchmarks $(if $(QUICK),--quick)
 
-ci:  ## Do what continuous integration does.
+ci:  ## Run the same checks as continuous integration.
 	.ci/run
 
-clean:  ## Remove .venv and everything else that was made here.
+clean:  ## Remove .venv and all other generated files.
 	rm -rf $(VENV) .tox build dist docs/_build .coverage* .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache testproject/db.sqlite3*
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "Python 3.11 or newer is needed; '$(PYTHON)' is not. Name one: make PYTHON=python3.13 …"; \
+	    echo "Python 3.11 or newer is required; '$(PYTHON)' is older. Run: make PYTHON=python3.13 …"; \
 	    exit 1; }
 	@$(PYTHON) -m venv $(if $(filter uv,$(UV)),--without-pip) $(VENV)
 
