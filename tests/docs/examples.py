@@ -23,7 +23,6 @@ import json
 import re
 import shlex
 import tomllib
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,14 +38,8 @@ from sybil.parsers.myst import CodeBlockParser
 
 from tests.docs.files import (
     ROOT,
-    SETTINGS,
-    TABLES,
-    URLS,
     Files,
-    follows,
-    install,
     models_of_the_shell,
-    module_of,
     path_of,
 )
 
@@ -96,7 +89,6 @@ class Page:
         self.document.namespace |= models_of_the_shell()
         self.document.namespace |= {"__name__": "shop.views", "client": client, "page": self}
         self.files = Files(settings)
-        self.stands_alone = follows(path)
 
     def run(self) -> None:
         """Run the examples in their order."""
@@ -114,22 +106,13 @@ class Page:
         """Run Python, and put to use what it defined."""
         if example.parsed.startswith(">>>"):
             return self._doctest(example)
-        path = path_of(example.parsed)
         names = example.namespace
-        if path and (self.stands_alone or path == TABLES):
+        if path_of(example.parsed):
             names |= self.files.run(example.parsed)
+            names.pop("urlpatterns", None)
             return None
         PythonEvaluator()(example)
-        if path == SETTINGS:
-            for name in [name for name in names if name.isupper()]:
-                value = names.pop(name)
-                if name != "INSTALLED_APPS":  # they are installed
-                    setattr(self.settings, name, value)
-        elif path and path != URLS:
-            module = types.ModuleType(module_of(path))
-            vars(module).update(names)
-            install(module)
-        if "urlpatterns" in names:
+        if "urlpatterns" in names:  # of an invisible block
             self.settings.ROOT_URLCONF = Urls(names.pop("urlpatterns"))
             clear_url_caches()
         return None

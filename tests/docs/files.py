@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -67,31 +68,24 @@ class Block:
 
     @property
     def stands_alone(self) -> bool:
-        return self.path is not None or self.text.startswith(">>>")
+        return not self.is_visible or self.path is not None or self.text.startswith(">>>")
 
 
 def blocks(page: Path) -> list[Block]:
     """All blocks of Python of a page, the invisible ones included."""
     found = []
-    for language in ("python", "py"):
-        for example in Document.parse(str(page), CodeBlockParser(language, lambda _: None)):
-            above, shown = example.document.text[: example.start], example.document.text
-            _, _, last = above.rstrip().rpartition("\n")
-            found.append(
-                Block(
-                    example.parsed,
-                    example.line,
-                    # The others are comments.
-                    is_visible=shown[example.start :].lstrip().startswith(("```", ":::")),
-                    is_in_project=NOT_IN_PROJECT.fullmatch(last) is None,
-                )
+    for example in Document.parse(str(page), CodeBlockParser("python", lambda _: None)):
+        above, shown = example.document.text[: example.start], example.document.text
+        _, _, last = above.rstrip().rpartition("\n")
+        found.append(
+            Block(
+                example.parsed,
+                example.line,
+                is_visible=shown[example.start :].lstrip().startswith("```"),  # no comment
+                is_in_project=NOT_IN_PROJECT.fullmatch(last) is None,
             )
-    return sorted(found, key=lambda block: block.line)
-
-
-def follows(page: Path) -> bool:
-    """Whether each visible block of Python on the page is a file or a session."""
-    return all(block.stands_alone for block in blocks(page) if block.is_visible)
+        )
+    return found
 
 
 def files(page: Path) -> list[Block]:
@@ -387,6 +381,7 @@ def install(module: types.ModuleType) -> None:
             package.__path__ = []
             install(package)
         setattr(package, name, module)
+    module.__spec__ = ModuleSpec(module.__name__, None, is_package=hasattr(module, "__path__"))
     sys.modules[module.__name__] = module
 
 

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from tests.docs.examples import COMPARED, LANGUAGES, ROOT, Page
-from tests.docs.files import Checker, files, follows, undefined, write
+from tests.docs.files import Checker, blocks, files, undefined, write
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # run by test_tutorial.py, in a shell
 WRITTEN_BY_PROGRAMS = ROOT / "docs" / "benchmarks.md"
@@ -48,11 +48,19 @@ def broker(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_every_block_is_run(path: Path) -> None:
     """A page has no block of code in a language that nothing runs."""
-    opened = re.findall(r"^ *```([\w{-][^\n]*)$", path.read_text(), re.MULTILINE)
+    text = path.read_text()
+    opened = re.findall(r"^ *```([\w{-][^\n]*)$", text, re.MULTILINE)
+    assert "{code-block} py" not in text
     assert {info for info in opened if not info.startswith("{")} <= LANGUAGES | COMPARED
 
 
-WITH_FILES = [path for path in PAGES if path != TUTORIAL and follows(path) and files(path)]
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_every_block_is_a_file_or_a_session(path: Path) -> None:
+    """A visible block of Python begins with the path of its file, or with ``>>>``."""
+    assert [block.line for block in blocks(path) if not block.stands_alone] == []
+
+
+WITH_FILES = [path for path in PAGES if files(path)]
 
 
 @pytest.mark.parametrize("path", WITH_FILES, ids=name)
