@@ -29,6 +29,8 @@ class IdempotencyConfig(AppConfig):
         if find_spec("rest_framework"):
             # It cannot be imported earlier, and not where it is not installed.
             from .checks import drf  # noqa: F401, PLC0415
+        if apps.is_installed("drf_spectacular"):
+            from . import openapi  # noqa: F401, PLC0415  # registers itself
         if find_spec("celery"):
             from .checks.celery import check_celery  # noqa: PLC0415
 

@@ -71,6 +71,13 @@ def endpoints() -> Iterator[Endpoint]:
             yield _endpoint(readable(route.path), method, route.view, handler)
 
 
+def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
+    """The endpoint of one method of a view; ``None``: the view does not change anything by it."""
+    handlers = dict(_handlers(view))
+    name = handlers.get(method, handlers.get("*"))
+    return None if name is None else _endpoint(route, method, view, name)
+
+
 class Route(NamedTuple):
     """A route of the project.
 

@@ -269,7 +269,7 @@ def problem_of(error: IdempotencyError) -> dict[str, Any]:
     }
 
 
-def status_of(error: IdempotencyError) -> int:
+def status_of(error: IdempotencyError | type[IdempotencyError]) -> int:
     """The HTTP status of an error: the ``STATUS_CODES`` setting's, or its own."""
     return conf.status_codes.get(error.slug, error.status)
 
