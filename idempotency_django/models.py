@@ -35,7 +35,9 @@ update the row in place when it is completed.
 
 
 NO_OWNER: Final = Left("owner_token", ORIGIN)
-"""The token of a row whose owner is late or gone: no owner has it, and the next one's begins so."""
+"""The token of a row whose owner is late or dead: no owner has it, and the next token has it as its
+prefix.
+"""
 
 
 class DatabaseNow(Now):

@@ -175,7 +175,7 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
     if policy.ttl is not None and policy.ttl <= policy.lease:
         raise ImproperlyConfigured(
             f"An idempotency policy has a ttl of {policy.ttl}, which is not longer than its lease "
-            f"of {policy.lease}: its answers could expire before they are sent. Make the ttl "
+            f"of {policy.lease}: its responses could expire before they are sent. Make the ttl "
             "longer than the lease."
         )
     return policy.lease

@@ -17,7 +17,7 @@ from ..policy import Policy
 from .configuration import check_policy, each_once, tried
 
 _NO_APP: Final = "default"
-"""The name of the app that Celery makes where the project has made none."""
+"""The name of Celery's default app."""
 
 _OWN: Final = ("celery.", "idempotency_django.")
 """How the names of tasks begin that are not the project's."""

@@ -57,7 +57,7 @@ class PreconditionMixin:  # see below
     """The methods that require ``If-Match`` (else 428); none by default."""
 
     put_creates: ClassVar[bool]
-    """Whether PUT creates what is not there. ``If-None-Match: *`` then creates it once."""
+    """Whether PUT creates a missing object. ``If-None-Match: *`` then creates it once."""
 
     _resource: Resource | None = None  # what the handler's conditions are about
     _found_object: Any = None  # what get_object() has returned

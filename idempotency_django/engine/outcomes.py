@@ -100,7 +100,7 @@ Admit = Callable[[Record], None]
 """Raises to refuse a replay of the record."""
 
 Recover = Callable[[Exception], Result]
-"""Turns what a handler raised into an answer, or raises it again."""
+"""Turns a handler's exception into a result, or raises it again."""
 
 Outcome = Executed | Replayed | InProgress | Held | Mismatched
 

@@ -28,7 +28,7 @@ from ..errors import AnswerNotAcceptable
 from ..records import Payload, Record
 
 _ANY_FORM: Final = (":accept", "*/*")
-"""A note among the stored headers of an answer whose form did not depend on ``Accept``."""
+"""A mark among the stored headers of a response that did not depend on ``Accept``."""
 
 CSRF_USED: Final = "CSRF_COOKIE_NEEDS_UPDATE"
 """Where Django notes in ``request.META`` that a CSRF token was given out or changed.
@@ -42,7 +42,7 @@ _matches: Final[Callable[[str, str], bool]] = csrf._does_token_match  # type: ig
 """Django has no public name for it: whether a token, or a secret, is that of a secret."""
 
 _LETTERS: Final = re.compile(rb"[A-Za-z0-9]{%d,}" % csrf.CSRF_SECRET_LENGTH)
-"""Letters that may hold a token, or the secret that it is made of."""
+"""The characters of a token and of its secret."""
 
 
 class CsrfTokenTracker:

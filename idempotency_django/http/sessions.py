@@ -20,7 +20,7 @@ from django.http import HttpRequest
 _CONTENT = "_session_cache"
 _KEY = "_SessionBase__session_key"
 _STATE = (_CONTENT, _KEY, "accessed", "modified")
-"""The attributes of Django's sessions that hold what is not saved yet."""
+"""The attributes of Django's sessions with unsaved data."""
 
 
 def save_session(request: HttpRequest, using: str | None) -> None:

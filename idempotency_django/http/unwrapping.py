@@ -103,8 +103,9 @@ _KNOWN: Final[dict[str, Callable[[dict[str, Any]], Protect]]] = {
     "drf_spectacular.drainage.isolate_view_method": lambda _: lambda method: method,
     "rest_framework.decorators.api_view": lambda _: _as_handler,
 }
-"""The decorators that are known, by what makes the wrapper: each is put on again, around another
-function, with the values that the wrapper holds."""
+"""The known decorators, by the code of their wrapper: each is applied again, around another
+function, with the values in the wrapper.
+"""
 
 if VERSION >= (6, 0):
     _CSP: Final = "django.views.decorators.csp._make_csp_decorator"
@@ -127,11 +128,11 @@ _OWNERS: Final = (
     "django.contrib.admin.sites",
     "django.views.generic.base",
 )
-"""Where the classes are from whose bound methods are no wrappers: views, and the admin."""
+"""The modules of classes whose bound methods are not wrappers: views, and the admin."""
 
 _DATA: Final = (bytes, date, Decimal, Enum, float, int, str, time, timedelta, type(None), UUID)
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset)
-"""Types that a view may hold: none runs a view. Nor do modules, classes and translated texts."""
+"""Types that never run a view. Modules, classes and translated strings don't, either."""
 
 
 def mark_part_of_view(function: AnyT) -> AnyT:
@@ -447,7 +448,7 @@ FRAMEWORKS: Final = {
     "strawberry_django": "Strawberry",
     "tastypie": "Tastypie",
 }
-"""Frameworks whose views authenticate and answer in ways of their own, by their package."""
+"""Frameworks with their own authentication and responses, by their package."""
 
 
 def validate_framework(view: Any) -> None:

@@ -163,7 +163,7 @@ ServeWithin = Callable[[Policy, Any, Callable[[], Any]], HttpResponseBase]
 logger = logging.getLogger("idempotency_django")
 
 _ONCE: Final = "_idempotency_once"
-"""Where the function that stands in for a handler is kept with the handler's."""
+"""The attribute with the replacement of a handler."""
 
 _frameworks: Final[list[tuple[type, type, type, ServeWithin]]] = []
 """The arguments of each call of :func:`register_framework`."""

@@ -49,7 +49,9 @@ COPIES: Final = "idempotency_copies"
 """The header of a copy: how many were sent one after the other, this one included."""
 
 REPLACED: Final = "idempotency_replaced"
-"""The header of what replaces a task: how often each operation was replaced before, by digest."""
+"""The header of a task's replacement: the number of earlier replacements, by the operation's
+digest.
+"""
 
 _MOST_REPLACED: Final = 500
 """Operations in the header, or a task that replaces itself forever with new keys would send
@@ -195,7 +197,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             plain = json.loads(dumps([args, kwargs]))
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"An argument of the task {task} is not JSON, so the outbox cannot keep it: "
+                f"An argument of the task {task} is not JSON, so the outbox cannot store it: "
                 f"{error}. Pass plain data, for example a primary key."
             ) from error
         _refuse_marks(task, [args, kwargs])  # nothing in them contains itself: JSON refuses that

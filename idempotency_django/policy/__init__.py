@@ -40,7 +40,7 @@ __all__ = [
 UNSAFE_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 NEVER_STORED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
-"""Statuses that depend on the time of the request: a retry may get another one."""
+"""Temporary statuses: a retry may get another one."""
 
 RebuildFunction = Callable[[Record, Any], Any]
 CheckFunction = Callable[[Any, Record], None]
@@ -287,11 +287,12 @@ class Policy:
     """How long an expired record is kept before it can be purged."""
 
     should_store: StoreFunction | None = _field(None, _should_store)
-    """Called with Django's request and a response below 500; returns whether to store the answer.
-    If not, the attempt rolls back and frees the key. An answer to an error that the view raised is
-    stored after the rollback, and only for ``True``. ``None``, also as what it returns: store what
-    the view returned, except statuses that depend on the time of the request (401, 403, 408, 409,
-    412, 423, 425, 428, 429) and a page whose context contains a form with errors."""
+    """Called with Django's request and a response below 500; returns whether to store the response.
+    If not, the attempt rolls back and frees the key. A response to an error that the view raised is
+    stored after the rollback, and only for ``True``. ``None``, also as its result: store the view's
+    response, except temporary statuses (401, 403, 408, 409, 412, 423, 425, 428, 429) and a page
+    whose context contains a form with errors.
+    """
 
     max_response_bytes: int = _field(1024 * 1024, _max_bytes)
     """A longer body is not stored. A retry is then not executed and gets 409, or the response of

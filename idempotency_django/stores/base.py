@@ -45,7 +45,7 @@ class Store(ABC):
     """
 
     supports_transactions: ClassVar[bool] = False
-    """Whether what the store writes commits and rolls back with the effects of the handler.
+    """Whether the store's writes commit and roll back with the effects of the handler.
 
     The open transaction of such a store holds a claim without a lease: no other transaction sees
     the claim, and it is gone when the transaction rolls back or its process dies.

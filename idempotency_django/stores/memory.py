@@ -160,7 +160,7 @@ class MemoryStore(Store):
             return []
         return [
             Warning(
-                f"The store {self.alias!r} keeps its records in the memory of one process, but "
+                f"The store {self.alias!r} has its records in the memory of one process, but "
                 "DEBUG is off.",
                 hint=(
                     "Other processes do not see the records and a restart loses them, so retries "

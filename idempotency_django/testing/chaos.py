@@ -58,7 +58,7 @@ ACKNOWLEDGEMENT: Final = "the acknowledgement"
 
 CALL: Final = "the call of "
 COMMIT: Final = "COMMIT"
-"""The boundaries whose answer can be lost are those that begin with one of these."""
+"""The prefixes of boundaries whose response can be lost."""
 
 SHOWN: Final = 60  # characters of a statement
 HEARTBEAT: Final = "idempotency-heartbeat"
@@ -160,7 +160,7 @@ class Boundaries:
             if lost:
                 connection.connection.close()
                 raise OperationalError(
-                    f"The connection was lost, and with it the answer to the {what}."
+                    f"The connection was lost before the response to the {what}."
                 )
 
         return ended

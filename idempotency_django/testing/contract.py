@@ -207,7 +207,8 @@ NEXT: Mapping[str, tuple[str, str]] = {
     "completed": ("completed", "completed"),
     "completed, and expired": ("begins", "begins"),
 }
-"""The ways in which an attempt ends, and what the next request gets: the same one, and any other.
+"""The ends of an attempt, and the outcome of the next request: the same request, and a different
+one.
 
 It gets the record, by its status or as ``held``; or a claim that ``resumes`` an interrupted
 attempt, ``repeats`` a failed one, or ``begins`` a record of its own.

@@ -154,7 +154,7 @@ def test_queue_deleted(rabbit: Server, rabbit_broker: Broker) -> None:
         publisher = KombuPublisher("orders", url=rabbit.url, queue=name)
         assert publisher.publish(grouped("a-1")) == [None]
         channel.queue_delete(name)
-        assert_away(publisher.publish(grouped("a-2", "b-1")), "no queue")
+        assert_away(publisher.publish(grouped("a-2", "b-1")), "no longer exists")
         assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
         assert channel.queue_delete(name) == 2
         publisher.close()

@@ -38,7 +38,7 @@ class Command(BaseCommand):
             "--store",
             default="default",
             metavar="ALIAS",
-            help="The store in IDEMPOTENCY['STORES'] that keeps the record (default: default).",
+            help="The store in IDEMPOTENCY['STORES'] with the record (default: default).",
         )
 
     def handle(self, *, key: str, names: list[str], scope: str | None, **options: Any) -> None:

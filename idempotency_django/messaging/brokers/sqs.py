@@ -21,13 +21,13 @@ from .base import Away, GroupedBatch, Outgoing, Publisher, Refused
 from .loop import ConsumerOptions, Incoming, Loop, Transport
 
 MAX_BATCH: Final = 10
-"""Messages in one request: what SQS allows."""
+"""The most messages in one request to SQS."""
 
 LARGEST: Final = 256 * 1024
-"""Bytes of all messages in one request: what SQS has always allowed."""
+"""The most bytes of all messages in one request to SQS (its oldest limit)."""
 
 MOST_HEADERS: Final = 10
-"""Attributes of one message: what SQS allows."""
+"""The most attributes of one message in SQS."""
 
 _UNFIT: Final = frozenset(
     {

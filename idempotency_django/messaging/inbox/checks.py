@@ -21,7 +21,7 @@ from ...stores import stores
 from .receivers import WebhookReceiver, policy_of, receivers
 
 _READ: Final = {*WebhookReceiver.__annotations__, "group", "on_stored"} - {"_handlers"}
-"""What a project may write on a receiver, or override."""
+"""The names of attributes that a project can set on a receiver, or override."""
 
 
 def check_receivers(**_: Any) -> Sequence[CheckMessage]:

@@ -209,7 +209,7 @@ def refuse_stale(timestamp: str, tolerance: timedelta | None) -> None:
     apart = abs(time.time() - int(timestamp))
     if tolerance is not None and apart > tolerance.total_seconds():
         raise SignatureRefused(
-            f"The delivery was signed {apart:.0f} seconds away from now; at most "
+            f"The timestamp of the signature is {apart:.0f} seconds from the current time; at most "
             f"{tolerance.total_seconds():.0f} are allowed. The delivery may be a replay, or a "
             "clock may be wrong."
         )

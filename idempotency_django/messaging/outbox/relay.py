@@ -32,8 +32,9 @@ from .waking import NotificationListener
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
 PER_GROUP: Final = 10
-"""How many messages of one group a batch has, unless they are sent quickly: the groups take turns,
-so a slow one keeps another waiting for so many of its messages, whatever its backlog."""
+"""The messages of one group in a batch, unless they are sent quickly. The groups take turns, so a
+slow group blocks another one only for this number of messages.
+"""
 
 
 class Outbox(Queue):

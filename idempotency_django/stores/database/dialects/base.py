@@ -80,11 +80,11 @@ class Dialect(ABC):
     busy: ClassVar[frozenset[object]]
     """The error codes of conflicts with another transaction."""
     read_only: ClassVar[frozenset[object]] = frozenset()
-    """Those that say that nothing can be written, if they are not operational errors."""
+    """The error codes of a read-only database that are not operational errors."""
     missing: ClassVar[frozenset[object]] = frozenset()
-    """Those that say that a table or a column does not exist."""
+    """The error codes of a missing table or column."""
     ended: ClassVar[frozenset[object]] = frozenset()
-    """Those that say that the server has ended the transaction, because it took too long."""
+    """The error codes of a transaction that the server ended after a timeout."""
     ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
     """Matches the beginning of a statement that ends the transaction that it is executed in."""
     quoted: ClassVar[str] = ""

@@ -67,7 +67,7 @@ class Pipeline:
         self._deferred: Deferred | None = None
         self._is_over = connection is None  # what hooks do after the commit is their own affair
         self.stopped_before_commit = False
-        """Whether the server refused what was sent with the COMMIT, and came to no COMMIT."""
+        """Whether the server refused a statement before the COMMIT, so that it did not commit."""
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
