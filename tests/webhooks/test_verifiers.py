@@ -232,7 +232,7 @@ def test_clock_skew(make: Any, skew: int) -> None:
     verifier, now = make([NEW]), time.time()
     verifier.verify(cased(verifier.sign(body, timestamp=now + skew * 0.9)), body)
     late = cased(verifier.sign(body, timestamp=now + skew + skew / 30))
-    with pytest.raises(SignatureRefused, match="seconds away"):
+    with pytest.raises(SignatureRefused, match="seconds from"):
         verifier.verify(late, body)
     make([NEW], tolerance=None).verify(late, body)
     make([NEW], tolerance=timedelta(hours=1)).verify(late, body)
