@@ -36,7 +36,7 @@ class IdempotencyConfig(AppConfig):
 
             register(check_celery, Tags.compatibility)
         if _may_have_consumers():
-            # Who has none needs nothing of messaging.
+            # Without one, messaging is not needed.
             from .checks.consumers import check_consumers  # noqa: PLC0415
 
             register(check_consumers, Tags.compatibility)

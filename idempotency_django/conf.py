@@ -296,7 +296,7 @@ conf = Settings()
 
 
 def _forget(**_: Any) -> None:
-    vars(conf).clear()  # where cached_property keeps what it has read
+    vars(conf).clear()  # the values of cached_property
 
 
 setting_changed.connect(_forget, dispatch_uid="idempotency_django.conf")

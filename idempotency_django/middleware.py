@@ -157,7 +157,7 @@ class _ViewFacts:
         self.view = view
         self.is_exempt = is_exempt(view)
         self.is_async = is_async(view)
-        self.methods: dict[str, tuple[bool, Any]] = {}  # as far as they were asked for
+        self.methods: dict[str, tuple[bool, Any]] = {}  # a cache
 
     def look_at(self, method: str) -> tuple[bool, Any]:
         """Whether a method is protected inside, and its policy; ``None``: it takes no part."""
@@ -213,7 +213,7 @@ def skipped_middleware() -> list[str]:
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     """Log an error if a protected view, or what is around it, has answered without a claim."""
     view = getattr(request, "_idempotency_view", None)
-    if view is not None and not hasattr(request, "idempotency"):  # which what runs once gives it
+    if view is not None and not hasattr(request, "idempotency"):  # the protected handler sets it
         log_unclaimed(view, request, response)
     return response
 

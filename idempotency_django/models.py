@@ -153,7 +153,7 @@ class IdempotencyKey(models.Model):
     principal = models.CharField(_("principal"), max_length=255, default="", blank=True)
     method = models.CharField(_("method"), max_length=16, default="", blank=True)
     path = models.TextField(_("path"), default="", blank=True)
-    # The reference of the record whose handler asked for this operation; see records.reference().
+    # The reference of the record whose handler caused this operation; see records.reference().
     caused_by = ExactCharField(
         _("caused by"), max_length=511, default="", db_default="", blank=True
     )
@@ -172,7 +172,8 @@ class IdempotencyKey(models.Model):
         # they would make `migrate` warn on MySQL and MariaDB, which have no partial indexes.
         indexes = [
             models.Index(fields=["purge_at"], name="idempotency_purge_at_idx"),
-            # For the auditor: the admin lists the newest first, and finds what one caller did.
+            # For the auditor: the admin lists the newest first, and finds the requests of one
+            # caller.
             models.Index(fields=["created_at"], name="idempotency_created_at_idx"),
             # Made in another collation on PostgreSQL, so that the hot path cannot use it instead of
             # the unique one; see the migration.
@@ -217,7 +218,7 @@ class IdempotencyStep(models.Model):
         verbose_name_plural = _("idempotency steps")
         ordering = ("record", "position")
         constraints = [models.UniqueConstraint(fields=["record", "position"], name=STEPS_INDEX)]
-        # Steps hold what a provider answered; they are seen with the key, by those who may.
+        # Steps contain providers' responses; they are shown with the key, with its permission.
         default_permissions = ()
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-# The sender is always the same, and every operation asks whether there are receivers.
+# The sender is always the same, and every operation checks for receivers.
 claimed = Signal(use_caching=True)
 completed = Signal(use_caching=True)
 replayed = Signal(use_caching=True)

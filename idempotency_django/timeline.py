@@ -555,7 +555,7 @@ class _Chain:
         """Take in the cause of the member, its cause, and so on."""
         while member.caused_by and len(self.causes) < DEEPEST:
             found = self._find(member.caused_by)
-            if not found:  # a key that was used again may be caused by what it had caused
+            if not found:  # a reused key may be caused by its own effect
                 return
             member = found[0]
             self.causes.append(member)
@@ -576,7 +576,7 @@ class _Chain:
 
     def down(self, generation: list[Member]) -> None:
         """Take in what these members have caused, and what that has caused, and so on."""
-        limit = MOST + 1  # one more than there is room for says that there are more
+        limit = MOST + 1  # one more than the limit shows that there are more
         for _generation in range(DEEPEST):
             asked = [member for member in generation if member.reference not in self._followed]
             if not asked:

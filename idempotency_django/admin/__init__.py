@@ -165,7 +165,7 @@ class IdempotencyKeyAdmin(ListAdmin):
 
     def derived_keys_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the keys that the handler of one record derived."""
-        # With a derived key, as with a fingerprint, a guess at what was asked for can be tested.
+        # With a derived key or a fingerprint, a guess at the request can be tested.
         if not (self.has_view_permission(request) and self.has_secret_permission(request)):
             raise PermissionDenied
         record = self.row_or_404(request, object_id)

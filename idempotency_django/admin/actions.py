@@ -305,7 +305,7 @@ class Release(Settlement):
     def columns(self, given: Mapping[str, Any], by: str) -> dict[str, Any]:
         return {
             "status": Status.FAILED,
-            "pinned": True,  # what the attempt has done elsewhere was done for this request
+            "pinned": True,  # the attempt's external effects belong to this request
             "error": _("Released by %(user)s: %(reason)s") % {**given, "user": by},
         }
 

@@ -166,7 +166,7 @@ class ListAdmin(TimelineMixin):
         return request.user.has_perm(self.view_permission)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        # Who may filter by a column can find out what is in it.
+        # A user who can filter by a column can find out its values.
         if lookup.partition("__")[0] in {*self.secret, *self.hidden}:
             return False
         return super().lookup_allowed(lookup, value, request)

@@ -85,7 +85,7 @@ def _check_view(view: Any) -> Iterator[CheckMessage]:
     name = f"{view.__module__}.{view.__qualname__}"
     drf_bases = [base for base in view.__mro__ if base.__module__ == "rest_framework.views"]
     if not drf_bases:
-        return  # a mixin of the project's own, for views that have what it names
+        return  # a mixin of the project, for views with these actions
     if view.__mro__.index(IdempotentViewMixin) > view.__mro__.index(drf_bases[0]):
         yield Error(
             f"{name} has IdempotentViewMixin after APIView in its bases, so the view is not "

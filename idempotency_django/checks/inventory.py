@@ -129,7 +129,7 @@ def _endpoint(route: str, method: str, view: Any, name: str) -> Endpoint:
     part = protected_part(view, method)
     try:
         policy, how = _policy_and_how(view, method, name, part)
-    except ImproperlyConfigured as error:  # what it declares is no policy
+    except ImproperlyConfigured as error:  # its declaration is not a policy
         return Endpoint(route, method, view, None, "middleware", str(error))
     problem = _problem(view, name, how)
     framework = framework_of(view) if problem else None

@@ -68,7 +68,7 @@ of_frameworks: Final[list[Callable[[], Iterator[CheckMessage]]]] = []
 def check_views(**_: Any) -> Sequence[CheckMessage]:
     """The views of the URLs, the views with the mixin, and the promises of all policies."""
     project = list(promise(Policy(), PROJECT))
-    # A view inherits what is wrong with the project's policy, which is reported only once.
+    # A view inherits the problems of the project's policy, which are reported only once.
     known = {message.msg for message in project}
     messages = chain(*(check() for check in of_frameworks), _of_endpoints())
     views = [message for message in messages if message.msg not in known]
@@ -114,7 +114,7 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
         for endpoint in everything
         if policy
         and endpoint.how == "middleware"
-        and endpoint.policy is not None  # what it declares is a policy
+        and endpoint.policy is not None  # its declaration is a policy
         and policy_of(endpoint.view, endpoint.method) is UNSET
         and policy.requires_key(_typical(endpoint.method))
         and is_from(endpoint.view, _FORMS_WITHOUT_KEYS)

@@ -78,7 +78,7 @@ def refresh_in_place(obj: ModelT, fresh: ModelT, using: str) -> None:
         obj._state.fields_cache.clear()
         obj._state.fields_cache.update(related)
 
-    on_rollback(using, go_back)  # also where it is current: what comes next may change it
+    on_rollback(using, go_back)  # also if it is current: later code may change it
     if values.items() <= before.items():
         return  # and the related objects that were loaded with it stay
     # Not by setattr(): a field may protect itself from being set.

@@ -69,10 +69,10 @@ def ensure(
     is_open = connections[alias].in_atomic_block
     try:
         with transaction.atomic(using=alias) if is_open else nullcontext():
-            # All of it: Django would update a parent's row that is there already.
+            # All of it: Django would update an existing row of a parent.
             obj.save(force_insert=(models.Model,) if model._meta.parents else True, using=alias)
     except IntegrityError:
-        # Whichever constraint it was: if the row is there, it is as it was asked for.
+        # Whichever constraint it was: an existing row is the requested one.
         found = row_of(model, alias, lookup)
         if found is None:
             raise

@@ -52,7 +52,7 @@ ANY: Final = "*"
 
 _ETAG = r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"'  # section 8.8.3
 _IS_ETAG: Final = re.compile(_ETAG)
-# Whatever stands between two of them: the list is forgiving, what counts are the tags in it.
+# Anything between two tags: parsing is lenient, and only the tags count.
 _ETAGS: Final = re.compile(rf"(?:^|(?<=[,\s])){_ETAG}")
 _FORM: Final = re.compile(r';as=[0-9a-f]{8}"')
 

@@ -115,7 +115,7 @@ class StoredResponse(Response):
 
     def __init__(self, stored: HttpResponse) -> None:
         super().__init__(status=stored.status_code)
-        del self.data  # what follows makes it when it is asked for
+        del self.data  # created again on access
         self.headers = stored.headers
         self.reason_phrase = stored.reason_phrase
         self.content = stored.content

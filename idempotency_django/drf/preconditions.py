@@ -59,12 +59,12 @@ class PreconditionMixin:  # see below
     put_creates: ClassVar[bool]
     """Whether PUT creates a missing object. ``If-None-Match: *`` then creates it once."""
 
-    _resource: Resource | None = None  # what the handler's conditions are about
-    _found_object: Any = None  # what get_object() has returned
+    _resource: Resource | None = None  # the subject of the handler's preconditions
+    _found_object: Any = None  # the result of get_object()
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         record_lookup(self)
-        # Before the others: what protects the handler from duplicates is then put around this.
+        # Before the others: the protection from duplicates is then around this.
         _guard_handler(self, request)
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
 

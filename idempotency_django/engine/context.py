@@ -117,7 +117,7 @@ class ExecutionContext:
         """
         if self._lease is None:
             return None
-        self._has_derived = True  # the key stays with its request: what is named so may, too
+        self._has_derived = True  # the key stays with its request, and so does the derived key
         return str(uuid.uuid5(NAMESPACE, f"{self._claim.origin}:{name}"))
 
     def atomic(self) -> AbstractContextManager[None]:

@@ -215,7 +215,7 @@ class LeasedRun:
                     raise RolledBack(result)
                 if self.claim.attempt > 1:
                     await self.driver.call(self.execution.validate_all_reached)
-                if together:  # before any commits, so that none does for a late owner
+                if together:  # before any commit, so that a late owner commits nothing
                     await self._complete(payload)
                     stored = True
             if not together:  # after all have, or an answer could outlive its effects

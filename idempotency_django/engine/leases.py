@@ -146,7 +146,7 @@ class _Heartbeat:
         with self._condition:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                thread.start()  # where there are too many, the next lease tries again
+                thread.start()  # if there are too many threads, the next lease tries again
                 self._thread = thread
             due = self._due[lease] = time.monotonic() + lease.seconds / RENEWALS
             if due < self._wakes_at:
@@ -167,7 +167,7 @@ class _Heartbeat:
     def _run(self) -> None:
         while due := self._next(patient=True):
             try:
-                # It may be long until the next one, so nothing is held while there is none.
+                # The next lease may be far off, so no connection is held until then.
                 with due[0].store.dedicated_connection():
                     while due:
                         self._renew(due)

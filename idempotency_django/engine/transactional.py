@@ -145,7 +145,7 @@ class TransactionalRun:
         self._claimed = False
         self._committed = False
         self._payload: Payload | None = None
-        self._error: Exception | None = None  # what rolled it back
+        self._error: Exception | None = None  # the error that rolled it back
         self._marked = False  # for rollback, before the error left the transaction
 
     def outcome(self, longest: timedelta) -> Outcome:
@@ -191,7 +191,7 @@ class TransactionalRun:
         except RolledBack as signal:
             result = signal.result
         except _Refused as refused:
-            if self.after is not None and not refused.marked:  # it is to be asked yet
+            if self.after is not None and not refused.marked:  # it has not been called yet
                 transaction.set_rollback(False, using=self.store.using)
             raise refused.error from None
         except IdempotencyError as error:

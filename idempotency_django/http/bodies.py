@@ -35,7 +35,7 @@ LONGEST: Final = 1024**3
 
 def rewind(request: Any, stream: Any) -> None:
     """Give the stream back to the request, at its beginning."""
-    # Django has no public way to do so: these names are those that REST framework relies on, too.
+    # Django has no public API for this. REST framework relies on the same names.
     stream.seek(0)
     request._stream = stream
     request._read_started = False
@@ -162,7 +162,7 @@ def body_of(request: Any) -> Body:
         unseen = body_that_django_ignores(request)
         if unseen is not None:
             return unseen
-    if request._read_started and not hasattr(request, "_body"):  # and it is no longer there
+    if request._read_started and not hasattr(request, "_body"):  # and it is no longer available
         return _parsed_before(request)
     if request.content_type == MULTIPART:
         return _multipart(request)

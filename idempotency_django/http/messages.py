@@ -177,7 +177,7 @@ def principal_of(user: Any, auth: Any = None) -> str:
                 f"The user of this request, {type(user).__name__}, has no primary key to identify "
                 "it. Give the idempotency policy a principal= that identifies it."
             )
-        # Of its class: a lazy user passes for one, but is none.
+        # Of its class: a lazy user only looks like one.
         return f"{_kind(user.__class__, settings.AUTH_USER_MODEL)}:{pk}"
     if isinstance(auth, str | bytes):
         return f"auth:{digest(auth)}"
@@ -519,7 +519,7 @@ def result_of_error(
     """The result for the engine of a view's error; its payload is made after the rollback."""
 
     def payload() -> Payload:
-        with adapter.tracking_tokens():  # it may be called later than what recovers
+        with adapter.tracking_tokens():  # it may be called later than the recovery
             return _payload(adapter, render(response), policy)
 
     status = response.status_code

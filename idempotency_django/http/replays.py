@@ -236,7 +236,7 @@ def lookup_of(view: Any) -> Callable[[], Any] | None:
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     bases = [base for base in type(view).__mro__ if base.__module__.startswith(_FRAMEWORKS)]
     if kinds & _VARIADIC and not any("get_object" in vars(base) for base in bases):
-        return None  # its signature does not say what it needs, and no framework calls it
+        return None  # its signature does not declare its arguments, and no framework calls it
     given = {"request": view.request, **view.kwargs}
     named = {name: given[name] for name in signature.parameters if name in given}
     values = (*view.args, *view.kwargs.values())

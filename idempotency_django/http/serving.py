@@ -81,7 +81,7 @@ def serve(
 
     store, before = plan.store, SessionSnapshot(request)
     atomic = transactions if transactions and transactions.aliases else None
-    if transactions is None:  # then those that are open were opened by Django
+    if transactions is None:  # then Django opened the open transactions
         refuse_other_transactions(
             f"The answer of {plan.operation.name}", store.using, atomic_request_databases()
         )

@@ -34,7 +34,7 @@ def save_session(request: HttpRequest, using: str | None) -> None:
     with suppress(UpdateError):  # it was deleted meanwhile, which the middleware says
         db.SessionStore.save(session)
         if isinstance(session, cached_db.SessionStore):
-            # Else it would be read from there, whatever becomes of the transaction.
+            # Else it would be read from there, even after a rollback.
             _forget_cached(session, None)
 
 

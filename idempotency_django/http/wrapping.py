@@ -91,7 +91,7 @@ class ViewAdapter(Adapter):
         response = self._view()
         if not isinstance(response, HttpResponseBase):
             raise self._no_response(response)
-        # A template is rendered here, inside the transaction, because what it says is stored.
+        # A template is rendered here, inside the transaction, because its output is stored.
         return response.render() if hasattr(response, "render") else response
 
     async def arespond(self) -> HttpResponseBase:
@@ -283,7 +283,7 @@ def overrides_dispatch(view_class: Any) -> bool:
 def _protected_as_view(view: Any, policy: Policy | None) -> Any:
     """The function that ``as_view()`` made, made again of the protected class."""
     protected_class = _protected_class(view_class_of(view), policy)
-    # Not by the class's own as_view(): what that puts around the view is there already.
+    # Not by the class's own as_view(): its wrappers are already applied.
     bases = [base for base in protected_class.__mro__ if base.__module__ == module_of(view)]
     as_view = next(vars(base)["as_view"] for base in bases if "as_view" in vars(base))
     held = closure_of(view)
@@ -359,7 +359,7 @@ def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
 
 
 async def _achecked(view: Any, request: HttpRequest, response: Any) -> Any:
-    if inspect.isawaitable(response):  # what a mixin refuses is not
+    if inspect.isawaitable(response):  # a mixin's refusal is not awaitable
         response = await response
     log_unreached(view, request, response)
     return response

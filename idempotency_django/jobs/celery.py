@@ -261,7 +261,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             except Ignore as ignore:
                 return {"__type__": _IGNORED, "__value__": str(ignore)}
             except Exception as error:
-                raised.append(error)  # whatever it is, it is the task's own
+                raised.append(error)  # any error is the task's own
                 raise
 
         if delivery.has_failed():

@@ -288,7 +288,7 @@ class InboxMessageAdmin(MessageAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        if search_term:  # with the sources, there is an index for it
+        if search_term:  # together with the sources, an index is used
             queryset = queryset.filter(
                 source__in=known_sources(), message_id__startswith=search_term
             )

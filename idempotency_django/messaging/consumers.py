@@ -397,7 +397,7 @@ def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | N
     if seen is None:
         return known
     maybe = seen.may_contain([each.name for each in executions])
-    # Where a duplicate extends the record's lifetime, the store must be asked by a claim.
+    # If a duplicate extends the record's lifetime, a claim in the store is needed.
     candidates = [
         (place, each, each.plan.operation)
         for place, each in enumerate(executions)
@@ -406,7 +406,7 @@ def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | N
     try:
         records = store.get_many([(x.key, x.scope) for _, _, x in candidates]) if candidates else []
     except IdempotencyError:
-        return known  # the claim says what is wrong with the store
+        return known  # the claim raises the store's error
     for (place, execution, operation), record in zip(candidates, records, strict=True):
         if record is None or record.expired:
             continue

@@ -99,7 +99,7 @@ def keep_raw(
 def takes_others(consumer: Consumer) -> bool:
     """Whether the table takes another message of this consumer now, of which nothing is left."""
     using = database()
-    connections[using].close_if_unusable_or_obsolete()  # what failed may have cost the connection
+    connections[using].close_if_unusable_or_obsolete()  # the failure may have broken the connection
     try:
         with transaction.atomic(using=using):
             keep_raw(consumer, "a trial", b"", ValueError())

@@ -18,7 +18,7 @@ class StreamPosition(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     stream = ExactCharField(_("stream"), max_length=255, unique=True)
-    # Raised by each new owner: what an earlier one does then matches no row. A peer counts its own.
+    # Raised by each new owner: writes of earlier owners then match no row. A peer counts its own.
     epoch = models.BigIntegerField(_("epoch"), default=0)
     # The offset of the last message whose effects are committed; -1: none yet.
     position = models.BigIntegerField(_("position"), default=-1)
@@ -64,7 +64,7 @@ class InboxMessage(models.Model):
     )
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     # Null where nothing is to be done, or after an earlier message of its group only: the index
-    # then leads to what is due.
+    # then leads to due messages.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     # The last attempt that was not cut off: it succeeded or failed. A later one is running, or its
     # process has ended within it.
@@ -146,7 +146,7 @@ class OutboxMessage(models.Model):
     )
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     # Null where nothing is to be done, or after an earlier message of its stream only: the index
-    # then leads to what is due.
+    # then leads to due messages.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
     error = StoredTextField(_("error"), default="", blank=True)
@@ -172,7 +172,7 @@ class OutboxMessage(models.Model):
                 fields=["stream", "state", "sequence"], name="idempotency_outbox_order_idx"
             ),
             models.Index(fields=["purge_at"], name="idempotency_outbox_purge_idx"),
-            # For timelines, which ask what an operation has published.
+            # For timelines, which list the messages of an operation.
             models.Index(fields=["caused_by"], name="idempotency_outbox_cause_idx"),
         ]
 

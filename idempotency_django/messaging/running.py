@@ -58,7 +58,9 @@ def run_messaging(
     def run(name: str, part: Callable[[threading.Event], None]) -> None:
         try:
             part(stop)
-        except BaseException as error:  # whatever it is, a part without a thread must not go unseen
+        except (
+            BaseException
+        ) as error:  # a part without a thread must be reported, whatever the error
             logger.critical("The %s ended with an error. All parts stop.", name, exc_info=True)
             errors[name] = error
         finally:

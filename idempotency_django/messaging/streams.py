@@ -197,7 +197,7 @@ class Stream:
     def _raise_if_fenced(self, error: OperationalError) -> None:
         """Raise ``StreamFenced`` if that is what the conflict with another transaction was."""
         if connections[self._using].in_atomic_block:
-            return  # which is of no use any more; the next attempt finds out
+            return  # it is unusable now; the next attempt notices that
         epochs: list[int] = []
         with suppress(DatabaseFault):
             epochs += _rows(self._using, self._row).values_list("epoch", flat=True)

@@ -203,10 +203,10 @@ def _attempted(source: str, headers: str, error: str, body: bytes) -> str:
     """The reference of what caused the dead letter of a consumer."""
     try:
         event = Event.from_json(bytes(body))
-    except ValueError:  # what came was no event
+    except ValueError:  # the message was not an event
         return ""
     senders = [f"sender:{value}" for name, value in json.loads(headers) if name == SENDER]
-    if error.startswith(UnknownEventType.__name__):  # it was not tried, so there is no record
+    if error.startswith(UnknownEventType.__name__):  # there was no attempt, so there is no record
         return "" if senders else event.caused_by  # a stranger may name any cause
     scope = [f"{source}:{event.source}", *senders]
     return reference(keys.fit(event.id), scopes.fit(scopes.join(*scope)))

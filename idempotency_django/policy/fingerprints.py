@@ -164,7 +164,7 @@ def _canonical(body: Body, media_type: str) -> bytes:
             # As JSON again, which is several times faster than canonical().
             return b"json" + _encode(body.value).encode()
         except (TypeError, ValueError, RecursionError):
-            pass  # not what JSON can say, or too deep to say it
+            pass  # not JSON, or nested too deeply
     try:
         return b"parsed" + canonical(body.value)
     except TypeError:  # a parser of your own has made an object that is not plain

@@ -36,7 +36,7 @@ USUAL: Final = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')
 """The value of a key header as most clients send it: quoted, no comma, nothing to unescape."""
 VALID: Final = re.compile(r"[\x21-\x7e]{1,255}")
 """A key that :func:`checked` lets pass."""
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # what fit() makes
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # the result of fit()
 _FORMATS: Final = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     "ulid": re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}"),

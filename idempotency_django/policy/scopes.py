@@ -19,7 +19,7 @@ ANONYMOUS: Final = "anonymous"
 
 ScopeFunction = Callable[[Invocation], str]
 
-# Not "#": it marks what was cut, so that no short scope equals the remains of a long one.
+# Not "#": it marks a cut scope, so that no short scope equals the rest of a long one.
 _KEPT: Final = " !\"$&'()*+,/:;<=>?@[]^`{|}"
 FITS: Final = re.compile(r"[\w.~ !\"$&'()*+,/:;<=>?@\[\]^`{|}-]{1,255}(?<! )", re.ASCII)
 """Matches a scope that :func:`fit` leaves unchanged, as most are."""

@@ -283,7 +283,7 @@ class Store(ABC):
         try:
             return self.acquire(operation)
         except OperationInProgress:
-            if operation.lease is None:  # then the transaction may be of no use any more
+            if operation.lease is None:  # then the transaction may be unusable
                 raise
             return in_progress(operation)
 

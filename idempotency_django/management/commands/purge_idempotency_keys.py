@@ -21,7 +21,7 @@ from ...stores.purging import BATCH_SIZE, Purgeable, purge, registered
 
 _KEYS: Final = "idempotency keys"
 _ERASE_LINE: Final = "\r\x1b[K"
-_INTERRUPTED: Final = 130  # what shells answer for a process that Ctrl-C has ended
+_INTERRUPTED: Final = 130  # the exit code of shells after Ctrl-C
 
 
 class Command(BaseCommand):

@@ -55,7 +55,7 @@ class CeleryPublisher(Publisher):
         except Exception as error:
             if getattr(error, "code", None) in _NO_EXCHANGE:
                 raise
-            return error  # it is the message's, whatever it is
+            return error  # any error is the message's
         return None
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:
         )
     try:
         return loads(json.dumps(args)), loads(json.dumps(kwargs))
-    except Exception as error:  # whatever is raised for a value that does not fit its type
+    except Exception as error:  # any error of a value that does not match its type
         raise ValueError(
             f"An argument of the task {message.type} has the keys __type__ and __value__, which "
             f"Celery's JSON cannot decode: {error!r}. Publish a client's data as a string."

@@ -236,7 +236,7 @@ class HttpPublisher(Publisher):
             return None if endpoint is None else self._allowed(endpoint)
         except (InterfaceError, OperationalError, ImportError) as error:
             return away(error)
-        except Exception as error:  # noqa: BLE001  # it is the message's, whatever it is
+        except Exception as error:  # noqa: BLE001  # any error is the message's
             return error
 
     @cached_property

@@ -82,7 +82,7 @@ class KafkaPublisher(Publisher):
         self._config = {
             "enable.idempotence": True,
             "acks": "all",
-            "linger.ms": 0,  # what waits in the queue is sent together anyway
+            "linger.ms": 0,  # queued messages are sent together anyway
             "message.timeout.ms": int(seconds_of("timeout", timeout) * 1000),
             **_checked(config),
         }
@@ -251,7 +251,7 @@ class Kafka(Transport):
         if not messages:
             first = self._open.poll(POLL)
             messages = [] if first is None else [first]
-            if messages and limit > 1:  # and what has come already, without waiting for more
+            if messages and limit > 1:  # and already received messages, without waiting for more
                 messages += self._open.consume(limit - 1, 0)
         return [incoming for message in messages if (incoming := self._incoming(message))]
 
@@ -367,7 +367,7 @@ class Kafka(Transport):
         except KafkaException as error:
             if error.args[0].fatal():
                 raise
-            # A later commit says the same. If none follows, the messages come again, as duplicates.
+            # A later commit includes this one. If none follows, the messages are delivered again.
             logger.warning("Kafka has refused a commit of offsets: %s", error)
 
     def _assigned(self, client: Client, partitions: list[TopicPartition]) -> None:

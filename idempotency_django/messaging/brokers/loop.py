@@ -182,7 +182,7 @@ def event_of(message: Incoming) -> Event:
         elif name.lower() in _CONTENT_TYPES:
             content_type = _text(name, value)
     if not attributes and not content_type.startswith(_ENVELOPE):
-        content_type = envelopes.STRUCTURED  # or it is none: many senders set another type
+        content_type = envelopes.STRUCTURED  # or it is plain JSON: many senders set another type
     headers = {**attributes, **({"content-type": content_type} if content_type else {})}
     return Event.from_http(headers, message.body)
 
@@ -607,7 +607,7 @@ class Loop:
                 try:
                     self._transport.beat(messages)
                 except self._transport.lost as error:
-                    lost = error  # what the handler does is committed, and comes again
+                    lost = error  # its effects are committed; it is delivered again
         verdicts = future.result()
         if lost is not None:
             raise lost

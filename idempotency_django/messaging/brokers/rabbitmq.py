@@ -239,7 +239,7 @@ class KombuPublisher(Publisher):
 
 
 POLL: Final = 1.0  # seconds
-_NO_WAIT: Final = 0.005  # seconds: for what is there already
+_NO_WAIT: Final = 0.005  # seconds: for messages that have arrived
 _CONFIRM: Final = 30.0  # seconds
 _NOT_FOUND: Final = 404
 _OTHER: Final = 406  # it exists with other properties

@@ -184,7 +184,7 @@ class OwnRecord(Store):
     def can_replace(self, plan: Plan) -> bool:
         """Whether the row takes the place of the record in the plan's store."""
         store = plan.store
-        # What was stored before there was a fingerprint may have a record.
+        # A message that was stored before fingerprints existed may have a record.
         is_known = bool(self._message.fingerprint) and plan.operation.lease is None
         if not (is_known and store.supports_transactions and store.using == self.using):
             return False
@@ -214,7 +214,7 @@ class OwnRecord(Store):
         if interrupted and operation.hold:
             self._is_held = True
             return self.get(operation.key, operation.scope)
-        if operation.hold:  # what stays of it says that something else has committed
+        if operation.hold:  # the remaining record shows another commit
             mine.update(processed_at=DatabaseNow())
         self.is_begun = True
         return Claim(operation, message.attempts, new_token(), message.pk, interrupted=interrupted)
@@ -290,7 +290,7 @@ def release(message: InboxMessage, by: str) -> None:
     """Let the next attempt have a record that is held."""
     _rows(record_of(message)).held().update(
         status=Status.FAILED,
-        pinned=True,  # what the attempts have done elsewhere was done for this message
+        pinned=True,  # the attempts' external effects belong to this message
         owner_token=NO_OWNER,  # an owner that is late no longer owns it
         lease_expires_at=None,
         completed_at=DatabaseNow(),

@@ -178,7 +178,7 @@ def process_due(
     _refuse_unknown(sources)
     stop, tally = stop or threading.Event(), Counter[str]()
     while not stop.is_set():
-        close_old_connections()  # those that the database has closed
+        close_old_connections()  # drop connections that the database has closed
         claimed = claim(sources, batch)
         if not claimed:
             break

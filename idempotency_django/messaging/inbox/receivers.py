@@ -315,7 +315,7 @@ class WebhookReceiver(View):
         if known == message.digest:
             return False  # it is delivered again
         if known is None and self.verifier.signs_id:
-            return insert(message)  # the one that was there has been purged since
+            return insert(message)  # the existing message has been purged since
         message_id = message.message_id
         if known is not None:
             # Keyed: who may list the messages may not test guesses at their bodies.

@@ -217,7 +217,7 @@ def found(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         place: Any = import_module(module)
-    except Exception as error:  # whatever the module does
+    except Exception as error:  # importing can raise anything
         raise ImportError(f"The module {module!r} cannot be imported: {error!r}") from error
     try:
         for part in name.split("."):

@@ -194,7 +194,7 @@ class TopicSender:
     turn: float = 0  # when it was the topic's turn last, by time.monotonic()
     failures: int = 0  # how often in a row nothing could be sent
     resumes_at: float = 0  # by time.monotonic()
-    suspects: set[str] = field(default_factory=set)  # what sending failed with: others go first
+    suspects: set[str] = field(default_factory=set)  # groups whose messages failed: others go first
     publisher: Publisher | None = None
 
     def publish(self, messages: list[OutboxMessage], deadline: float) -> list[_Answered]:

@@ -147,7 +147,7 @@ def topic_names(*, relay: bool) -> list[str]:
 def _is_relayed(name: str) -> bool:
     try:
         return topic(name).relay
-    except ImproperlyConfigured:  # the relay says it when there is something to send
+    except ImproperlyConfigured:  # the relay reports it when it has a message to send
         return True
 
 

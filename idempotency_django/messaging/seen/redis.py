@@ -132,7 +132,7 @@ class RedisBloom(SeenFilter):
         try:
             taken = self._execute("BF.INSERT", self._key(number), "NOCREATE", "ITEMS", *ids)
         except FAULTS as error:
-            if "not found" in str(error):  # it was deleted, or evicted, or never there
+            if "not found" in str(error):  # it was deleted or evicted, or never existed
                 return ids
             raise
         answers = [isinstance(each, Exception) for each in taken]

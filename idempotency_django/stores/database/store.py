@@ -93,7 +93,7 @@ def take_over(dialect: Dialect, operation: Operation, before: Record) -> Claim |
         return in_progress(operation)  # since we looked; the next retry is answered
     steps = IdempotencyStep.objects.using(dialect.using).filter(record=before.record_id)
     if status == Status.IN_PROGRESS:
-        pinned = True  # it is unknown what its owner has done
+        pinned = True  # the effects of its owner are unknown
     elif expired or status == Status.COMPLETED:
         pinned = False
         steps.delete()
@@ -220,7 +220,7 @@ class DatabaseStore(Store):
             with self._translated():
                 return self._acquire(operation)
         finally:
-            self._dialect.release()  # what locked the key; others see the row from here on
+            self._dialect.release()  # the lock of the key; others see the row from here on
 
     def _forbid_misplaced(self, operation: Operation) -> None:
         """Refuse a lease in a transaction, and none outside of one."""
@@ -261,7 +261,7 @@ class DatabaseStore(Store):
             with self._translated():
                 found = self._acquire_batch(wanted)
         finally:
-            self._dialect.release()  # what locked the keys of leases; those of others stay locked
+            self._dialect.release()  # the locks of the keys with leases; others stay locked
         results: list[Claim | Record] = []
         for operation in operations:
             result = found[operation.key, operation.scope]

@@ -65,7 +65,7 @@ class Pipeline:
         self._connection: Any = connection
         self._tokens: set[str] = set()
         self._deferred: Deferred | None = None
-        self._is_over = connection is None  # what hooks do after the commit is their own affair
+        self._is_over = connection is None  # hooks after the commit are not tracked
         self.stopped_before_commit = False
         """Whether the server refused a statement before the COMMIT, so that it did not commit."""
 
@@ -100,7 +100,7 @@ class Pipeline:
         except DatabaseFault as error:
             if LOST in str(error):
                 return False
-            # After a COMMIT that failed, there is no transaction any more.
+            # After a failed COMMIT, no transaction is open.
             self.stopped_before_commit = self._status() == _IN_ERROR
             raise
         finally:

@@ -22,7 +22,7 @@ from .statements import Parameters
 
 _ONE_BY_ONE: Final = Pipeline(None)
 _FUNCTIONS: Final = ("idempotency_acquire_1", "idempotency_complete_1")
-_DEFERRABLE: Final = ("complete", "fence", "save_step")  # what may wait for the COMMIT
+_DEFERRABLE: Final = ("complete", "fence", "save_step")  # sent together with the COMMIT
 _GONE: Final = frozenset({"42883", "42501"})  # undefined_function, insufficient_privilege
 
 _has_functions: Final[dict[tuple[object, ...], bool]] = {}

@@ -52,7 +52,7 @@ class SQLite(Dialect):
         extended = self._execute("extend", {**self._described(claims), "seconds": seconds})
         if extended == len(claims):
             return {claim.record_id for claim in claims}
-        # Whatever is still its owner's now was so then: there are no locks on rows.
+        # SQLite has no row locks: a row that still has its owner now had it then.
         return self.owned(claims)
 
     def is_missing(self, error: BaseException) -> bool:
