@@ -58,9 +58,7 @@ def run_messaging(
     def run(name: str, part: Callable[[threading.Event], None]) -> None:
         try:
             part(stop)
-        except (
-            BaseException
-        ) as error:  # a part without a thread must be reported, whatever the error
+        except BaseException as error:  # a part that has ended must be reported
             logger.critical("The %s ended with an error. All parts stop.", name, exc_info=True)
             errors[name] = error
         finally:
