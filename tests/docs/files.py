@@ -35,8 +35,6 @@ from idempotency_django.messaging.inbox.receivers import _RECEIVERS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "docs" / "project"
-NICKNAMES = {"settings.py": "config/settings.py", "urls.py": "config/urls.py"}
-NO_FILES = {"manage.py", "shop/migrations/0001_initial.py"}
 TABLES = "shop/models.py"
 SETTINGS = "config/settings.py"
 URLS = "config/urls.py"
@@ -46,7 +44,7 @@ NOT_IN_PROJECT = re.compile(r"% not-in-the-project: (.+)")  # above a block, wit
 def path_of(text: str) -> str | None:
     """The path of the file that a block belongs to, if its first line says one."""
     found = re.match(r"# ([\w/]+\.py)\b", text)
-    return NICKNAMES.get(found[1], found[1]) if found else None
+    return found[1] if found else None
 
 
 def module_of(path: str) -> str:

@@ -58,8 +58,10 @@ def test_every_block_is_run(path: Path) -> None:
 def test_every_block_is_a_file_or_a_session(path: Path) -> None:
     """A visible block of Python begins with the path of its file, or with ``>>>``."""
     assert [block.line for block in blocks(path) if not block.stands_alone] == []
+    assert {str(block.path).partition("/")[0] for block in files(path)} <= PLACES
 
 
+PLACES = {"config", "shop", "client.py"}  # the project, its app, and a client's program
 WITH_FILES = [path for path in PAGES if files(path)]
 
 
