@@ -33,7 +33,9 @@ class Done(Exception):
 def run(server: Server, topic: str, last: bytes) -> None:
     """Run the page's command until this value was delivered; each time in a new group."""
     [block] = re.findall(
-        r"^```\{code-block\} py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+        r"^```python\n(# shop/management/commands/.*?)^```",
+        PAGE.read_text(),
+        re.MULTILINE | re.DOTALL,
     )
     deadline = time.monotonic() + PATIENCE
     consumers = []
