@@ -124,9 +124,10 @@ soak-outside:
 soak-faults:
 	$(PY) -m pytest -m soak $(FAULTS)
 
-lint: $(VENV)/.installed-lint  ## Check style and formatting.
+lint: $(VENV)/.installed-lint  ## Check style, formatting and English.
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+	$(PY) docs/prose.py
 
 types: $(VENV)/.installed-lint  ## Check the types.
 	$(PY) -m mypy

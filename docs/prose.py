@@ -1,14 +1,16 @@
-"""Checks the prose of the documentation: ``python docs/prose.py [PAGE …]``, in ``make lint``.
+"""Checks the English of pages and of the package: ``python docs/prose.py [FILE …]``.
 
 A page fails if its sentences have more than 16 words on average, if one has more than 28, if it
 uses a word that ``vocabulary.toml`` replaces, or if proselint finds something in it. Code is left
-out; an inline piece of code counts as one word. Tables are only searched for words.
+out; an inline piece of code counts as one word. Tables are only searched for words, and so are the
+docstrings and texts of the package.
 """
 
 # ruff: noqa: INP001  # a script in a folder of documents
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import tomllib
@@ -38,15 +40,16 @@ INSTEAD = {
 CONFIG = {**DEFAULT, "checks": {**DEFAULT["checks"], "typography": False}}
 
 
-def pages() -> list[Path]:
-    """All pages that people write."""
+def files() -> list[Path]:
+    """All pages that people write, and the package."""
     found = {
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "SECURITY.md",
         *DOCS.rglob("*.md"),
     }
-    return sorted(found - WRITTEN_BY_PROGRAMS - {*(DOCS / "_build").rglob("*.md")})
+    found -= WRITTEN_BY_PROGRAMS | {*(DOCS / "_build").rglob("*.md")}
+    return sorted(found | {*(ROOT / "idempotency_django").rglob("*.py")})
 
 
 def blocks(text: str) -> Iterator[tuple[int, str, bool]]:
@@ -80,14 +83,29 @@ def plain(block: Token) -> str:
     return "".join(parts)
 
 
-def found_in(page: Path) -> Iterator[str]:
-    """What is to be changed on a page."""
-    name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
+def replaced_words(place: str, text: str) -> Iterator[str]:
+    """The words of a text that the vocabulary replaces."""
+    for pattern, advice in INSTEAD.items():
+        for match in pattern.finditer(text):
+            yield f"{place}: “{match[0]}”: {advice}"
+
+
+def findings(file: Path) -> Iterator[str]:
+    """The lines to change in a page or a module."""
+    name = str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file)
+    if file.suffix == ".py":
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from replaced_words(f"{name}:{node.lineno}", node.value)
+    else:
+        yield from findings_of_page(name, file.read_text())
+
+
+def findings_of_page(name: str, page: str) -> Iterator[str]:
+    """The lines to change in a page."""
     lengths = []
-    for line, text, in_table in blocks(page.read_text()):
-        for pattern, advice in INSTEAD.items():
-            for match in pattern.finditer(text):
-                yield f"{name}:{line}: “{match[0]}”: {advice}"
+    for line, text, in_table in blocks(page):
+        yield from replaced_words(f"{name}:{line}", text)
         for result in [] if in_table else LintFile(str(name), f"{text}\n").lint(CONFIG):
             yield f"{name}:{line}: {result.check_result.message}"
         for sentence in [] if in_table else SENTENCES.split(text):
@@ -103,9 +121,9 @@ def found_in(page: Path) -> Iterator[str]:
 def main() -> int:
     """Print what is to be changed; the exit code is 1 if there is something."""
     CheckRegistry().register_many(__register__)
-    chosen = [Path(name).resolve() for name in sys.argv[1:]] or pages()
-    found = [line for page in chosen for line in found_in(page)]
-    print("\n".join([*found, f"{len(chosen)} pages, {len(found)} findings"]))
+    chosen = [Path(name).resolve() for name in sys.argv[1:]] or files()
+    found = [line for file in chosen for line in findings(file)]
+    print("\n".join([*found, f"{len(chosen)} files, {len(found)} findings"]))
     return bool(found)
 
 

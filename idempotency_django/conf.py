@@ -1,7 +1,7 @@
 """The ``IDEMPOTENCY`` setting: one live property for each of its names.
 
 Nothing is read at import. A value is read and checked at its first use, and again after Django's
-``setting_changed``, so ``override_settings`` just works. The system checks (``manage.py check``)
+``setting_changed``, so ``override_settings`` works. The system checks (``manage.py check``)
 report a wrong value. Code that uses it raises
 :exc:`~django.core.exceptions.ImproperlyConfigured`.
 """

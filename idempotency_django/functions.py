@@ -94,7 +94,7 @@ def idempotent_call(
         StoreUnavailable: nothing was executed.
         TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
             JSON; the call counts as failed.
-        Exception: whatever the function raises; the next call executes it again.
+        Exception: an error of the function; the next call executes it again.
     """
     plan = _plan(function, policy, key, scope, name, fingerprint)
     return run_plan(plan, function).result

@@ -43,7 +43,7 @@ class IdempotencyMiddleware:
 
     ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` chooses between the two. A view's policy is its
     ``idempotency_policy`` attribute (on the function or on the class), else the project's. The
-    middleware leaves alone views that are protected inside, whatever is around that, and those that
+    middleware leaves alone views that are protected inside, below any decorator, and those that
     are marked ``@idempotency_exempt``.
 
     It must come after every middleware that has a ``process_view``, so that their checks (CSRF, a

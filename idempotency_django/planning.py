@@ -46,7 +46,7 @@ class Plan:
     Attributes:
         policy: the policy, resolved.
         store: where the operation's record lives.
-        operation: what is to be executed once.
+        operation: the operation to execute once.
         derived: whether the key is derived because the client sent none.
     """
 

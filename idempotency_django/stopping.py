@@ -16,7 +16,7 @@ def stop_on_signals(stop: threading.Event | None = None) -> Iterator[threading.E
     """An event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual.
 
     A signal that is ignored stays so, as Ctrl-C is in the background. Signals are the main
-    thread's: in another one, the event has to be set by other means.
+    thread's: in another one, the event must be set by other means.
 
     Args:
         stop: the event to set; by default a new one.

@@ -1,4 +1,4 @@
-"""Timelines: all that belongs to one operation, through its causes, in whatever tables it is.
+"""Timelines: all that belongs to one operation, through its causes, in all tables.
 
 Each record or message names the operation that caused it. A source finds those of one table in one
 database; :func:`trace` follows the causes through all sources, up to the root and down to the last
@@ -457,7 +457,7 @@ class StoredRecords(Source):
 def administered() -> str:
     """The database whose records the admin shows.
 
-    It is the one that the default store writes to; else where a router sends writes.
+    It is the database that the default store writes to; else where a router sends writes.
     """
     for alias in (default_store(), Policy().resolved().store):
         using = stores[alias].using if alias in stores else None

@@ -283,7 +283,7 @@ class Complete(Settlement):
 
 
 class Release(Settlement):
-    """Release for retry: the operation is to be executed again."""
+    """Release for retry: the next retry executes the operation again."""
 
     name = "release"
     title = button = gettext_lazy("Release for retry")

@@ -49,7 +49,7 @@ def ensure(
     Args:
         model: the model. A unique constraint must be over exactly the fields of the lookup.
         defaults: values of other fields for a new row. What is callable is called.
-        using: the database; by default the one that the model is written to.
+        using: the database; by default the database that the model is written to.
         lookup: the fields that identify the row, and their values.
 
     Returns:
@@ -168,7 +168,7 @@ def once_per(
 
     Args:
         fields: the names of parameters of the function, which are fields of the model.
-        model: the model of the rows. Its database should be the one that keeps the records.
+        model: the model of the rows. Its database should also keep the records.
         result: makes the result of a row; by default the result is the row.
         policy: the policy of the call; its ``ttl`` does not count.
 

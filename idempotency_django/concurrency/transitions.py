@@ -88,7 +88,7 @@ def transition(
             method has moved the object to another state than the target; nothing was done.
         TransactionManagementError: the effect has caught an error of the database, or marked the
             transaction for rollback; the row and the object are as before.
-        Exception: whatever the effect or the method raises; the row and the object are as before.
+        Exception: an error of the effect or the method; the row and the object are as before.
     """
     sources = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
     if target in sources:

@@ -5,8 +5,8 @@
     class Invoices(PreconditionMixin, IdempotentViewMixin, viewsets.ModelViewSet):
         require_preconditions = {"PUT", "PATCH", "DELETE"}
 
-The order is authentication, permissions, replay, precondition, handler, whichever of the two
-mixins comes first. It also works alone.
+The order is authentication, permissions, replay, precondition, handler, in either order of
+the mixins. It also works alone.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _read_action(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
 
 
 def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
-    """Refuse a change of another object than the one that its conditions were compared with."""
+    """Refuse a change of another object than the compared one."""
     response = run()
     found, shown = resource.compared, object_in_response(response)
     if (

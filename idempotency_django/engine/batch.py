@@ -48,7 +48,7 @@ def run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
     """Execute each of the operations once, in their order; in one transaction if none fails.
 
     All of them are claimed in one step, executed one after the other, and committed together. If
-    one raises, all are rolled back, and each is executed by itself, as by
+    one raises, all are rolled back, and each is executed alone, as by
     :func:`~idempotency_django.engine.run`, which records whose failure it was. So no failure undoes
     a neighbour, and their order stays. It is also the way of operations with a lease. If the store
     cannot be reached then, no further one is tried.
@@ -116,7 +116,7 @@ def _run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
 
 
 def _run_alone(store: Store, item: Item) -> tuple[Outcome | Exception, bool]:
-    """Execute one item by itself; its outcome, and whether its handler was started."""
+    """Execute one item alone; its outcome, and whether its handler was started."""
     begun = finished = False
 
     def execute(execution: ExecutionContext) -> Result:

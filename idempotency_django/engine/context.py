@@ -30,7 +30,7 @@ CURRENT: ContextVar[ExecutionContext | None] = ContextVar("idempotency_execution
 def current_execution() -> ExecutionContext | None:
     """The execution whose handler this code runs in; ``None``: it runs in none.
 
-    Threads that the handler starts by itself are not in it.
+    Threads that the handler starts are not in it.
     """
     return CURRENT.get()
 
@@ -274,7 +274,7 @@ class ExecutionContext:
 class UnprotectedContext(ExecutionContext):
     """The context of a handler that runs although its store cannot be reached.
 
-    Nothing is claimed and nothing is kept: steps are just called. ``derive_key()`` returns the same
+    Nothing is claimed and nothing is kept: steps are called. ``derive_key()`` returns the same
     keys as always, so calls of a service that honours them stay safe.
     """
 

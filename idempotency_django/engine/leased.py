@@ -66,12 +66,12 @@ T = TypeVar("T")
 
 
 class LeasedRun:
-    """One operation that is to be run, by one attempt at most.
+    """One operation to run, by one attempt at most.
 
     Args:
         driver: runs the handler, and calls the store.
         store: where the operation's record lives.
-        operation: what is to be executed.
+        operation: the operation to execute.
         lease: the operation's.
         recover: turns what the handler raised into an answer, or raises it again.
         around: the caller's transactions around the handler; see :class:`~.transactional.Atomic`.
@@ -371,7 +371,7 @@ class LeasedRun:
         return record.payload in {payload, replace(payload, body=None)}
 
     def _is_of(self, record: Record | None) -> TypeGuard[Record]:
-        """Whether a record is the one that was claimed, and was not claimed again."""
+        """Whether a record is the claimed one, and was not claimed again."""
         if record is None:
             return False
         mine = (self.claim.attempt, self.claim.record_id)
@@ -392,7 +392,7 @@ class Driver(ABC):
 
     @property
     def payload(self) -> Payload | None:
-        """The part of the handler's result that is to be stored; ``None``: nothing, so far."""
+        """The part of the handler's result to store; ``None``: nothing, so far."""
         payload = self.result.payload if self.result else None
         return payload if isinstance(payload, Payload) else None
 

@@ -106,13 +106,13 @@ class _Refused(Exception):  # carries the reason out of a transaction
 
 
 class TransactionalRun:
-    """One operation that is to be run, by one attempt at most.
+    """One operation to run, by one attempt at most.
 
-    What it does is to be committed, which a deferred constraint may still prevent.
+    Its effects are committed at the end, which a deferred constraint may still prevent.
 
     Args:
         store: where the operation's record lives.
-        operation: what is to be executed.
+        operation: the operation to execute.
         execute: executes it.
         recover: turns what the handler raised into an answer, or raises it again.
         atomic: the caller's transactions, in which the claim is made; ``None``: there are none.
@@ -264,7 +264,7 @@ class TransactionalRun:
         return using is not None and connections[using].needs_rollback
 
     def _announce(self) -> None:
-        """Called once it is committed, by itself or as a part of something larger."""
+        """Called once it is committed, alone or in an outer transaction."""
         self._committed = True
         if self._payload is not None and signals.completed.receivers:
             announce(signals.completed, self.claim, payload=self._payload)
@@ -277,7 +277,7 @@ class TransactionalRun:
             self._settle_later(failure(error))
 
     def _after_rollback(self, result: Result) -> Result:
-        """The result of what was rolled back, or is to be with the caller's transaction."""
+        """The result of a rollback, done or left to the caller's transaction."""
         if self.after is not None:
             try:
                 if self._error is not None:

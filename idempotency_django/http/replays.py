@@ -49,7 +49,7 @@ class CsrfTokenTracker:
     """Whether CSRF tokens were given out while the answer to a request was made.
 
     Args:
-        request: the one that is answered.
+        request: the request being answered.
     """
 
     def __init__(self, request: HttpRequest) -> None:
@@ -114,8 +114,8 @@ def note_form(request: HttpRequest, payload: Payload, content_type: str) -> Payl
     A view that ignores ``Accept`` gives a retry the same answer as the first request.
 
     Args:
-        request: the one that is answered.
-        payload: what is to be stored of the answer.
+        request: the request being answered.
+        payload: the part of the response to store.
         content_type: the answer's.
     """
     if _admits(request.META.get("HTTP_ACCEPT", ""), content_type):
@@ -175,10 +175,10 @@ def check_object(view: Any, record: Record) -> None:
 
     Args:
         view: the view, which has its request.
-        record: what is to be replayed.
+        record: the record to replay.
 
     Raises:
-        Exception: whatever the view's ``get_object()`` raises.
+        Exception: an error of the view's ``get_object()``.
     """
     if not has_object(view):
         return

@@ -21,7 +21,7 @@ _ROUTERS: Final = re.compile(r"\(\?P<(\w+)>\[\^/\.\]\+\)")
 
 
 def readable(route: str) -> str:
-    """The route as ``/api/charges/{id}/``, whichever way it was written."""
+    """The route as ``/api/charges/{id}/``, also if it was written as a regular expression."""
     if _REGULAR.search(route):
         route = remove_non_capturing_groups(route)
         route = replace_unnamed_groups(replace_named_groups(route))

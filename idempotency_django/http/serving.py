@@ -61,7 +61,7 @@ def serve(
 ) -> HttpResponseBase:
     """Answer a request: run its view once per operation, replay, or refuse.
 
-    A view that already runs for a claimed operation is just called.
+    A view that already runs for a claimed operation is called.
 
     Args:
         adapter: the request, as its adapter handles it.

@@ -1,7 +1,7 @@
 """The status of an operation: the address that a duplicate gets, and what it finds there.
 
 The address names the operation in an opaque token: a client cannot read it, change it or ask for
-another operation. The caller must be the one who started the operation.
+another operation. The caller must be the user who started the operation.
 """
 
 from __future__ import annotations

@@ -356,7 +356,7 @@ def _unknown(view: Any) -> ImproperlyConfigured:
 
 
 def is_made_by_as_view(view: Any) -> bool:
-    """Whether the function is the one that ``as_view()`` makes."""
+    """Whether ``as_view()`` made the function."""
     return module_of(view) in _AS_VIEW and "cls" in closure_of(view)
 
 

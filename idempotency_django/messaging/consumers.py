@@ -246,7 +246,7 @@ class _ClaimCommittedFirst(Atomic):
 
 @dataclass(frozen=True, slots=True)
 class EventExecution:
-    """One event that is to be handled once.
+    """One event to handle once.
 
     Attributes:
         plan: the operation, and where its record lives.
@@ -387,7 +387,7 @@ class EventExecution:
 def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | None]:
     """The answer of the store for each event that a filter may have seen, if it was handled before.
 
-    It only reads, and claims nothing. ``None``: claim it, which is exact by itself.
+    It only reads, and claims nothing. ``None``: claim it, which is exact.
 
     Args:
         executions: of one consumer.
@@ -567,7 +567,7 @@ class Consumer:
             StoreUnavailable: nothing is committed, or it is unknown. Deliver again.
             ImproperlyConfigured: a transaction is open around the call, so that nothing would be
                 committed when it returns.
-            Exception: whatever the handler raises; what it wrote is rolled back.
+            Exception: an error of the handler, whose writes are rolled back.
         """
         execution = self._execution(event, sender)
         self._validate_no_transaction(execution)
@@ -589,7 +589,7 @@ class Consumer:
     ) -> list[Outcome]:
         """Handle events in their order, in one transaction if none of them fails.
 
-        If one fails, all are rolled back, and each is handled by itself: no failure undoes a
+        If one fails, all are rolled back, and each is handled alone: no failure undoes a
         neighbour. A store without transactions, and the leased mode, handle one after the other.
 
         Args:

@@ -35,7 +35,7 @@ def unindexed(column: F | OuterRef) -> Concat:
     """The text of a column, which no index answers.
 
     PostgreSQL takes a value for rare that its statistics do not know yet. It then prefers the index
-    of that column to the one that leads to a few rows, and reads all the rows that have the value.
+    of that column to a better one, and reads all the rows that have the value.
     """
     return Concat(column, Value(""), output_field=CharField())
 

@@ -43,7 +43,7 @@ LOOKS: Final = 20
 messages of other groups."""
 FEW: Final = 10
 """Among so many messages of a group, the first one that was set aside is promoted. Those before it
-are claimed or delayed, or were written just now, and promote another when they are finished."""
+are claimed or delayed, or are new, and promote another when they are finished."""
 UNITED: Final = 200
 """The most groups in one statement: SQLite unites at most 500 queries."""
 

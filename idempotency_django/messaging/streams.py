@@ -10,7 +10,7 @@
                     book(message.value())
 
 The position is raised in the transaction of the effects. So the effects of each offset commit once,
-whatever the broker believes to be acknowledged, and an owner that lost the stream commits nothing.
+even if the broker believes otherwise, and an owner that lost the stream commits nothing.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ SHARED: Final = ("pool", "isolation_level")
 def unpooled_connection(using: str) -> Iterator[None]:
     """In the block, this thread has a connection of its own to the database, not from a pool.
 
-    It sees what others have committed so far, whatever isolation level the project uses.
+    It sees what others have committed so far, at any isolation level.
     """
     usual = connections[using]
     settings = dict(usual.settings_dict)

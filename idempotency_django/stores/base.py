@@ -55,7 +55,7 @@ class Store(ABC):
     """Whether the store supports steps: :meth:`steps` and :meth:`save_step`."""
 
     forgets_expired: ClassVar[bool] = False
-    """Whether the store deletes expired records by itself and needs no purge."""
+    """Whether the store deletes expired records automatically and needs no purge."""
 
     recalls: ClassVar[bool] = False
     """Whether :meth:`recall` is implemented."""

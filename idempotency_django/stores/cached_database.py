@@ -63,7 +63,7 @@ class FailoverEpoch:
         return None if known is None else known[0]
 
     def forget(self) -> None:
-        """Ask at the next use: the database was away, so it may be another one now."""
+        """Ask at the next use: the database was unreachable, so it may be another one now."""
         self._known = None if self._recheck is not None else ("", float("inf"))
 
     def _ask(self) -> tuple[str, float] | None:

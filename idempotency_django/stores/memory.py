@@ -73,7 +73,7 @@ class MemoryStore(Store):
     """Keeps its records in this object; other processes do not see them.
 
     Nothing rolls back with it: a failed attempt frees its key, while its effects stay. Use the
-    database store wherever an effect matters.
+    database store for effects that matter.
     """
 
     supports_steps: ClassVar[bool] = True

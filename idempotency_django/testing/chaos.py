@@ -95,7 +95,7 @@ class Boundaries:
         self._connecting = threading.local()
 
     def before(self, what: str) -> bool:
-        """Pass the boundary before something; whether its answer is to be lost."""
+        """Pass the boundary before something; whether its answer gets lost."""
         quiet = getattr(self._connecting, "now", False)
         if quiet or threading.current_thread().name.startswith(HEARTBEAT):
             return False
@@ -111,7 +111,7 @@ class Boundaries:
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """In the block, whatever goes to a database or a service passes a boundary first."""
+        """In the block, each call of a database or a service passes a boundary first."""
         global _observed  # noqa: PLW0603  # a process has one delivery at a time
         _observed = self
         try:
@@ -170,7 +170,7 @@ _observed: Boundaries | None = None
 
 
 def _before(what: str) -> bool:
-    """Pass a boundary, where they are observed; whether the answer is to be lost."""
+    """Pass a boundary, where they are observed; whether the answer gets lost."""
     return _observed is not None and _observed.before(what)
 
 

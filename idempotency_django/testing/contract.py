@@ -96,7 +96,7 @@ class ContractSetting:
     """Whether a duplicate gets "in progress" while the owner holds on; SQLite makes it wait."""
 
     forgets_expired: ClassVar[bool] = False
-    """Whether the store deletes expired records by itself, so that keys restart with attempt 1."""
+    """Whether the store deletes expired records, so that keys restart with attempt 1."""
 
     def acquire(self, operation: Operation) -> Claim | Record:
         """Acquire and let go: with a store that has transactions, the claim ends with the call."""
@@ -274,7 +274,7 @@ class LeasesContract(ContractSetting):
         return as_record(self.again(claim, **changes))
 
     def test_lease_is_seen(self) -> None:
-        """While its lease lasts, a claim is in progress for everybody else, whatever they ask."""
+        """While its lease lasts, a claim is in progress for every other request."""
         claim = self.leased()
         record = self.record(claim.operation)
         assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
@@ -322,7 +322,7 @@ class LeasesContract(ContractSetting):
 
         All attempts at one record have the beginning of their tokens in common, by which they
         recognise the messages that earlier ones have published. A request that is refused leaves
-        the key to the one that would get it.
+        the key to the waiting request.
         """
         for how, (same, other) in NEXT.items():
             one, two = self.ended(how), self.ended(how)
@@ -580,7 +580,7 @@ class OwnersContract(ContractSetting):
                 self.store.fail(claim, "")
 
     def test_failed_key_is_free(self) -> None:
-        """A failed attempt leaves the key free; the next one is attempt 2, whatever it asks for."""
+        """A failed attempt leaves the key free; the next one is attempt 2, for any request."""
         operation = an_operation()
         self.failed(operation)
         assert self.record(operation).status is Status.FAILED

@@ -33,3 +33,14 @@ def test_finding(tmp_path: Path, text: str, finding: str | None) -> None:
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == (finding is not None), checked.stdout + checked.stderr
     assert (finding or "0 findings") in checked.stdout
+
+
+def test_package(tmp_path: Path) -> None:
+    """The docstrings and texts of a module are searched for words."""
+    module = tmp_path / "module.py"
+    module.write_text('"""Good."""\n\nERROR = f"It is {1} of somebody else."  # nobody\n')
+    command = [sys.executable, str(ROOT / "docs" / "prose.py"), str(module)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    assert "module.py:3: “somebody”" in checked.stdout
+    assert "1 files, 1 findings" in checked.stdout

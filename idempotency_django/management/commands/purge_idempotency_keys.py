@@ -128,7 +128,7 @@ class Command(BaseCommand):
 def _nothing_to_purge(chosen: list[Store]) -> str:
     aliases = ", ".join(repr(store.alias) for store in chosen)
     if len(chosen) == 1:
-        which = f"the store {aliases} deletes its keys by itself when they expire"
+        which = f"the store {aliases} deletes its keys when they expire"
     else:
         which = f"the stores {aliases} delete their keys by themselves when they expire"
     return f"Nothing to purge: {which}."

@@ -150,7 +150,7 @@ class Publisher:
             it has to wait, and :exc:`Away` during an outage of the broker.
 
         Raises:
-            Exception: as if all were answered with :exc:`Away`, whatever it is: only what is
+            Exception: any error counts as :exc:`Away` for all messages: only what is
                 answered for a message counts as its attempt. What the broker has confirmed before
                 is sent again.
         """
@@ -173,7 +173,7 @@ class Publisher:
             What :meth:`publish` answers for it. After :exc:`Away`, no other is sent.
 
         Raises:
-            Exception: as if it were answered with :exc:`Away`, whatever it is.
+            Exception: any error counts as :exc:`Away`.
         """
         raise NotImplementedError
 

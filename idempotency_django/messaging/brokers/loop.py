@@ -100,7 +100,7 @@ class Transport(ABC):
     def release(self, messages: Sequence[Incoming]) -> None:  # most need not
         """Give these messages back: this process ends, and has not handled them.
 
-        A broker that gives back by itself what a closed connection has not acknowledged needs none.
+        A broker that redelivers unacknowledged messages of a closed connection needs none.
         """
 
     @abstractmethod
@@ -138,7 +138,7 @@ class Incoming:
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """The headers as strings, whatever their type."""
+        """The headers as strings, of any type."""
         return [(name, as_text(value)) for name, value in self.headers]
 
     def validate_size(self, max_body_bytes: int) -> None:
@@ -155,7 +155,7 @@ class Incoming:
 
 
 def as_text(value: Any) -> str:
-    """A header's value as a string, whatever its type."""
+    """A header's value of any type, as a string."""
     try:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     except RecursionError:
@@ -408,7 +408,7 @@ class MessageProcessor:
     def _failed(self, delivery: _Delivery, error: Exception) -> Verdict:
         """Another delivery may help, unless it was tried as often as the consumer allows.
 
-        The consumer counts attempts by itself. What fails before an attempt begins it cannot count.
+        The consumer counts its attempts. What fails before an attempt begins it cannot count.
         """
         limit, failures = self._consumer.max_attempts, self._count(delivery.message)
         event: Any = delivery.event

@@ -170,7 +170,7 @@ class Call:
             StoreUnavailable: whether it was called is unknown.
             ImportError: the function's module cannot be imported.
             LookupError: there is no such function any more.
-            Exception: whatever the function raises.
+            Exception: an error of the function.
         """
         function = found(self.path)
         plan = plan_call(

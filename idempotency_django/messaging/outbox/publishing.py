@@ -215,10 +215,10 @@ _NUMBER_MYSQL: Final = """
 
 
 def schedule(known: Topic, delay: timedelta | None) -> dict[str, Any]:
-    """The columns that say when a message is to be sent, or that no relay sends it.
+    """The columns that say when a message is due, or that no relay sends it.
 
     Raises:
-        ValueError: it is to be delayed, and no relay sends it.
+        ValueError: it has a delay, and no relay sends it.
     """
     now = DatabaseNow()
     if known.relay:

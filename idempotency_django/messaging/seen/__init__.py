@@ -26,7 +26,7 @@ PAUSE: Final = 5
 class SeenFilter(ABC):
     """A filter that a consumer asks before it claims an event, and tells after the commit.
 
-    If it says no, the event is claimed at once, and the claim is exact by itself. If it says maybe,
+    If it says no, the event is claimed at once, and the claim is exact. If it says maybe,
     or cannot be asked, the store is asked first: a duplicate then costs one read, no claim and no
     transaction. Such a duplicate is not counted as a replay in the audit trail.
 

@@ -174,9 +174,9 @@ class DatabaseStore(Store):
 
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
-        using: the database to keep them in, by its alias in ``DATABASES``. It must be the one that
-            the effects are written to, and never a replica. All statements go there, whatever the
-            database routers say.
+        using: the database to keep them in, by its alias in ``DATABASES``. It must be the
+            database that the effects are written to, and never a replica. All statements go there,
+            and no database router is asked.
         combine_statements: whether PostgreSQL gets BEGIN in one message with the claim, and COMMIT
             in one with the answer, where psycopg 3 can do so. Set it to ``False`` behind a pooler
             that reserves a connection for a client that sends several statements in one message,

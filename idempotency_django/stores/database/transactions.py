@@ -71,7 +71,7 @@ REFUSED_MESSAGE: Final = (
 def without_autocommit(
     using: str, what: str = "An operation with an idempotency key"
 ) -> ImproperlyConfigured:
-    """The error of a database that commits nothing by itself."""
+    """The error of a database that commits nothing on its own."""
     return ImproperlyConfigured(
         f"{what} must be committed, but the database {using!r} is not in autocommit mode. Remove "
         "AUTOCOMMIT=False from DATABASES. After transaction.set_autocommit(False), call "
@@ -95,7 +95,7 @@ def forbid_atomic_block(using: str, what: str) -> None:
             raise without_autocommit(using, what)
     elif is_open(using):
         raise ImproperlyConfigured(
-            f"{what} must commit by itself, but a transaction is open on the database {using!r}. "
+            f"{what} must commit on its own, but a transaction is open on the database {using!r}. "
             "If it is a transaction.atomic(), move it inside. If it is ATOMIC_REQUESTS, mark the "
             "view with transaction.non_atomic_requests."
         )

@@ -68,7 +68,7 @@ class RedisStore(Store):
     """Records as hashes on a Redis (6.2 or newer) or Valkey server, one Redis key for each.
 
     Every method is one Lua script on one Redis key, and one round trip; all times are the server's.
-    The server deletes expired records by itself, so ``retention`` has no meaning here, and the
+    The server deletes expired records automatically, so ``retention`` has no meaning here, and the
     first attempt after that is attempt 1 again. Nothing rolls back with this store, and it keeps no
     recovery points. An operation without a lease stays claimed until its owner completes or fails
     it.
@@ -217,7 +217,7 @@ class RedisStore(Store):
         """The Redis key of the record: a digest of key and scope, as the cache names its keys.
 
         It is one key, so one node of a cluster has all of it. The braces spread the records over
-        the nodes, whatever the cache puts around them.
+        the nodes, with any prefix of the cache.
         """
         parts = f"{len(key)}:{key}{len(scope)}:{scope}"
         return self._server.name(f"{self._prefix}:{{{sha256(parts.encode()).hexdigest()}}}")

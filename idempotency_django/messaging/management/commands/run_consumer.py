@@ -105,7 +105,7 @@ def _consumer(name: str) -> Consumer:
 
 
 def _run_of(transport: str) -> Callable[..., None]:
-    """The transport's function; only the client library of this one has to be there."""
+    """The transport's function; only its own client library must be installed."""
     module = BROKERS[transport].publisher.rpartition(".")[0]
     try:
         run: Callable[..., None] = import_module(module).run_consumer

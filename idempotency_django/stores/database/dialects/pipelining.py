@@ -52,13 +52,13 @@ class Pipeline:
     Several statements share a message if the driver is psycopg 3, which sends a string of several
     statements as it is, and if the store itself has opened the transaction. Django takes no notice:
     its own COMMIT finds that the transaction has ended, and sends nothing. If anything else wraps
-    Django's cursors, each statement is sent by itself, because a wrapper may add statements or
+    Django's cursors, each statement is sent alone, because a wrapper may add statements or
     change ours. All this is checked once the cursor exists, because making it may send a statement,
     too: one that sets a tenant's search path, for example.
 
     Args:
         connection: the database's, on which no transaction is open; ``None``: each statement is
-            sent by itself.
+            sent alone.
     """
 
     def __init__(self, connection: BaseDatabaseWrapper | None) -> None:

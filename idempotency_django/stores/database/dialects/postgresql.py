@@ -32,7 +32,7 @@ _has_functions: Final[dict[tuple[object, ...], bool]] = {}
 class PostgreSQL(Dialect):
     """The lock is a transaction-scoped advisory lock, taken inside the INSERT itself.
 
-    It is safe behind PgBouncer in transaction mode and gone when the connection dies. Whoever
+    It is safe behind PgBouncer in transaction mode and gone when the connection dies. A client that
     does not get it does not touch the unique index either, where it would have to wait.
     """
 
