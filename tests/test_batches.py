@@ -79,7 +79,7 @@ def test_place_of_a_batch(store: DatabaseStore) -> None:
     """Leases are claimed outside transactions and what has none within, as for one operation."""
     with pytest.raises(transaction.TransactionManagementError, match="no transaction is open"):
         store.acquire_many(several(2))
-    with store.transaction(), pytest.raises(ImproperlyConfigured, match="must commit by itself"):
+    with store.transaction(), pytest.raises(ImproperlyConfigured, match="must commit on its own"):
         store.acquire_many(several(2, lease=SECOND))
     assert len(claims(store.acquire_many(several(2, lease=SECOND)))) == 2
 

@@ -792,7 +792,7 @@ class TestRefusals:
             with transaction.atomic(using=database.using):
                 execution.step("a", lambda: pytest.fail("it ran"))
 
-        with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit by itself"):
+        with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit on its own"):
             attempt(database, leased(), handler)
 
     def test_within_the_fence(self, database: DatabaseStore) -> None:
@@ -802,7 +802,7 @@ class TestRefusals:
             with execution.atomic():
                 execution.step("a", lambda: pytest.fail("it ran"))
 
-        with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit by itself"):
+        with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit on its own"):
             attempt(database, leased(), handler)
 
     def test_stored_step_within_a_transaction(self, database: DatabaseStore) -> None:

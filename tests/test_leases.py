@@ -1474,7 +1474,7 @@ class TestRequests:
 
     def test_transaction_around_it(self, client: Client) -> None:
         """A transaction of the project's around the view is refused: it would hide the claim."""
-        with pytest.raises(ImproperlyConfigured, match="must commit by itself"):
+        with pytest.raises(ImproperlyConfigured, match="must commit on its own"):
             post(client, "/nested/", new_key())
         assert effects() == 0
 

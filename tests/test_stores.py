@@ -230,7 +230,7 @@ class TestPurgeOfRedis:
         """The command says so, instead of counting to zero; the server is not even asked."""
         call_command("purge_idempotency_keys", "--store", "redis", *arguments, stdout=output)
         assert output.getvalue() == (
-            "Nothing to purge: the store 'redis' deletes its keys by itself when they expire.\n"
+            "Nothing to purge: the store 'redis' deletes its keys when they expire.\n"
         )
 
     def test_when_all_stores_do(self, monkeypatch: pytest.MonkeyPatch) -> None:

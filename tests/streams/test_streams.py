@@ -89,7 +89,7 @@ class TestClaim:
         """Within a transaction it is refused: the owner before would be fenced only later."""
         with (
             transaction.atomic(using=using),
-            pytest.raises(ImproperlyConfigured, match=f"stream '{NAME}' must commit by itself"),
+            pytest.raises(ImproperlyConfigured, match=f"stream '{NAME}' must commit on its own"),
         ):
             claim_stream(NAME, using=using)
 
