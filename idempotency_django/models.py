@@ -26,7 +26,7 @@ BATCH_SIZE: Final = 5_000
 """The records of one batch of a purge. A larger batch is hardly faster, and locks for longer."""
 
 GRACE: Final = timedelta(minutes=1)
-"""For so long a row in progress that has no lease is taken to have an owner.
+"""The time for which a row in progress without a lease counts as owned.
 
 Such a row is visible only if its transaction was ended in the middle of the operation, which may
 still be running. A lease of its own would say so, too, but has an index: PostgreSQL could no longer

@@ -1,4 +1,4 @@
-"""What the endpoints promise, in the schema that drf-spectacular generates.
+"""OpenAPI: the guarantees of the endpoints, in the schema that drf-spectacular generates.
 
 The app loads this module if ``"drf_spectacular"`` is in ``INSTALLED_APPS``; nothing is configured.
 Each protected operation gets the header of the key, the problems that a client must expect, the

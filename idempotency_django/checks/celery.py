@@ -20,7 +20,7 @@ _NO_APP: Final = "default"
 """The name of Celery's default app."""
 
 _OWN: Final = ("celery.", "idempotency_django.")
-"""How the names of tasks begin that are not the project's."""
+"""The prefixes of names of tasks that are not the project's."""
 
 
 def check_celery(**_: Any) -> Sequence[CheckMessage]:

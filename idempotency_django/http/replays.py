@@ -31,7 +31,7 @@ _ANY_FORM: Final = (":accept", "*/*")
 """A mark among the stored headers of a response that did not depend on ``Accept``."""
 
 CSRF_USED: Final = "CSRF_COOKIE_NEEDS_UPDATE"
-"""Where Django notes in ``request.META`` that a CSRF token was given out or changed.
+"""The key in ``request.META`` by which Django records that a CSRF token was given out or changed.
 
 It is there from then on: true until the token's cookie is set, then false.
 """

@@ -250,7 +250,7 @@ _UNREADABLE: Final = "idempotency-unreadable"
 _CONTENT_HEADER: Final = 2
 """The type of the frame that carries the properties of a message."""
 _PROPERTIES_AT: Final = 12
-"""Where they begin in it."""
+"""The offset of the properties in the frame."""
 _NOT_SENT_ON: Final = frozenset({"application_headers", "expiration", "user_id", "cluster_id"})
 """The properties that would make RabbitMQ refuse or expire a dead letter."""
 _ROUTING: Final = frozenset({"CC", "BCC"})

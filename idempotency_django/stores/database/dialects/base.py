@@ -88,9 +88,9 @@ class Dialect(ABC):
     ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
     """Matches the beginning of a statement that ends the transaction that it is executed in."""
     quoted: ClassVar[str] = ""
-    """Matches strings and comments, where a cursor may be given several statements at once.
+    """Matches strings and comments, for cursors that accept several statements at once.
 
-    What is not closed is one up to the end, so that nothing of it is looked at twice.
+    An unclosed string or comment matches up to the end, to avoid backtracking.
     """
 
     locks_database: ClassVar[bool] = False
