@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -39,6 +40,13 @@ TABLES = "shop/models.py"
 SETTINGS = "config/settings.py"
 URLS = "config/urls.py"
 NOT_IN_PROJECT = re.compile(r"% not-in-the-project: (.+)")  # above a block, with the reason
+
+VARIABLES = {
+    "BROKER_URL": "amqp://localhost",
+    "REDIS_CLUSTER_URL": "redis://localhost",
+    "REDIS_URL": "redis://localhost",
+}
+"""What the settings of pages read from the environment. Checks connect to no server."""
 
 
 def path_of(text: str) -> str | None:
@@ -234,6 +242,7 @@ class Checker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | VARIABLES,
         )
 
     def check(self, folder: Path, modules: list[str]) -> str:
