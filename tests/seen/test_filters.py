@@ -164,6 +164,7 @@ class TestBloomOnAServer:
             bloom = RedisBloom(10, connection_factory=lambda: client(port))
             assert [*bloom.may_contain(ids(1, 2))] == [True, True]
         [record] = caplog.records
+        assert "filter of seen events" in record.getMessage()
         assert "failed" in record.getMessage()
         assert "unknown command" in str(caplog.text)
 
@@ -213,6 +214,7 @@ class TestFaults:
         wrong.contains = lambda ids: answers  # type: ignore[method-assign]
         with caplog.at_level(logging.WARNING):
             assert [*wrong.may_contain(ids(1, 2))] == [True, True]
+        assert "filter of seen events" in caplog.text
         assert "failed" in caplog.text
 
     def test_gone(self) -> None:
