@@ -365,9 +365,8 @@ def _compare(text: str) -> None:
     again = {node.name for node in shown_again(text)}
     if not again:
         return
-    names: dict[str, Any] = {"__name__": TABLES}
+    names: dict[str, Any] = {"__name__": "shop.models"}
     with isolate_apps("shop"):
-        names["__name__"] = "shop.models"
         exec(compile(text, TABLES, "exec"), names)
     for name in again:
         real = {
