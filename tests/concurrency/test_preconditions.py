@@ -749,7 +749,7 @@ class TestOthers:
     def test_change(self, ticket: Ticket) -> None:
         """A PUT that changes another object than was compared is an error, and rolled back."""
         at = f"{ticket.pk}/country"
-        with pytest.raises(ImproperlyConfigured, match=r"the ticket \d+, and .* the country DE"):
+        with pytest.raises(ImproperlyConfigured, match=r"the ticket \d+ of .* the country DE"):
             Client().put(f"/borrowing/{at}/", headers={"If-Match": '"1"'})
         assert Country.objects.get().name == "x"
         answer = send("borrowing", at, "post", If_Match='"1"')  # acts on the ticket
