@@ -18,6 +18,7 @@ from drf_spectacular.plumbing import ResolvedComponent
 from .checks.inventory import endpoint_of
 from .conf import conf
 from .errors import (
+    AnswerNotAcceptable,
     FingerprintMismatch,
     IdempotencyError,
     KeyGuessable,
@@ -177,5 +178,6 @@ def _problems(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]:
     if policy.key is None or keys.reads_header(policy.key):
         yield from (KeyMalformed, KeyGuessable)
     yield from (OperationInProgress, ResponseNotStored, FingerprintMismatch, StoreUnavailable)
+    yield AnswerNotAcceptable
     if policy.on_interrupted == "hold":
         yield OperationHeld

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 import pytest
@@ -134,3 +136,23 @@ def test_json_in_a_browser(client: Client) -> None:
     assert post(client, "/mixin/", key, headers=BROWSER).status_code == 201
     script = finders.find("idempotency_django/browsable_api.js")
     assert script is not None
+
+
+def test_renderer_in_the_settings() -> None:
+    """REST framework can import the renderer from its settings, before its own views."""
+    code = """
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "rest_framework",
+                    "idempotency_django"],
+    REST_FRAMEWORK={"DEFAULT_RENDERER_CLASSES": [
+        "idempotency_django.drf.forms.BrowsableAPIRenderer"]},
+)
+django.setup()
+from rest_framework.views import APIView
+print(APIView.renderer_classes[0].__name__)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout == "BrowsableAPIRenderer\n", run.stderr

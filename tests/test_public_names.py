@@ -51,7 +51,7 @@ def _module(path: Path) -> str:
 def _exported() -> Iterator[tuple[str, str]]:
     """The names that a folder imports from its own modules, and the folder."""
     for path in PACKAGE.rglob("__init__.py"):
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.walk(ast.parse(path.read_text())):  # also for type checkers only
             if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
                 for alias in node.names:
                     yield f"{_module(path)}.{node.module}.{alias.name}", _module(path)

@@ -16,8 +16,8 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ModelViewSet, ViewSetMixin
 
 from ..conf import MIDDLEWARE, did_you_mean
-from ..drf import IdempotentViewMixin
 from ..drf.adapter import checks_objects, overrides_replay_check
+from ..drf.views import IdempotentViewMixin
 from ..http.replays import lookup_of
 from ..http.unwrapping import PROTECTED, is_exempt
 from ..http.wrapping import BY_DECORATOR

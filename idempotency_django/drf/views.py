@@ -1,0 +1,180 @@
+"""The mixin and the status view of REST framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, ClassVar
+
+from django.http import Http404, HttpRequest
+from django.http.response import HttpResponseBase
+from rest_framework.renderers import BrowsableAPIRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from ..engine.context import ExecutionContext
+from ..errors import ResponseNotStored
+from ..http.atomic_requests import (
+    ExcludedDatabases,
+    RequestTransactions,
+    request_transactions,
+)
+from ..http.messages import caller_of, credentials_of, key_header
+from ..http.replays import check_object
+from ..http.status import describe_operation, record_of
+from ..http.unwrapping import checked
+from ..http.wrapping import log_unreached, register_framework, replace_handler
+from ..policy import UNSAFE_METHODS, Policy
+from ..records import Record
+from .adapter import IdempotencyAPIException, serve_view
+from .forms import key_in_form, with_keys
+
+__all__ = [
+    "IdempotencyAPIException",
+    "IdempotencyStatusView",
+    "IdempotentRequest",
+    "IdempotentViewMixin",
+    "OptionallyIdempotentRequest",
+]
+
+
+class OptionallyIdempotentRequest(Request):
+    """:class:`idempotency_django.http.messages.OptionallyIdempotentRequest` for REST framework.
+
+    Attributes:
+        idempotency: the attempt that runs; it is false where the request has no key, or takes no
+            part.
+    """
+
+    idempotency: ExecutionContext | None
+
+
+class IdempotentRequest(OptionallyIdempotentRequest):
+    """:class:`idempotency_django.http.messages.IdempotentRequest` for REST framework.
+
+    Attributes:
+        idempotency: the attempt that runs.
+    """
+
+    idempotency: ExecutionContext
+
+
+class IdempotentViewMixin:  # see below
+    # Described above: for a view without a docstring, OpenAPI generators would publish the
+    # docstring of this base.
+
+    idempotency_policy: ClassVar[Policy | None] = Policy()
+    """The view's policy; ``None``: the view is not protected."""
+
+    idempotency_policies: ClassVar[Mapping[str, Policy | None]] = {}
+    """Policies by action (viewsets) or lower-case method (other views); they come first."""
+
+    idempotency_protected = "mixin"
+    # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
+    idempotency_left_out: ExcludedDatabases | None = None
+    _idempotency_transactions: RequestTransactions | None = None
+    _idempotency_reached = False
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        owned = ExcludedDatabases()
+        view = super().as_view(*args, **initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
+        owned.update(iter(getattr(view, "_non_atomic_requests", ())))
+        view._non_atomic_requests = owned
+        return view
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        left_out = self.idempotency_left_out  # None: not through as_view(), it is Django's affair
+        transactions = None if left_out is None else request_transactions(left_out)
+        self._idempotency_transactions = transactions
+        response: HttpResponseBase
+        with transactions if transactions and transactions.aliases else nullcontext():
+            response = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        if not self._idempotency_reached:
+            log_unreached(self, request, response)
+        return response
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)  # type: ignore[misc]
+        http_request: Any = request._request
+        http_request.idempotency = getattr(http_request, "idempotency", None)
+        unsafe = request.method in UNSAFE_METHODS
+        policy = checked(self.get_idempotency_policy(), type(self)) if unsafe else None
+        if policy is None:
+            self._idempotency_reached = True  # it is not protected
+            return
+        # dispatch() looks the handler up next. What it finds on the view itself runs after
+        # everything that initial() checks, in subclasses too.
+        replace_handler(self, request, partial(serve_view, policy))
+
+    def perform_content_negotiation(self, *args: Any, **kwargs: Any) -> Any:
+        renderer, media_type = super().perform_content_negotiation(*args, **kwargs)  # type: ignore[misc]
+        if isinstance(renderer, BrowsableAPIRenderer):
+            renderer_class: Any = type(renderer)
+            renderer.__class__ = with_keys(renderer_class)
+        return renderer, media_type
+
+    # For subclasses to override.
+
+    def get_idempotency_policy(self) -> Policy | None:
+        """The policy of this request; ``None``: the request is not protected."""
+        view: Any = self
+        name = getattr(view, "action", None) or view.request.method.lower()
+        return self.idempotency_policies.get(name, self.idempotency_policy)
+
+    def get_idempotency_key(self) -> str | None:
+        """The key as the client sent it; ``None``: it sent none.
+
+        The default reads the key header, or the hidden field in the forms of the browsable API.
+        """
+        view: Any = self
+        header = key_header(view.request._request)
+        return key_in_form(view.request) if header is None else header
+
+    def get_idempotency_scope(self) -> str | None:
+        """The scope that the key is unique in; ``None``: the policy's."""
+        return None
+
+    def check_idempotent_replay(self, request: Request, record: Record) -> None:
+        """Raise to refuse a replay to a caller whom the handler would refuse now.
+
+        It is called before every replay, after everything that ``initial()`` checks. If the URL
+        names an object, the default calls ``get_object()``: the object must be in the view's
+        queryset, and its permissions are checked. An object that no longer exists is not a reason
+        to refuse. A ``get_object()`` with parameters gets the URL's arguments.
+
+        Raises:
+            PermissionDenied: or ``Http404``, or any other exception. The caller gets the answer
+                that the project's exception handler makes of it.
+        """
+        check_object(self, record)
+
+    def rebuild_idempotent_response(self, record: Record) -> HttpResponseBase:
+        """The answer of a record whose body was not kept, for example from the model's rows.
+
+        Raises:
+            ResponseNotStored: the default. The 409 says that the operation was executed.
+        """
+        raise ResponseNotStored
+
+
+class IdempotencyStatusView(APIView):
+    """The same as :class:`idempotency_django.views.IdempotencyStatusView`, for REST framework.
+
+    It authenticates callers as the project's other views do. If the views that answer 202 have
+    other ``authentication_classes``, override them here.
+    """
+
+    def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
+        """The status of an operation, and its answer if there is one."""
+        record = record_of(
+            token, caller_of(request.user, request.auth), credentials_of(request._request)
+        )
+        if record is None:
+            raise Http404
+        return Response(describe_operation(record), headers={"Cache-Control": "no-store"})
+
+
+register_framework(APIView, IdempotentViewMixin, Request, serve_view)
