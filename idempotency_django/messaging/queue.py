@@ -24,13 +24,13 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from django.db import Error as DatabaseFault
-from django.db import close_old_connections, connections, transaction
+from django.db import connections, transaction
 from django.db.models import F, Func, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from ..errors import StoreUnavailable
 from ..models import DatabaseNow
-from .databases import database, unindexed
+from .databases import close_lost_connections, database, unindexed
 from .models import MessageState
 
 logger = logging.getLogger("idempotency_django")
@@ -358,7 +358,7 @@ def repeat(
         wait: waits for at most this number of seconds; by default until ``stop`` is set.
     """
     while not stop.is_set():
-        close_old_connections()
+        close_lost_connections()
         try:
             is_busy = work()
         except (DatabaseFault, StoreUnavailable):

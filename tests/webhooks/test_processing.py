@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -648,3 +648,14 @@ def test_record_elsewhere(inbox: Inbox) -> None:
             Hook._handlers["order.paid"] = kept
         with pytest.raises(NotSettled, match="'default'"):
             retry(inbox.row(), by="ann")
+
+
+def test_in_a_transaction_of_a_test(inbox: Inbox) -> None:
+    """A test whose transaction is rolled back can handle messages: its connection stays open."""
+    deliver(Hook)
+    with transaction.atomic(using=inbox.alias, durable=False):
+        connections[inbox.alias].close_at = 0  # it is too old, by CONN_MAX_AGE
+        assert process_due() == {"done": 1}
+        assert inbox.effects() == ["shop m-1"]
+        transaction.set_rollback(True, using=inbox.alias)
+    assert inbox.effects() == []

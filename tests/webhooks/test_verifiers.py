@@ -389,3 +389,12 @@ def test_secrets_of_standard_webhooks() -> None:
     verifier.verify(cased(verifier.sign(b"", message_id="m")), b"")
     bare = StandardWebhooks([base64.b64encode(b"\0" * 24).decode()])
     assert bare.key_of("AAAA") == b"\0\0\0"
+
+
+def test_ids_of_signed_messages() -> None:
+    """Without a message id, sign() makes a new one for each message."""
+    verifier = StandardWebhooks(["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"])
+    first, second = [verifier.sign(b"{}")["webhook-id"] for _ in range(2)]
+    assert first != second
+    assert first.startswith("msg_")
+    assert verifier.sign(b"{}", message_id="msg_1")["webhook-id"] == "msg_1"

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import close_old_connections
 from django.db.models import Count, F
 
 from ...backoff import Backoff
@@ -28,7 +27,7 @@ from ...errors import (
 )
 from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
-from ..databases import database, reason, unindexed
+from ..databases import close_lost_connections, database, reason, unindexed
 from ..models import InboxMessage, MessageState
 from ..queue import Queue, counted, repeat
 from .handling import (
@@ -178,7 +177,7 @@ def process_due(
     _refuse_unknown(sources)
     stop, tally = stop or threading.Event(), Counter[str]()
     while not stop.is_set():
-        close_old_connections()  # drop connections that the database has closed
+        close_lost_connections()  # drop connections that the database has closed
         claimed = claim(sources, batch)
         if not claimed:
             break

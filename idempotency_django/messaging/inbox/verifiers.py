@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Verifier(ABC):
 
         Args:
             body: the body.
-            message_id: the id, where it is in a header.
+            message_id: the id, where it is in a header; by default a new one for each call.
             timestamp: when it is signed, in seconds since 1970; by default now.
         """
 
@@ -417,7 +418,7 @@ class StandardWebhooks(Verifier):
     def sign(
         self, body: bytes, *, message_id: str = "", timestamp: float | None = None
     ) -> dict[str, str]:
-        at = seconds(timestamp)
+        at, message_id = seconds(timestamp), message_id or f"msg_{uuid.uuid4().hex}"
         signature = _standard_signature(self._signed(message_id, at, body), self._keys()[0])
         values = {"id": message_id, "timestamp": at, "signature": f"v1,{signature}"}
         return {f"{self._prefix}{name}": value for name, value in values.items()}
