@@ -14,6 +14,7 @@ from pathlib import Path
 
 from described import described_fields, shown
 from docutils import nodes
+from example_project import NAME
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
@@ -43,6 +44,7 @@ def as_markdown(path: Path) -> str:
     text = UNSEEN.sub("", text)
     text = re.sub(r"^```\{code-block\} (\w+)$", r"```\1", text, flags=re.MULTILINE)
     text = re.sub(r"^```\{sequence\}$", "```text", text, flags=re.MULTILINE)
+    text = re.sub(r"\{example-project\}`([^`]+)`", rf"[\1]({PUBLISHED}{NAME})", text)
     text = re.sub(r"\{[\w:]+\}`~?([^`]+)`", r"`\1`", text)  # a role
     return text.strip() + "\n"
 
