@@ -23,6 +23,7 @@ from django.utils.module_loading import import_string
 from .conf import WITH_POLICY, conf
 from .http.atomic_requests import asks_for_transaction
 from .http.messages import key_header
+from .http.serving import log_unread_field
 from .http.unwrapping import (
     ViewFunction,
     cached_on,
@@ -130,6 +131,7 @@ class IdempotencyMiddleware:
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
         has_key = key_header(request) is not None and keys.reads_header(policy.key)
         if not (has_key or policy.key or policy.requires_key(method)):
+            log_unread_field(request)
             return None
         if conf.middleware_exempt and is_exempt_by_module(view):
             return None

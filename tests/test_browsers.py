@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -35,7 +36,24 @@ def order(request: HttpRequest) -> HttpResponse:
     return HttpResponseRedirect(f"/orders/{effect.pk}/")
 
 
-urlpatterns = [path("order/", order)]
+def plain(request: HttpRequest) -> HttpResponse:
+    """A view that the middleware protects."""
+    Effect.objects.create(reference=request.POST["reference"])
+    return HttpResponse(status=201)
+
+
+@idempotent
+async def in_async(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.POST["reference"])
+
+
+urlpatterns = [
+    path("order/", order),
+    path("plain/", plain),
+    path("decorated/", idempotent(plain)),
+    path("async/", in_async),
+    path("reads/", idempotent(key=keys.form_field())(plain)),
+]
 
 
 def hidden_in(page: str) -> dict[str, str]:
@@ -211,3 +229,27 @@ class TestCors:
         with override_settings(MIDDLEWARE=[MIDDLEWARE]):
             ids = {message.id for message in run_checks(app_configs=[]) if message.id}
         assert {"idempotency_django.W029", "idempotency_django.W030"} <= ids
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.urls(__name__)
+@pytest.mark.parametrize("where", ["plain", "decorated", "async", "reads"])
+def test_unread_field(
+    where: str,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    unprotected: list[logging.LogRecord],
+) -> None:
+    """A form whose key no policy reads is not protected, and the log says what to do."""
+    settings.MIDDLEWARE = [
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "idempotency_django.middleware.IdempotencyMiddleware",
+    ]
+    client = Client(enforce_csrf_checks=True)
+    client.cookies["csrftoken"] = "a" * 32
+    sent = {"csrfmiddlewaretoken": "a" * 32, "reference": "a"}
+    assert client.post(f"/{where}/", sent).status_code < 300
+    assert "not protected" not in caplog.text
+    assert client.post(f"/{where}/", {**sent, keys.FORM_FIELD: new_key()}).status_code < 300
+    assert ("form_field()" in caplog.text) == (where != "reads")
+    unprotected.clear()

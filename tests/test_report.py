@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.core.management.base import SystemCheckError
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.views.decorators.http import require_http_methods, require_safe
@@ -176,3 +177,12 @@ def test_sarif(tmp_path: Path) -> None:
     [location] = found["* /plain/"]["locations"]
     assert location["physicalLocation"]["artifactLocation"]["uri"] == "tests/test_report.py"
     assert location["physicalLocation"]["region"]["startLine"] > 1
+
+
+def test_refused_by_a_check(settings: Any) -> None:
+    """A view that a system check refuses is in the report, which runs without the checks."""
+    settings.IDEMPOTENCY = {}
+    with pytest.raises(SystemCheckError):
+        call_command("check")
+    statuses = [each["status"] for each in json.loads(report("--format=json"))["endpoints"]]
+    assert "broken" in statuses

@@ -56,6 +56,19 @@ def init_idempotency(request: HttpRequest) -> bool:
     return execution is None
 
 
+def log_unread_field(request: HttpRequest) -> None:
+    """Log an error if a form has sent a key in a field that the policy does not read."""
+    form = request.__dict__.get("_post")  # parsed already, as by the view: nothing is read here
+    if form and keys.FORM_FIELD in form:
+        logger.error(
+            "%s %s is not protected: its form sent a key in the field %r, which the policy does "
+            "not read. Give the policy key=keys.form_field().",
+            request.method,
+            request.path,
+            keys.FORM_FIELD,
+        )
+
+
 def serve(
     adapter: Adapter, policy: Policy, transactions: RequestTransactions | None = None
 ) -> HttpResponseBase:
@@ -77,7 +90,10 @@ def serve(
     if plan is None:
         if takes_part and policy.mode != "transactional":
             _give_none(request, policy, asynchronous=False)
-        return adapter.respond()
+        response = adapter.respond()
+        if takes_part:
+            log_unread_field(request)
+        return response
 
     store, before = plan.store, SessionSnapshot(request)
     atomic = transactions if transactions and transactions.aliases else None
@@ -153,7 +169,9 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
     if plan is None:
         _give_none(adapter.http_request, policy, asynchronous=True)
-        return await adapter.arespond()
+        response = await adapter.arespond()
+        log_unread_field(adapter.http_request)
+        return response
 
     async def execute(execution: ExecutionContext) -> Result:
         with _running(adapter, execution):

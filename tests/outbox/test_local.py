@@ -21,6 +21,7 @@ from idempotency_django.messaging.outbox import CONTENT, Message, apublish, publ
 from idempotency_django.messaging.outbox import relay as relay_module
 from idempotency_django.messaging.outbox.publishing import existing, insert
 from idempotency_django.messaging.outbox.relay import Relay, run_relay
+from idempotency_django.messaging.settling import retry
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 
@@ -148,6 +149,21 @@ def test_dead(local: str, on_poison: str) -> None:
     assert message.state == {"dead_letter": "dead", "discard": "discarded"}[on_poison]
     assert "is dead-lettered by second n" in message.error
     assert "ValueError: 1" in message.error
+
+
+def test_retry_of_a_dead_letter(local: str) -> None:
+    """An operator's retry releases the consumer that had given the message up."""
+    fails.add("1")
+    publish_each([1], local)
+    for _ in range(5):
+        make_due(local)
+        Relay().drain()
+    assert states(local) == {1: "dead"}
+    fails.clear()
+    retry(OutboxMessage.objects.using(local).get(), by="alice")
+    Relay().drain()
+    assert states(local) == {1: "done"}
+    assert handled == ["first 1", "second 1 /orders None"]
 
 
 def test_bytes(using: str, broker: type[Broker]) -> None:

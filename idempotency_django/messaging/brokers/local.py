@@ -61,6 +61,18 @@ class LocalPublisher(Publisher):
             return Refused(f"{error}{why}", final=True)
         return error
 
+    def release(self, message: Outgoing, by: str) -> None:
+        """Release the records of the consumers that dead-lettered a message: it is retried.
+
+        Args:
+            message: the message.
+            by: the operator who retries it.
+        """
+        event = message.event(self.source)
+        for consumer in self.consumers:
+            if consumer.handles(event.type):
+                consumer.record_of(event).release(by)
+
     def check(self) -> list[CheckMessage]:
         try:
             return [] if self.consumers else [self._wrong("no consumers are listed")]

@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce
 from django.utils.datastructures import CaseInsensitiveMapping
 
 from ...conf import conf
-from ...models import NO_OWNER, DatabaseNow, IdempotencyKey
+from ...models import DatabaseNow
 from ...planning import Plan, plan_call
 from ...policy.canonical import content_digest
 from ...records import Claim, Operation, Payload, Record, Status, new_token, reference
@@ -286,33 +286,10 @@ class OwnRecord(Store):
         self._store.on_commit(function)
 
 
-def release(message: InboxMessage, by: str) -> None:
-    """Let the next attempt have a record that is held."""
-    _rows(record_of(message)).held().update(
-        status=Status.FAILED,
-        pinned=True,  # the attempts' external effects belong to this message
-        owner_token=NO_OWNER,  # an owner that is late no longer owns it
-        lease_expires_at=None,
-        completed_at=DatabaseNow(),
-        error=f"Released by {by}, who retried the message.",
-    )
-
-
 def expire(message: InboxMessage) -> None:
     """Let the next attempt start from the beginning."""
     record = record_of(message)
     now, retention = DatabaseNow(), F("purge_at") - F("expires_at")
-    completed = _rows(record).filter(status=Status.COMPLETED)
+    completed = record.rows().filter(status=Status.COMPLETED)
     completed.update(purge_at=Coalesce(now + retention, now), expires_at=now)
     record.store.forget(record.key, record.scope)
-
-
-def _rows(record: RecordOf) -> Any:
-    """The record, unless it is the one of another event with this id."""
-    if record.store.using is None:
-        raise ValueError(
-            f"The record of the message is in the store {record.store.alias!r}, where it cannot "
-            "be released. It expires with its time to live. Keep such records in a database."
-        )
-    rows = IdempotencyKey.objects.using(record.store.using)
-    return rows.filter(key=record.key, scope=record.scope, fingerprint__in=[*record.fingerprints])

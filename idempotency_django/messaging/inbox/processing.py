@@ -38,7 +38,7 @@ from .handling import (
     group_of,
     handling_of,
     known_sources,
-    release,
+    record_of,
 )
 from .receivers import receiver_of, receivers
 
@@ -53,7 +53,7 @@ class Inbox(Queue):
 
     def retry(self, row: InboxMessage, by: str) -> dict[str, Any]:
         if row.state == MessageState.DEAD:  # else, its next attempt was to come anyway
-            release(row, by)
+            record_of(row).release(by)
         return self._again()
 
     def discard(self, row: InboxMessage, by: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Inbox(Queue):
         return {**self._again(), "is_suspect": False, "error": "", "group": group_of(row)}
 
     def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
-        release(row, by)  # where a dead letter was discarded
+        record_of(row).release(by)  # where a dead letter was discarded
         expire(row)
         return self._again()
 

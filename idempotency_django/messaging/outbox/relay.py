@@ -22,6 +22,7 @@ from django.db.models import Count, F, Q, QuerySet
 from ...backoff import Backoff
 from ...conf import conf
 from ...models import DatabaseNow
+from ..brokers import BROKERS
 from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
 from ..databases import database, reason, unindexed, with_zone
 from ..models import MessageState, OutboxMessage
@@ -49,6 +50,10 @@ class Outbox(Queue):
         return super().over(older_than).filter(no_window)
 
     def retry(self, row: OutboxMessage, by: str) -> dict[str, Any]:
+        known = topic(row.topic)
+        if known.backend in ("local", BROKERS["local"].publisher):
+            publisher: Any = known.publisher()
+            publisher.release(outgoing(row), by)
         again = {"state": MessageState.PENDING, "process_after": DatabaseNow()}
         return {**again, "attempts": 0, "error": ""}
 
