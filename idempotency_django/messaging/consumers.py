@@ -29,12 +29,11 @@ from ..errors import (
     UnknownEventType,
 )
 from ..functions import answer_of
-from ..models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ..planning import Plan, lease_of, plan_call
 from ..policy import UNSET, Policy, keys, scopes
 from ..policy.canonical import canonical, content_digest
 from ..policy.identity import named_fingerprints
-from ..records import Status, reference
+from ..records import reference
 from ..stores import Store, stores
 from ..stores.atomic_blocks import is_open
 from .events import Event
@@ -441,32 +440,6 @@ class RecordOf:
     def named(cls, store: Store, key: str, scope: str, content: str) -> Self:
         """The record of the operation that is planned with these arguments."""
         return cls(store, key, scopes.fit(scope), [*named_fingerprints(key, scope, content)])
-
-    def rows(self) -> IdempotencyKeyQuerySet:
-        """The record, unless another event with this id has it.
-
-        Raises:
-            ValueError: it is not in a database.
-        """
-        if self.store.using is None:
-            raise ValueError(
-                f"The record of the message is in the store {self.store.alias!r}, where it cannot "
-                "be released. It expires with its time to live. Keep such records in a database."
-            )
-        rows = IdempotencyKey.objects.using(self.store.using)
-        fingerprints = [*self.fingerprints]
-        return rows.filter(key=self.key, scope=self.scope, fingerprint__in=fingerprints)
-
-    def release(self, by: str) -> None:
-        """Let the next attempt have the record, if it is held: an operator retries the message."""
-        self.rows().held().update(
-            status=Status.FAILED,
-            pinned=True,  # the attempts' external effects belong to this message
-            owner_token=NO_OWNER,  # an owner that is late no longer owns it
-            lease_expires_at=None,
-            completed_at=DatabaseNow(),
-            error=f"Released by {by}, who retried the message.",
-        )
 
 
 class Consumer:

@@ -17,10 +17,11 @@ from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 
 from ..errors import FingerprintMismatch
-from ..models import DatabaseNow
+from ..models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ..policy import keys
+from ..records import Status
 from ..stores.database.dialects import plain
-from .consumers import Consumer
+from .consumers import Consumer, RecordOf
 from .databases import database, reason
 from .events import Event
 
@@ -149,3 +150,30 @@ def _told(error: Exception) -> str:
 
 def _digest(body: bytes) -> str:
     return sha256(body).hexdigest()
+
+
+def rows_of(record: RecordOf) -> IdempotencyKeyQuerySet:
+    """The record of a message, unless another event with its id has it.
+
+    Raises:
+        ValueError: it is not in a database.
+    """
+    if record.store.using is None:
+        raise ValueError(
+            f"The record of the message is in the store {record.store.alias!r}, where it cannot "
+            "be released. It expires with its time to live. Keep such records in a database."
+        )
+    rows = IdempotencyKey.objects.using(record.store.using)
+    return rows.filter(key=record.key, scope=record.scope, fingerprint__in=[*record.fingerprints])
+
+
+def release(record: RecordOf, by: str) -> None:
+    """Let the next attempt have a record that is held: an operator retries its message."""
+    rows_of(record).held().update(
+        status=Status.FAILED,
+        pinned=True,  # the attempts' external effects belong to this message
+        owner_token=NO_OWNER,  # an owner that is late no longer owns it
+        lease_expires_at=None,
+        completed_at=DatabaseNow(),
+        error=f"Released by {by}, who retried the message.",
+    )

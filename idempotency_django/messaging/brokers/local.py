@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ...errors import DeadLettered, UnknownEventType
 from ..consumers import Consumer, consumer_at
 from ..databases import reason
+from ..dead_letters import release
 from .base import Outgoing, Publisher, Refused, answer_of
 
 
@@ -71,7 +72,7 @@ class LocalPublisher(Publisher):
         event = message.event(self.source)
         for consumer in self.consumers:
             if consumer.handles(event.type):
-                consumer.record_of(event).release(by)
+                release(consumer.record_of(event), by)
 
     def check(self) -> list[CheckMessage]:
         try:

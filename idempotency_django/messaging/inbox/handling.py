@@ -26,7 +26,7 @@ from ...stores import Store, stores
 from ...stores.database.dialects import plain
 from ..consumers import Consumer, EventExecution, Handler, RecordOf, consumers
 from ..databases import LONGEST, database
-from ..dead_letters import sender_of
+from ..dead_letters import rows_of, sender_of
 from ..events import Event
 from ..models import InboxMessage, MessageState
 from .receivers import WebhookReceiver, event_of, policy_of, receiver_of, receivers, scope_of
@@ -290,6 +290,6 @@ def expire(message: InboxMessage) -> None:
     """Let the next attempt start from the beginning."""
     record = record_of(message)
     now, retention = DatabaseNow(), F("purge_at") - F("expires_at")
-    completed = record.rows().filter(status=Status.COMPLETED)
+    completed = rows_of(record).filter(status=Status.COMPLETED)
     completed.update(purge_at=Coalesce(now + retention, now), expires_at=now)
     record.store.forget(record.key, record.scope)

@@ -28,6 +28,7 @@ from ...errors import (
 from ...models import DatabaseNow
 from ...policy import PROJECT_POLICY
 from ..databases import close_lost_connections, database, reason, unindexed
+from ..dead_letters import release
 from ..models import InboxMessage, MessageState
 from ..queue import Queue, counted, repeat
 from .handling import (
@@ -53,7 +54,7 @@ class Inbox(Queue):
 
     def retry(self, row: InboxMessage, by: str) -> dict[str, Any]:
         if row.state == MessageState.DEAD:  # else, its next attempt was to come anyway
-            record_of(row).release(by)
+            release(record_of(row), by)
         return self._again()
 
     def discard(self, row: InboxMessage, by: str) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class Inbox(Queue):
         return {**self._again(), "is_suspect": False, "error": "", "group": group_of(row)}
 
     def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
-        record_of(row).release(by)  # where a dead letter was discarded
+        release(record_of(row), by)  # where a dead letter was discarded
         expire(row)
         return self._again()
 
