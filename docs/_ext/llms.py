@@ -22,6 +22,8 @@ from idempotency_django.policy import FIELDS
 
 PUBLISHED = "https://idempotency-django.readthedocs.io/"
 SKILL = "skill"
+OUTSIDE = ("operations/scaling", "shop")
+"""Pages that are in no table of contents, and that programs may read."""
 
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n((?::.*\n)*)```$", re.MULTILINE)
 UNSEEN = re.compile(
@@ -73,7 +75,7 @@ def with_absolute_links(text: str, docname: str) -> str:
 
     def absolute(match: re.Match[str]) -> str:
         page = posixpath.normpath(posixpath.join(posixpath.dirname(docname), match[1]))
-        return f"]({PUBLISHED}{'' if page == 'index' else page}{match[2] or ''})"
+        return f"]({PUBLISHED}{page}.md{match[2] or ''})"
 
     return re.sub(r"\]\((?!\w+:)([^)#]+)\.md(#[^)]+)?\)", absolute, text)
 
@@ -92,9 +94,13 @@ def below(app: Sphinx, docname: str) -> Iterator[str]:
         yield from below(app, name)
 
 
-def first_sentence(app: Sphinx, docname: str) -> str:
-    """What a page begins with."""
-    for paragraph in app.env.get_doctree(docname).findall(nodes.paragraph):
+def description(app: Sphinx, docname: str) -> str:
+    """What a page offers: its own description, or else its first sentence."""
+    page = app.env.get_doctree(docname)
+    for meta in page.findall(nodes.meta):
+        if meta.get("name") == "description":
+            return str(meta["content"])
+    for paragraph in page.findall(nodes.paragraph):
         text = " ".join(paragraph.astext().split())
         return re.split(r"(?<=[.!?:]) ", text)[0].rstrip(":")
     return ""
@@ -120,10 +126,14 @@ def write(app: Sphinx, exception: Exception | None) -> None:
             f"<!-- {PUBLISHED}{name} -->\n\n{with_absolute_links(pages[name], name)}"
             for name in names
         ]
+    full += [
+        f"<!-- {PUBLISHED}{name} -->\n\n{with_absolute_links(pages[name], name)}"
+        for name in OUTSIDE
+    ]
     lines += ["## Optional", ""]
     lines += [f"- [All pages in one file]({PUBLISHED}llms-full.txt)"]
     lines += [f"- [A skill for coding agents]({PUBLISHED}SKILL.md): how to add it to a project."]
-    lines += [_link(app, name) for name in ("shop", "changelog", "contributing")]
+    lines += [_link(app, name) for name in (*OUTSIDE, "changelog", "contributing")]
     (site / "llms.txt").write_text("\n".join(lines) + "\n")
     (site / "llms-full.txt").write_text("\n".join(full))
 
@@ -134,7 +144,7 @@ def _summary(index: str) -> str:
 
 def _link(app: Sphinx, name: str) -> str:
     title = app.env.titles[name].astext()
-    return f"- [{title}]({PUBLISHED}{name}.md): {first_sentence(app, name)}"
+    return f"- [{title}]({PUBLISHED}{name}.md): {description(app, name)}"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

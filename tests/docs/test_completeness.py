@@ -41,7 +41,7 @@ def described() -> ModuleType:
 def test_problem(error: type[errors.IdempotencyError]) -> None:
     """The type of each problem names a page, which has the problem's title and status."""
     page = (DOCS / "problems" / f"{error.slug}.md").read_text()
-    assert page.startswith(f"# {error.title}\n")
+    assert f"\n# {error.title}\n" in page  # below the description
     assert f"HTTP/1.1 {error.status} " in page
 
 

@@ -118,4 +118,4 @@ def test_skill() -> None:
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert links
     assert all(link.startswith(WEBSITE) for link in links)
-    assert all((SITE / f"{link.removeprefix(WEBSITE)}.html").is_file() for link in links)
+    assert all((SITE / link.removeprefix(WEBSITE).partition("#")[0]).is_file() for link in links)
