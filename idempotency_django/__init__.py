@@ -1,4 +1,4 @@
-"""Makes unsafe operations safe to retry: one request, one effect, and retries get the first response.
+"""Makes unsafe operations safe to retry: one effect, and every retry gets the first response.
 
 What every project uses can be imported from here. The rest has a package of its own each:
 ``drf``, ``jobs``, ``messaging``, ``concurrency``, ``testing``.
