@@ -95,7 +95,7 @@ def write(folder: Path, sections: Sequence[Section], setting: str) -> Path:
 
 
 def page(opening: Opening, sections: Sequence[Section], setting: str) -> str:
-    parts = ["# Benchmarks", opening.text]
+    parts = ["---\norphan: true\n---", "# Benchmarks", opening.text]
     parts.append(f"![{opening.alternative}]({CHART.as_posix()})")
     parts.append(_verdict([target for section in sections for target in section.targets]))
     parts += [INTRODUCTION.format(setting=setting), *map(str, sections)]
