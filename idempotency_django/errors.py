@@ -36,7 +36,10 @@ default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
+
+State = Literal["not-executed", "in-progress", "executed", "unknown"]
+"""What became of an operation, as far as it is known."""
 
 
 class IdempotencyError(Exception):
@@ -52,6 +55,11 @@ class IdempotencyError(Exception):
         foreign: whether it is about another operation than the request's: an ``idempotent_call``,
             or what a hook did after the commit. An adapter treats it like any other exception of
             the view.
+        state: what became of the operation with this key, as far as it is known.
+        retryable: whether the same request with the same key may succeed later, without a person's
+            help.
+        safe_new_key: whether the operation can be repeated with a new key. It is true only if no
+            attempt at it can have begun an effect outside the database.
     """
 
     status: ClassVar[int] = 500
@@ -59,6 +67,9 @@ class IdempotencyError(Exception):
     title: ClassVar[str] = "Idempotency error"
     default_detail: ClassVar[str] = "The idempotency layer could not process the request."
     foreign: bool = False
+    state: State = "unknown"
+    retryable: bool = False
+    safe_new_key: bool = False
 
     def __init__(self, detail: str = "", *, retry_after: int | None = None) -> None:
         self.detail = detail or self.default_detail
@@ -81,6 +92,8 @@ class KeyRefused(IdempotencyError):
     status = 400
     slug = "key-refused"
     title = "Invalid idempotency key"
+    state = "not-executed"
+    safe_new_key = True
     default_detail = "The idempotency key cannot be used for this operation."
 
 
@@ -128,6 +141,8 @@ class OperationInProgress(IdempotencyError):
     status = 409
     slug = "in-progress"
     title = "Operation in progress"
+    state = "in-progress"
+    retryable = True
     default_detail = (
         "A request with this idempotency key is being processed. Retry later with the same key to "
         "get its response."
@@ -159,6 +174,7 @@ class FingerprintMismatch(IdempotencyError):
     status = 422
     slug = "mismatch"
     title = "Idempotency key used for a different request"
+    state = "not-executed"
     default_detail = (
         "This idempotency key was already used with a different request. Retry with the "
         "original request, or send the new request with a new key."
@@ -174,6 +190,7 @@ class ResponseNotStored(IdempotencyError):
     status = 409
     slug = "response-not-stored"
     title = "Response not stored"
+    state = "executed"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
         "response was not stored, because it was streamed, too large, or a page for one visitor. "
@@ -187,6 +204,7 @@ class AnswerNotAcceptable(IdempotencyError):
     status = 406
     slug = "not-acceptable"
     title = "Stored response not acceptable"
+    state = "executed"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
         "response was stored in a media type that this request does not accept. Retry with the "
@@ -220,6 +238,7 @@ class StoreUnavailable(IdempotencyError):
     slug = "store-unavailable"
     rolled_back = False
     title = "Idempotency store unavailable"
+    retryable = True
     default_detail = (
         "The idempotency store cannot be reached, so nothing was executed. Retry later with "
         "the same key."
@@ -266,6 +285,7 @@ class ClaimLost(IdempotencyError):
 
     slug = "claim-lost"
     title = "Claim lost"
+    retryable = True
     default_detail = (
         "The claim on this idempotency key was lost during execution, so the attempt could not "
         "commit. Check whether its record was deleted or changed by hand, and retry with the same "
@@ -279,6 +299,7 @@ class PreconditionFailed(IdempotencyError):
     status = 412
     slug = "precondition-failed"
     title = "Precondition failed"
+    state = "not-executed"
     default_detail = (
         "The resource has changed since you read it, or it already exists, so the request was not "
         "executed. Read the resource again and retry with its new ETag."
@@ -291,6 +312,7 @@ class PreconditionRequired(IdempotencyError):
     status = 428
     slug = "precondition-required"
     title = "Precondition required"
+    state = "not-executed"
     default_detail = (
         "A change of this resource requires its current version. Send If-Match with the ETag that "
         "you received with the resource."
@@ -306,7 +328,9 @@ class ConcurrentModification(IdempotencyError):
 
     status = 409
     slug = "concurrent-modification"
+    state = "not-executed"
     title = "Concurrent modification"
+    retryable = True
     default_detail = (
         "The object was changed by another process after it was loaded, so nothing was written. "
         "Load it again and repeat the change."
@@ -318,6 +342,7 @@ class IllegalTransition(IdempotencyError):
 
     status = 409
     slug = "illegal-transition"
+    state = "not-executed"
     title = "Illegal state transition"
     default_detail = (
         "This transition does not start from the object's current state, so nothing was done."
@@ -348,6 +373,8 @@ class UnknownEventType(IdempotencyError):
     status = 422
     slug = "unknown-event-type"
     title = "Unknown event type"
+    state = "not-executed"
+    safe_new_key = True
     default_detail = (
         "The consumer has no handler for this event type. Nothing was executed or recorded. "
         "Register a handler and deliver the event again."
@@ -372,6 +399,8 @@ class SignatureRefused(IdempotencyError):
     status = 401
     slug = "signature-refused"
     title = "Invalid webhook signature"
+    state = "not-executed"
+    safe_new_key = True
     default_detail = (
         "The signature does not match a secret of this receiver, or the timestamp is too far from "
         "the current time. Nothing was stored."
@@ -384,6 +413,8 @@ class DeliveryMalformed(IdempotencyError):
     status = 400
     slug = "delivery-malformed"
     title = "Malformed webhook delivery"
+    state = "not-executed"
+    safe_new_key = True
     default_detail = (
         "The delivery has a valid signature, but its id or type is missing or invalid. Nothing "
         "was stored."
@@ -396,6 +427,8 @@ class DeliveryTooLarge(IdempotencyError):
     status = 413
     slug = "delivery-too-large"
     title = "Webhook delivery too large"
+    state = "not-executed"
+    safe_new_key = True
     default_detail = (
         "The body of the delivery is larger than this receiver allows. Nothing was stored."
     )

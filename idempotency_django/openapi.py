@@ -9,7 +9,7 @@ schema says what is enforced.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from drf_spectacular.extensions import OpenApiViewExtension
 from drf_spectacular.openapi import AutoSchema
@@ -27,6 +27,7 @@ from .errors import (
     OperationHeld,
     OperationInProgress,
     ResponseNotStored,
+    State,
     StoreUnavailable,
 )
 from .http.messages import status_of
@@ -47,8 +48,33 @@ _COMPONENT: Final = ResolvedComponent(  # type: ignore[no-untyped-call]  # it ha
             "title": {"type": "string"},
             "status": {"type": "integer"},
             "detail": {"type": "string"},
+            "code": {"type": "string", "description": "The last part of the type."},
+            "state": {
+                "type": "string",
+                # No enum: drf-spectacular would make it a component, beside the project's own.
+                "description": (
+                    f"What became of the operation with this key: {', '.join(get_args(State))}."
+                ),
+            },
+            "retryable": {
+                "type": "boolean",
+                "description": "Whether the same request with the same key may succeed later.",
+            },
+            "safe_new_key": {
+                "type": "boolean",
+                "description": "Whether the operation can be repeated with a new key.",
+            },
         },
-        "required": ["type", "title", "status"],
+        "required": [
+            "type",
+            "title",
+            "status",
+            "detail",
+            "code",
+            "state",
+            "retryable",
+            "safe_new_key",
+        ],
     },
 )
 

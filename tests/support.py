@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 from uuid import uuid4
 
 from django.db import connection
@@ -15,6 +15,7 @@ from django.test import Client
 from rest_framework import serializers
 
 from idempotency_django.engine import Atomic
+from idempotency_django.errors import State
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.records import Claim, Operation
 from idempotency_django.stores import Store
@@ -117,6 +118,9 @@ def assert_problem(response: HttpResponse, status: int, slug: str) -> dict[str, 
     assert problem["status"] == status
     assert problem["title"]
     assert problem["detail"]
+    assert problem["code"] == slug
+    assert problem["state"] in get_args(State)
+    assert {type(problem["retryable"]), type(problem["safe_new_key"])} == {bool}
     return problem
 
 

@@ -443,6 +443,10 @@ def test_problem(error_class: type[errors.IdempotencyError]) -> None:
         "title": error_class.title,
         "status": error_class.status,
         "detail": "What was wrong: é.",
+        "code": error_class.slug,
+        "state": error_class.state,
+        "retryable": error_class.retryable,
+        "safe_new_key": error_class.safe_new_key,
     }
 
 

@@ -23,6 +23,8 @@ from rest_framework.response import Response
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.errors import StoreUnavailable
+from idempotency_django.http.messages import problem_of
 from idempotency_django.policy import PAYMENT, Policy, keys
 from tests.outside import ROOT
 from tests.ways import MIDDLEWARE
@@ -147,7 +149,10 @@ def test_protected(schema: dict[str, Any]) -> None:
         "required": True,
         "lifetime-seconds": int(PAYMENT.resolved().ttl.total_seconds()),  # type: ignore[union-attr]
     }
-    assert "IdempotencyProblem" in schema["components"]["schemas"]
+    component = schema["components"]["schemas"]["IdempotencyProblem"]
+    members = problem_of(StoreUnavailable())
+    assert component["properties"].keys() == members.keys() == set(component["required"])
+    assert members["state"] in component["properties"]["state"]["description"]
 
 
 @pytest.mark.parametrize("where", ["/things/preview/", "/exempt/"])

@@ -197,8 +197,10 @@ class LeasedRun:
         held = await self._is_held(ended)
         if isinstance(ended, StoreUnavailable):
             interrupted = StoreUnavailable(HELD_MESSAGE if held else INTERRUPTED_MESSAGE)
-            interrupted.__cause__ = ended
+            interrupted.__cause__, interrupted.retryable = ended, not held
             ended = interrupted
+        if isinstance(ended, IdempotencyError):  # raised after what, is not known
+            ended.state, ended.safe_new_key = "unknown", False
         if isinstance(ended, Exception):
             return await self._recovered(ended, held=held)
         await self._settle(ended)

@@ -185,6 +185,8 @@ class TransactionalRun:
                     return outcome
                 if outcome.busy:
                     raise refusal(outcome) from error
+            if self._claimed and not self._committed:
+                self._note_rollback(error)
             if self.after is not None or self._committed:
                 raise
             self._error, result = error, failure(error)  # refused at COMMIT
@@ -257,7 +259,17 @@ class TransactionalRun:
             ended = StoreUnavailable()
             ended.__cause__, error = error, ended
         self._error = _diagnose(error, self.operation.name, self.store.using)
+        if isinstance(self._error, IdempotencyError):
+            self._note_rollback(self._error)
         return failure(self._error)
+
+    def _note_rollback(self, error: IdempotencyError) -> None:
+        """Tell the client that the error took everything back, if no earlier attempt was made.
+
+        An earlier attempt may have been leased, by the policy of that time.
+        """
+        if self.claim.attempt == 1 and not error.foreign:
+            error.state, error.safe_new_key = "not-executed", True
 
     def _is_marked(self) -> bool:
         using = self.store.using

@@ -260,12 +260,16 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
 
 
 def problem_of(error: IdempotencyError) -> dict[str, Any]:
-    """The members of a problem (RFC 9457) that explains the error to the client."""
+    """The members of a problem (RFC 9457) that explains the error to a person and to a program."""
     return {
         "type": f"{conf.docs_url}{error.slug}",
         "title": error.title,
         "status": status_of(error),
         "detail": error.detail,
+        "code": error.slug,
+        "state": error.state,
+        "retryable": error.retryable,
+        "safe_new_key": error.safe_new_key,
     }
 
 
