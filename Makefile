@@ -71,7 +71,8 @@ ANY_DRIVER := $(addprefix tests/, docs seen transports \
     $(patsubst %,test_%.py, \
         admin_settling answer_forms benchmarks browsable_api browsers callers calls celery_checks \
         celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \
-        combinations conf conformance decorators derived_keys documented drf drf_responses errors \
+        combinations conf conformance decorators derived_keys discovery \
+        documented drf drf_responses errors \
         events fingerprints frameworks hosts house http idempotent_jobs imports inventory keys \
         max_attempts message_plans messaging_app metadata middleware observing optional_keys \
         placements plain_data policy probe public_names redis_store replay_authorization retry_loops \

@@ -8,7 +8,6 @@ schema says what is enforced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final, get_args
 
 from drf_spectacular.extensions import OpenApiViewExtension
@@ -17,19 +16,8 @@ from drf_spectacular.plumbing import ResolvedComponent
 
 from .checks.inventory import endpoint_of
 from .conf import conf
-from .errors import (
-    AnswerNotAcceptable,
-    FingerprintMismatch,
-    IdempotencyError,
-    KeyGuessable,
-    KeyMalformed,
-    KeyMissing,
-    OperationHeld,
-    OperationInProgress,
-    ResponseNotStored,
-    State,
-    StoreUnavailable,
-)
+from .discovery import problems_of
+from .errors import IdempotencyError, OperationInProgress, State, StoreUnavailable
 from .http.messages import status_of
 from .policy import Policy, keys
 
@@ -179,7 +167,7 @@ def _add_responses(responses: dict[str, Any], policy: Policy, method: str) -> No
                 },
             )
     problems: dict[str, list[type[IdempotencyError]]] = {}
-    for error in _problems(policy, method):
+    for error in problems_of(policy, method):
         problems.setdefault(str(status_of(error)), []).append(error)
     for status, errors in sorted(problems.items()):
         titles = "; ".join(error.title for error in errors)
@@ -195,15 +183,3 @@ def _add_responses(responses: dict[str, Any], policy: Policy, method: str) -> No
                     "description": "Seconds after which the request may be sent again.",
                 },
             )
-
-
-def _problems(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]:
-    """The problems that a client of an endpoint must expect."""
-    if policy.requires_key(method):
-        yield KeyMissing
-    if policy.key is None or keys.reads_header(policy.key):
-        yield from (KeyMalformed, KeyGuessable)
-    yield from (OperationInProgress, ResponseNotStored, FingerprintMismatch, StoreUnavailable)
-    yield AnswerNotAcceptable
-    if policy.on_interrupted == "hold":
-        yield OperationHeld

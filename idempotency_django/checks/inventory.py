@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -39,6 +40,8 @@ from ..policy import UNSAFE_METHODS, UNSET, Policy
 
 How = Literal["mixin", "decorator", "middleware", "exempt", ""]
 
+_BUILT_IN: Final = ("django.", "rest_framework.", "idempotency_django.")
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -53,6 +56,9 @@ class Endpoint:
             it.
         problem: why it cannot be protected, and what to do; empty if there is no problem.
         framework: the name of the view's framework, if there is no adapter for it; else ``None``.
+        varies: whether the view has a ``get_idempotency_policy()`` of its own, which may return
+            another policy for each request.
+        in_admin: whether the route is one of an admin site.
     """
 
     route: str
@@ -62,13 +68,32 @@ class Endpoint:
     how: How
     problem: str = ""
     framework: str | None = None
+    varies: bool = False
+    in_admin: bool = False
+
+    @property
+    def defined(self) -> Any:
+        """The class or function of the view, without what is around it."""
+        return inspect.unwrap(view_class_of(self.view) or self.view)
+
+    @property
+    def view_name(self) -> str:
+        """The dotted name of the view."""
+        view = self.defined
+        return f"{view.__module__}.{getattr(view, '__qualname__', type(view).__qualname__)}"
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the view is one of Django, REST framework or this package."""
+        return self.view_name.startswith(_BUILT_IN)
 
 
 def endpoints() -> Iterator[Endpoint]:
     """Every unsafe method of every route of the project's ``ROOT_URLCONF``, in order."""
     for route in routes():
         for method, handler in _handlers(route.view):
-            yield _endpoint(readable(route.path), method, route.view, handler)
+            endpoint = _endpoint(readable(route.path), method, route.view, handler)
+            yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
 
 
 def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
@@ -86,12 +111,14 @@ class Route(NamedTuple):
         view: what it leads to.
         args: how many positional arguments the view gets from it.
         names: the names of the keyword arguments.
+        in_admin: whether it is one of an admin site.
     """
 
     path: str
     view: Any
     args: int
     names: frozenset[str]
+    in_admin: bool
 
 
 def routes() -> Iterator[Route]:
@@ -101,16 +128,17 @@ def routes() -> Iterator[Route]:
 
 
 def _routes(
-    patterns: Iterable[Any], before: str, args: int, names: frozenset[str]
+    patterns: Iterable[Any], before: str, args: int, names: frozenset[str], in_admin: bool = False
 ) -> Iterator[Route]:
     for each in patterns:
         path, regex = f"{before}{each.pattern}", each.pattern.regex
         named = names | frozenset(regex.groupindex)
         unnamed = args + regex.groups - len(regex.groupindex)
         if isinstance(each, URLPattern):  # names replace positions, as for Django's resolver
-            yield Route(path, each.callback, 0 if named else unnamed, named)
+            yield Route(path, each.callback, 0 if named else unnamed, named, in_admin)
         else:
-            yield from _routes(each.url_patterns, path, unnamed, named)
+            of_admin = in_admin or each.app_name == "admin"
+            yield from _routes(each.url_patterns, path, unnamed, named, of_admin)
 
 
 def _handlers(view: Any) -> Iterator[tuple[str, str]]:
@@ -133,7 +161,13 @@ def _endpoint(route: str, method: str, view: Any, name: str) -> Endpoint:
         return Endpoint(route, method, view, None, "middleware", str(error))
     problem = _problem(view, name, how)
     framework = framework_of(view) if problem else None
-    return Endpoint(route, method, view, policy, how, problem, framework)
+    return Endpoint(route, method, view, policy, how, problem, framework, _varies(view, how))
+
+
+def _varies(view: Any, how: How) -> bool:
+    """Whether a view has a method of its own for the policy of a request."""
+    method = getattr(view_class_of(view), "get_idempotency_policy", None)
+    return how == "mixin" and not getattr(method, "__module__", "").startswith(_BUILT_IN)
 
 
 def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Policy | None, How]:

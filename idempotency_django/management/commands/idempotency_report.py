@@ -17,7 +17,6 @@ from django.core.management.base import BaseCommand, CommandError
 from ... import __version__
 from ...checks.inventory import Endpoint, endpoints
 from ...conf import conf
-from ...http.unwrapping import view_class_of
 from ...policy import keys
 
 REPORTED: Final = {
@@ -28,7 +27,6 @@ REPORTED: Final = {
 """The statuses that ``--fail-on`` takes, the worst first."""
 
 _LEVELS: Final = {"broken": "error", "unprotected": "warning", "optional": "note"}
-_OURS: Final = ("django.", "rest_framework.", "idempotency_django.")
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -172,18 +170,17 @@ def _accepted(file: Path) -> dict[str, str]:
 
 def _lines(everything: bool) -> tuple[list[Line], int]:
     """The endpoints, and how many of Django and this package are left out."""
-    lines = [_line(endpoint) for endpoint in endpoints()]
-    chosen = [line for line in lines if everything or not line.view.startswith(_OURS)]
-    return chosen, len(lines) - len(chosen)
+    known = list(endpoints())
+    chosen = [_line(each) for each in known if everything or not each.is_built_in]
+    return chosen, len(known) - len(chosen)
 
 
 def _line(endpoint: Endpoint) -> Line:
-    view = inspect.unwrap(view_class_of(endpoint.view) or endpoint.view)
-    file, number = _source(view)
+    file, number = _source(endpoint.defined)
     known: dict[str, Any] = {
         "route": endpoint.route,
         "method": endpoint.method,
-        "view": f"{view.__module__}.{getattr(view, '__qualname__', type(view).__qualname__)}",
+        "view": endpoint.view_name,
         "file": file,
         "number": number,
     }

@@ -1,0 +1,203 @@
+"""The API's idempotency specification: which endpoints take a key, for programs and for people.
+
+A client needs it before its first request, because a lost response loses its headers, too::
+
+    path(".well-known/idempotency", discovery)
+
+The answer comes from the inventory, so it says what is enforced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.http import HttpRequest
+from django.http.response import HttpResponse, HttpResponseBase
+from django.template import TemplateDoesNotExist
+from django.template.loader import render_to_string
+from django.urls import get_script_prefix
+from django.utils.cache import get_conditional_response, patch_cache_control, patch_vary_headers
+from django.views.decorators.http import require_safe
+
+from .checks.inventory import Endpoint, endpoints
+from .conf import conf
+from .errors import (
+    AnswerNotAcceptable,
+    FingerprintMismatch,
+    IdempotencyError,
+    KeyGuessable,
+    KeyMalformed,
+    KeyMissing,
+    OperationHeld,
+    OperationInProgress,
+    ResponseNotStored,
+    StoreUnavailable,
+)
+from .http.messages import status_of
+from .policy import Policy, keys
+
+_JSON: Final = "application/json"
+_HTML: Final = "text/html"
+_TEMPLATE: Final = "idempotency_django/specification.html"
+_MAX_AGE: Final = timedelta(minutes=5)
+_UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+
+
+@require_safe
+def discovery(request: HttpRequest, routes: str | Iterable[str] = "/") -> HttpResponseBase:
+    """The API's idempotency specification, as JSON, and as a page for browsers.
+
+    ::
+
+        path(".well-known/idempotency", discovery, {"routes": ["/api/", "/hooks/"]})
+
+    It lists protected endpoints only. The views of Django, REST framework and this package, and the
+    admin's, are left out. Everybody can read it, unless you put a decorator such as
+    ``login_required`` around it.
+
+    Args:
+        request: a GET or HEAD request.
+        routes: the beginning of the routes to list, or several.
+    """
+    chosen = (routes,) if isinstance(routes, str) else tuple(routes)
+    media_type = request.get_preferred_type([_JSON, _HTML]) or _JSON
+    known = (settings.ROOT_URLCONF, chosen, get_script_prefix())
+    try:
+        body = _body(media_type, *known)
+    except TemplateDoesNotExist:  # the project renders no pages with Django's templates
+        media_type = _JSON
+        body = _body(media_type, *known)
+    response = HttpResponse(body, content_type=media_type)
+    response["ETag"] = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    patch_cache_control(response, max_age=int(_MAX_AGE.total_seconds()))
+    patch_vary_headers(response, ["Accept"])
+    conditional: HttpResponseBase | None
+    conditional = get_conditional_response(request, etag=response["ETag"], response=response)
+    return conditional or response
+
+
+def problems_of(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]:
+    """The problems that a client of an endpoint must expect.
+
+    Args:
+        policy: the endpoint's policy, resolved.
+        method: the HTTP method.
+    """
+    if policy.requires_key(method):
+        yield KeyMissing
+    if policy.key is None or keys.reads_header(policy.key):
+        yield from (KeyMalformed, KeyGuessable)
+    yield from (OperationInProgress, ResponseNotStored, FingerprintMismatch, StoreUnavailable)
+    yield AnswerNotAcceptable
+    if policy.on_interrupted == "hold":
+        yield OperationHeld
+
+
+def _listed(routes: tuple[str, ...]) -> list[Endpoint]:
+    return [
+        each
+        for each in endpoints()
+        if each.policy is not None
+        and not (each.problem or each.in_admin or each.is_built_in)
+        and each.route.startswith(routes)
+        and not each.route.rstrip("/").endswith(".{format}")  # another name of the same endpoint
+    ]
+
+
+def _document(routes: tuple[str, ...]) -> dict[str, Any]:
+    return {"header": conf.header, "operations": [_operation(each) for each in _listed(routes)]}
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    path = get_script_prefix().removesuffix("/") + endpoint.route
+    shown: dict[str, Any] = {"method": endpoint.method, "path": path}
+    if endpoint.varies or endpoint.policy is None:
+        return shown  # a promise that does not hold for a request is worse than none
+    policy = endpoint.policy.resolved()
+    lifetime = int(policy.ttl.total_seconds()) if policy.ttl is not None else None
+    reads_header = policy.key is None or keys.reads_header(policy.key)
+    return {
+        **shown,
+        "required": policy.requires_key(endpoint.method.replace("*", "POST")),
+        "key_format": policy.key_format if reads_header else None,
+        "lifetime": lifetime,
+        "key_lifetime": lifetime,
+    }
+
+
+@lru_cache(maxsize=64)
+def _body(media_type: str, _urlconf: str, routes: tuple[str, ...], _script_prefix: str) -> bytes:
+    document = _document(routes)
+    if media_type == _JSON:
+        return json.dumps(document, indent=2).encode()
+    return render_to_string(_TEMPLATE, _context(document, _listed(routes))).encode()
+
+
+def _context(document: dict[str, Any], listed: Iterable[Endpoint]) -> dict[str, Any]:
+    """What the page shows."""
+    problems = {
+        error
+        for each in listed
+        if each.policy is not None
+        for error in problems_of(each.policy.resolved(), each.method.replace("*", "POST"))
+    }
+    return {
+        "header": document["header"],
+        "replayed_header": conf.replayed_header,
+        "operations": [
+            {
+                "method": "any" if each["method"] == "*" else each["method"],
+                "path": each["path"],
+                "key": _key(each),
+                "format": each.get("key_format"),
+                "lifetime": _lifetime(each),
+            }
+            for each in document["operations"]
+        ],
+        "problems": [
+            {
+                "status": status_of(error),
+                "url": f"{conf.docs_url}{error.slug}",
+                "title": error.title,
+                "detail": error.default_detail,
+            }
+            for error in sorted(problems, key=lambda each: (status_of(each), each.title))
+        ],
+    }
+
+
+def _key(operation: dict[str, Any]) -> str:
+    if "required" not in operation:
+        return "depends on the request"
+    if operation["key_format"] is None:
+        return "from the request itself"
+    return "required" if operation["required"] else "optional"
+
+
+def _lifetime(operation: dict[str, Any]) -> str:
+    if "lifetime" not in operation:
+        return "depends on the request"
+    seconds = operation["lifetime"]
+    return "without limit" if seconds is None else _duration(seconds)
+
+
+def _duration(seconds: int) -> str:
+    """A number of seconds in the largest unit that needs no fraction."""
+    whole = (each for each in _UNITS if seconds % each[1] == 0 and seconds)
+    unit, size = next(whole, _UNITS[-1])
+    count = seconds // size
+    return f"{count} {unit}{'' if count == 1 else 's'}"
+
+
+def _forget(**_: Any) -> None:
+    _body.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="idempotency_django.discovery")

@@ -1,0 +1,231 @@
+"""The discovery document and the specification page: what a client can know before it sends."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import Group
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import include, path, set_script_prefix
+from django.views.decorators.http import require_http_methods
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.urlpatterns import format_suffix_patterns
+from rest_framework.views import APIView
+
+from idempotency_django import discovery as module
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.discovery import discovery
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.policy import Policy, keys
+from tests.test_inventory import router
+from tests.ways import MIDDLEWARE
+
+WHERE = "/.well-known/idempotency"
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.path)
+
+
+@idempotency_exempt
+def exempt(request: HttpRequest) -> HttpResponse:
+    return plain(request)
+
+
+class PerTenant(IdempotentViewMixin, APIView):
+    authentication_classes = ()
+
+    def get_idempotency_policy(self) -> Policy | None:
+        return Policy(ttl=timedelta(hours=1))
+
+    def post(self, request: Request) -> Response:
+        return Response()
+
+
+class Groups(admin.ModelAdmin):  # type: ignore[type-arg]
+    """A page of the project's own in the admin."""
+
+    def get_urls(self) -> Any:
+        return [path("close/", self.admin_site.admin_view(plain)), *super().get_urls()]
+
+
+site = admin.AdminSite()
+site.register(Group, Groups)
+
+post = require_http_methods(["POST"])
+derived = idempotent(key=keys.instead_of_header(keys.natural("reference")))(plain)
+urlpatterns = [
+    path("api/", include(format_suffix_patterns(router.urls))),
+    path("api/derived/", post(derived)),
+    path("api/exempt/", exempt),
+    path("api/forever/", post(idempotent(ttl=None, key_format="uuid")(plain))),
+    path("api/tenants/", PerTenant.as_view()),
+    path("api/whatever/", idempotent(required=True)(plain)),
+    path("internal/", post(idempotent(plain))),
+    path("backstage/", site.urls),
+    path(".well-known/idempotency", discovery),
+    path("api/idempotency", discovery, {"routes": "/api/"}),
+    path("two/idempotency", discovery, {"routes": ["/internal/", "/api/tenants/"]}),
+    path("hidden/idempotency", login_required(discovery)),
+]
+pytestmark = pytest.mark.urls(__name__)
+
+
+def operation(method: str, path: str, **members: Any) -> dict[str, Any]:
+    required, lifetime = members.get("required", False), members.get("lifetime", 86400)
+    return {
+        "method": method,
+        "path": path,
+        "required": required,
+        "key_format": members.get("key_format", "any"),
+        "lifetime": lifetime,
+        "key_lifetime": members.get("key_lifetime", lifetime),
+    }
+
+
+MONTH = 30 * 86400
+API = [
+    operation("POST", "/api/charges/", required=True, lifetime=MONTH),
+    operation("DELETE", "/api/charges/{pk}/", lifetime=MONTH),
+    operation("POST", "/api/charges/{pk}/pay/", required=True),
+    operation("POST", "/api/derived/", key_format=None),
+    operation("POST", "/api/forever/", lifetime=None, key_format="uuid"),
+    {"method": "POST", "path": "/api/tenants/"},
+    operation("*", "/api/whatever/", required=True),
+]
+
+
+def listed(where: str = WHERE, **headers: str) -> list[tuple[str, str]]:
+    operations = Client().get(where, headers=headers).json()["operations"]
+    return [(each["method"], each["path"]) for each in operations]
+
+
+def test_document() -> None:
+    """The document says what is enforced for each protected endpoint, and nothing of others.
+
+    An endpoint is listed once, also if REST framework gives it a second URL with a suffix.
+    Where each request has a policy of its own, it promises nothing.
+    """
+    document = Client().get(WHERE).json()
+    assert document == {
+        "header": "Idempotency-Key",
+        "operations": [*API, operation("POST", "/internal/")],
+    }
+
+
+def test_what_is_not_listed(settings: Any) -> None:
+    """With the middleware, the views of Django and of the admin stay out, also one's own there."""
+    settings.MIDDLEWARE = MIDDLEWARE
+    assert ("*", "/api/charges/preview/") not in listed()
+    assert {path for _, path in listed()} == {each["path"] for each in API} | {"/internal/"}
+
+
+@pytest.mark.parametrize(
+    ("where", "paths"),
+    [
+        ("/api/idempotency", {each["path"] for each in API}),
+        ("/two/idempotency", {"/internal/", "/api/tenants/"}),
+    ],
+)
+def test_routes(where: str, paths: set[str]) -> None:
+    """A project chooses the routes that are published."""
+    assert {path for _, path in listed(where)} == paths
+
+
+def test_settings(settings: Any) -> None:
+    """The document follows the settings: the header, and the project's policy."""
+    assert Client().get(WHERE).json()["operations"][-1]["lifetime"] == 86400
+    settings.IDEMPOTENCY = {"HEADER": "Request-Id", "POLICY": {"ttl": timedelta(hours=2)}}
+    document = Client().get(WHERE).json()
+    assert document["header"] == "Request-Id"
+    assert document["operations"][-1]["lifetime"] == 7200
+
+
+def test_script_prefix() -> None:
+    """The paths are those that a client sees, below the prefix of the server."""
+    set_script_prefix("/shop/")
+    try:
+        content = discovery(RequestFactory().get(WHERE), routes="/internal/").content  # type: ignore[attr-defined]
+    finally:
+        set_script_prefix("/")
+    assert b'"/shop/internal/"' in content
+
+
+def test_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inventory is read once, and a client that has the document gets 304."""
+    first = Client().get(WHERE)
+    monkeypatch.setattr(module, "endpoints", None)
+    again = Client().get(WHERE, headers={"If-None-Match": first["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert first["Cache-Control"] == again["Cache-Control"] == "max-age=300"
+    assert first["Vary"] == "Accept"
+    assert Client().head(WHERE)["ETag"] == first["ETag"]
+    assert Client().post(WHERE).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("", "application/json"),
+        ("*/*", "application/json"),
+        ("image/png", "application/json"),
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", "text/html"),
+    ],
+)
+def test_media_types(accept: str, media_type: str) -> None:
+    """A browser gets a page, and everybody else JSON; each has its own ETag."""
+    response = Client().get(WHERE, headers={"Accept": accept} if accept else {})
+    assert response["Content-Type"] == media_type
+    page = Client().get(WHERE, headers={"Accept": "text/html"})
+    assert (response["ETag"] == page["ETag"]) == (media_type == "text/html")
+
+
+def test_page(settings: Any) -> None:
+    """The page has each operation and each problem, and no script or inline style."""
+    settings.IDEMPOTENCY = {"STATUS_CODES": {"mismatch": 409}}
+    page = Client().get(WHERE, headers={"Accept": "text/html"}).content.decode()
+    for expected in (
+        '<td>POST</td><th scope="row"><code>/api/charges/</code></th><td>required</td>',
+        '<td>any</td><th scope="row"><code>/api/whatever/</code></th>',
+        "<td>30 days</td>",
+        "<td>1 day</td>",
+        "<td>without limit</td>",
+        "<td>from the request itself</td>",
+        "<td>depends on the request</td>",
+        "<code>uuid</code>",
+        'href="https://idempotency-django.readthedocs.io/problems/mismatch"',
+        "<td>409</td>",
+    ):
+        assert expected in page, expected
+    assert "<td>422</td>" not in page
+    assert "<script" not in page
+    assert "style=" not in page
+
+
+def test_no_operations() -> None:
+    """An API without protected endpoints says so."""
+    page = discovery(RequestFactory(headers={"Accept": "text/html"}).get(WHERE), routes="/none/")
+    assert b"No operation takes a key." in page.content  # type: ignore[attr-defined]
+    assert b'<h2 id="errors">' not in page.content  # type: ignore[attr-defined]
+
+
+def test_without_templates(settings: Any) -> None:
+    """A project without Django's templates serves JSON, to browsers, too."""
+    settings.TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates"}]
+    response = Client().get(WHERE, headers={"Accept": "text/html"})
+    assert (response.status_code, response["Content-Type"]) == (200, "application/json")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 seconds"), (1, "1 second"), (90, "90 seconds"), (3600, "1 hour"), (129600, "36 hours")],
+)
+def test_durations(seconds: int, text: str) -> None:
+    """A lifetime is shown in the largest unit without a fraction."""
+    assert module._duration(seconds) == text
