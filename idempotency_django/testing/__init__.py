@@ -1,4 +1,4 @@
-"""For tests: the contract that every store keeps, as a suite for any store.
+"""For tests: :func:`effects_outside`, and the contract of stores as a suite for any store.
 
 ::
 
@@ -14,6 +14,7 @@ threads.
 
 from __future__ import annotations
 
+from ..engine.effects import Effect, effects_outside
 from .contract import (
     ANSWER,
     MOMENT,
@@ -32,8 +33,10 @@ __all__ = [
     "MOMENT",
     "PATIENCE",
     "SECOND",
+    "Effect",
     "StoreContract",
     "an_operation",
+    "effects_outside",
     "eventually",
     "in_threads",
 ]

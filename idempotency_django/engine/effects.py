@@ -1,0 +1,430 @@
+"""Effects that no rollback undoes, noticed while a handler runs.
+
+Python's audit events (PEP 578) tell of sockets, processes and files. A hook for them cannot be
+removed, so it is installed only when something is watched for the first time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.db import connections
+
+from ..stores.atomic_blocks import is_open
+from .context import CURRENT
+from .steps import current_step
+
+logger = logging.getLogger("idempotency_django")
+
+Kind = Literal["network", "process", "file", "database"]
+Situation = Literal["transactional", "leased", "observed"]
+
+_DID: Final[dict[Kind, str]] = {
+    "network": "talked to",
+    "process": "started",
+    "file": "wrote to",
+    "database": "wrote to the table",
+}
+_ADVICE: Final[dict[Situation, str]] = {
+    "transactional": (
+        "within its transaction{where}. No rollback undoes that, and a retry does it again. Do it "
+        "after the commit, by after_commit() or transaction.on_commit(). Or give the policy "
+        "mode='leased', and make it a step."
+    ),
+    "leased": (
+        "outside of a step{where}. A retry after an interruption does it again. Make it a step: "
+        "request.idempotency.step()."
+    ),
+    "observed": "{where}. Each duplicate does it again.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something outside of the handler's transaction. Its ``str()`` says what to do about it.
+
+    Attributes:
+        operation: whose handler did it, such as ``"POST /charges/"``.
+        kind: ``"network"``, ``"process"``, ``"file"``; or ``"database"``: a write of a leased
+            handler outside of a step.
+        peer: what it was done to: ``"api.stripe.com:443"``, a program, a file, a table.
+        where: the innermost line of the project, such as ``"shop/views.py:12"``; empty: unknown.
+        situation: ``"transactional"``, ``"leased"``, or ``"observed"``.
+    """
+
+    operation: str
+    kind: Kind
+    peer: str
+    where: str
+    situation: Situation
+
+    def __str__(self) -> str:
+        where = f" at {self.where}" if self.where else ""
+        advice = _ADVICE[self.situation].format(where=where)
+        space = "" if self.situation == "observed" else " "
+        return f"{self.operation} {_DID[self.kind]} {self.peer}{space}{advice}"
+
+
+@contextmanager
+def effects_outside() -> Iterator[list[Effect]]:
+    """Notice what handlers do in the block that no rollback undoes; for tests.
+
+    ::
+
+        with effects_outside() as effects:
+            client.post("/charges/", headers={"Idempotency-Key": "6c1a"})
+        assert not effects, effects[0]
+
+    The list has each connection, process and file that a handler used within its transaction, or
+    outside of a step in the leased mode. In that mode, it also has the writes to the database
+    outside of a step and of any transaction. The project's own databases, caches and brokers are
+    left out, and so are log files, temporary files and compiled modules.
+
+    It sees what Python does, in each thread that runs a handler. It does not see threads that a
+    handler starts, connections that libraries in C open (``psycopg``, ``confluent-kafka``,
+    ``pycurl``), and mail that the test runner keeps in ``mail.outbox``.
+    """
+    _install()
+    noticed: list[Effect] = []
+    _watches.append(noticed)
+    with ExitStack() as wrappers:
+        wrappers.callback(_watches.remove, noticed)
+        for connection in connections.all():
+            wrappers.enter_context(connection.execute_wrapper(_executed))
+        yield noticed
+
+
+@contextmanager
+def observed_effects(operation: str) -> Iterator[list[Effect]]:
+    """Notice the effects of a handler that runs in the block without protection.
+
+    Args:
+        operation: what it does, for people.
+    """
+    _install()
+    noticed: list[Effect] = []
+    token = _observed.set((operation, noticed))
+    try:
+        yield noticed
+    finally:
+        _observed.reset(token)
+
+
+_watches: Final[list[list[Effect]]] = []
+_observed: ContextVar[tuple[str, list[Effect]] | None] = ContextVar(
+    "idempotency_observed", default=None
+)
+_here = threading.local()  # busy: the hook itself runs; looked_up: the last host name, and its port
+
+
+@lru_cache(maxsize=1)
+def _install() -> None:
+    sys.addaudithook(_audit)
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    look = _EVENTS.get(event)
+    if look is None or not (_watches or _observed.get()) or getattr(_here, "busy", False):
+        return
+    _here.busy = True
+    try:
+        seen = look(*args)
+        if seen is not None:
+            _note(*seen)
+    except Exception:  # an error of the hook would be one of the handler
+        logger.exception("An effect (%s) could not be noted.", event)
+    finally:
+        _here.busy = False
+
+
+def _note(kind: Kind, peer: str) -> None:
+    """Add an effect to each list that wants it."""
+    found = _situation()
+    if not found:
+        return
+    operation, situation, lists = found
+    where = _place(sys._getframe(), kind, after_commit=situation == "observed")
+    if where is None:
+        return
+    effect = Effect(operation, kind, peer, where, situation)
+    for noticed in lists:
+        if effect not in noticed:
+            noticed.append(effect)
+
+
+def _situation() -> tuple[str, Situation, list[list[Effect]]] | None:
+    """The operation that runs here, how it runs, and the lists of its effects."""
+    observed = _observed.get()
+    if observed:
+        return observed[0], "observed", [observed[1]]
+    execution = CURRENT.get()
+    if execution is None or current_step():
+        return None
+    situation: Situation = "leased" if execution.operation.lease else "transactional"
+    return execution.operation.name, situation, _watches
+
+
+# What the events tell.
+
+
+def _network(_: object, address: Any) -> tuple[Kind, str] | None:
+    if isinstance(address, bytes):
+        address = os.fsdecode(address)
+    if isinstance(address, str):  # a Unix socket
+        return None if address.startswith(_own_peers()[1]) else ("network", address)
+    if not (isinstance(address, tuple) and len(address) >= 2 and isinstance(address[0], str)):
+        return None
+    host, port = address[:2]
+    looked_up = getattr(_here, "looked_up", None)
+    name = looked_up[0] if looked_up and looked_up[1] == port else host
+    return None if _is_own(host, name, port) else ("network", f"{name}:{port}")
+
+
+def _looked_up(host: Any, port: Any, *_: Any) -> None:
+    if isinstance(host, bytes):
+        host = host.decode(errors="replace")
+    if isinstance(port, str) and not port.isdigit():
+        port = socket.getservbyname(port)
+    _here.looked_up = (host, int(port)) if isinstance(host, str) and port else None
+
+
+def _sent(connection: Any, _: object) -> tuple[Kind, str] | None:
+    """A message of ``http.client``, also over a connection that was open before."""
+    if _is_own(connection.host, connection.host, connection.port):
+        return None
+    return "network", f"{connection.host}:{connection.port}"
+
+
+def _process(*args: Any) -> tuple[Kind, str]:
+    # subprocess.Popen(executable, args, …), os.posix_spawn(path, argv, env), os.system(command)
+    command = args[0] if len(args) == 1 else args[1] or args[0]
+    if isinstance(command, list | tuple):
+        command = command[0]
+    return "process", os.fsdecode(command).split()[0]
+
+
+def _opened(path: Any, mode: str | None, flags: int) -> tuple[Kind, str] | None:
+    writing = set(mode or "") & set("wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR)
+    if not writing or isinstance(path, int):
+        return None
+    name = os.fsdecode(path)
+    return None if name.startswith("/dev/") else ("file", name)
+
+
+def _removed(path: Any, *_: Any) -> tuple[Kind, str]:
+    return "file", os.fsdecode(path)
+
+
+def _renamed(_: Any, target: Any, *__: Any) -> tuple[Kind, str]:
+    return "file", os.fsdecode(target)
+
+
+_EVENTS: Final[dict[str, Callable[..., tuple[Kind, str] | None]]] = {
+    "socket.getaddrinfo": _looked_up,
+    "socket.connect": _network,
+    "socket.sendto": _network,
+    "socket.sendmsg": _network,
+    "http.client.send": _sent,
+    "subprocess.Popen": _process,
+    "os.system": _process,
+    "os.posix_spawn": _process,
+    "os.spawn": lambda _, *args: _process(*args),
+    "open": _opened,
+    "os.remove": _removed,
+    "os.rename": _renamed,
+}
+
+_WRITES: Final = re.compile(
+    r"\s*(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|REPLACE\s+INTO)\s+[`\"]?(\w+)", re.IGNORECASE
+)
+_OUR_TABLES: Final = "idempotency_"
+
+
+def _executed(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
+    """Around each statement: note a write that a leased handler commits on its own."""
+    execution = CURRENT.get()
+    if execution and execution.operation.lease and isinstance(sql, str):
+        wrote = _WRITES.match(sql)
+        ours = wrote is None or wrote[1].startswith(_OUR_TABLES)
+        if wrote and not ours and not is_open(context["connection"].alias):
+            _note("database", wrote[1])
+    return execute(sql, params, many, context)
+
+
+# What is no effect.
+
+_INNOCENT: Final = (
+    "_pytest",
+    "coverage",
+    "ctypes.util",
+    "django.contrib.sessions",
+    "django.core.cache",
+    "django.core.files.uploadhandler",
+    "django.db.backends",
+    "idempotency_django.stores",
+    "importlib",
+    "logging",
+    "platform",
+    "tempfile",
+    "uuid",
+)
+"""Modules whose connections, processes and files are no effects of the handler that calls them.
+
+The database's, a session's and a cache's are here; so are log files, temporary and compiled ones.
+"""
+_FROZEN: Final = "<frozen importlib"
+_AROUND_HANDLERS: Final = ("idempotency_django.engine", "idempotency_django.http.shadow")
+_COMMIT_HOOKS: Final = "run_and_clear_commit_hooks"
+_HERE: Final = str(Path(__file__).parents[1]) + os.sep
+_INSTALLED: Final = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+def _place(frame: FrameType | None, kind: Kind, *, after_commit: bool) -> str | None:
+    """The innermost line of the project; ``None``: what happens is no effect of the handler.
+
+    Args:
+        frame: where it happens.
+        kind: what happens.
+        after_commit: whether what is called after a commit is none.
+    """
+    where = ""
+    while frame is not None:
+        code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        if not where:
+            frozen = code.co_filename.startswith(_FROZEN)  # the import system
+            if kind != "database" and (frozen or _is_innocent(module)):
+                return None
+            if _is_project(code.co_filename):
+                where = f"{_relative(code.co_filename)}:{frame.f_lineno}"
+        elif not after_commit:
+            break
+        if after_commit and code.co_name == _COMMIT_HOOKS:
+            return None
+        if module in _AROUND_HANDLERS:
+            break
+        frame = frame.f_back
+    return where
+
+
+@lru_cache(maxsize=4096)
+def _is_innocent(module: str) -> bool:
+    return any(module == each or module.startswith(f"{each}.") for each in _INNOCENT)
+
+
+@lru_cache(maxsize=4096)
+def _is_project(file: str) -> bool:
+    return not file.startswith(("<", _HERE, *_INSTALLED))
+
+
+def _relative(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+# The project's own databases, caches and brokers.
+
+_OWN_SETTINGS: Final = (
+    "DATABASES",
+    "CACHES",
+    "CELERY_BROKER_URL",
+    "CELERY_RESULT_BACKEND",
+    "IDEMPOTENCY",
+)
+_PORTS: Final = {
+    "amqp": 5672,
+    "amqps": 5671,
+    "http": 80,
+    "https": 443,
+    "memcached": 11211,
+    "mysql": 3306,
+    "oracle": 1521,
+    "postgresql": 5432,
+    "redis": 6379,
+    "rediss": 6379,
+}
+_HOST_AND_PORT: Final = re.compile(r"([\w.-]+):(\d+)")
+
+Peer = tuple[str, int]
+
+
+@lru_cache(maxsize=1)
+def _own_peers() -> tuple[frozenset[Peer], tuple[str, ...]]:
+    """The hosts and ports of the project's databases, caches and brokers, and their paths."""
+    peers: set[Peer] = set()
+    paths: set[str] = set()
+    for name in _OWN_SETTINGS:
+        for host, port in _peers_in(getattr(settings, name, None)):
+            if host.startswith("/"):
+                paths.add(host)
+            elif host:
+                peers.add((host.lower(), port))
+    return frozenset(peers), tuple(paths)
+
+
+def _peers_in(value: Any) -> Iterator[Peer]:
+    if isinstance(value, Mapping):
+        engine = str(value.get("ENGINE", "")).rpartition(".")[2].removesuffix("_psycopg2")
+        if isinstance(value.get("HOST"), str):
+            yield value["HOST"], int(value.get("PORT") or _PORTS.get(engine, 0))
+        for each in value.values():
+            yield from _peers_in(each)
+    elif isinstance(value, list | tuple):
+        if len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
+            yield value[0], value[1]  # as a Sentinel is written
+        for each in value:
+            yield from _peers_in(each)
+    elif isinstance(value, str):
+        for each in re.split("[;,]", value):
+            yield from _peers_of(each.strip())
+
+
+def _peers_of(text: str) -> Iterator[Peer]:
+    if text.startswith(("/", "unix:")):
+        yield "/" + text.removeprefix("unix:").lstrip("/"), 0
+    elif "://" in text:
+        parts = urlsplit(text)
+        yield parts.hostname or parts.path, parts.port or _PORTS.get(parts.scheme, 0)
+    elif found := _HOST_AND_PORT.fullmatch(text):
+        yield found[1], int(found[2])
+
+
+def _is_own(host: str, name: str, port: Any) -> bool:
+    peers, _ = _own_peers()
+    if {(host.lower(), port), (name.lower(), port)} & peers:
+        return True
+    # As its address, where another thread has looked the name up, as in async code.
+    return any(host in _addresses(own, port) for own, its_port in peers if its_port == port)
+
+
+@lru_cache(maxsize=64)
+def _addresses(host: str, port: int) -> frozenset[str]:
+    try:
+        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, port))
+    except OSError:
+        return frozenset()
+
+
+def _forget(**_: Any) -> None:
+    _own_peers.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid=f"{__name__}.peers")

@@ -1,0 +1,436 @@
+"""The effect sanitizer: what no rollback undoes is noticed in a claim, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import smtplib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import requests
+from django.core.cache import caches
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from idempotency_django import idempotent, idempotent_call, part_of_view
+from idempotency_django.engine import effects as module
+from idempotency_django.engine.effects import Effect, effects_outside
+from tests.models import Effect as Row
+from tests.support import new_key
+
+HERE = "tests/test_effects_outside.py:"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing is printed."""
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    """The port of an HTTP server that is no part of the project."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def smtp() -> Iterator[int]:
+    """The port of a mail server that refuses everybody."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def refuse() -> None:
+            for _ in range(1):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(b"554 not today\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        yield listening.getsockname()[1]
+        thread.join()
+
+
+def noticed(do: Callable[[], object], **policy: Any) -> list[Effect]:
+    """The effects of a protected view that does this."""
+
+    @idempotent(**policy)
+    @part_of_view
+    def view(request: HttpRequest) -> HttpResponse:
+        do()
+        return HttpResponse("done")
+
+    with effects_outside() as effects:
+        assert send(view).content == b"done"
+    return effects
+
+
+def send(view: Callable[..., Any]) -> HttpResponse:
+    """The response of a view to a POST with a new key."""
+    response: HttpResponse = view(
+        RequestFactory().post("/charges/", headers={"Idempotency-Key": new_key()})
+    )
+    return response
+
+
+@pytest.mark.django_db(transaction=True)
+class TestNetwork:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            pytest.param(lambda url: httpx.post(url, content=b"{}"), id="httpx"),
+            pytest.param(lambda url: requests.post(url, data=b"{}", timeout=5), id="requests"),
+            pytest.param(
+                lambda url: urllib.request.urlopen(url, data=b"{}", timeout=5).close(), id="urllib"
+            ),
+        ],
+    )
+    def test_http(self, server: int, call: Callable[[str], object]) -> None:
+        """A call of another service within the transaction is noticed, by name, with its line."""
+        [effect] = noticed(lambda: call(f"http://localhost:{server}/"))
+        assert effect.kind == "network"
+        assert effect.peer == f"localhost:{server}"
+        assert effect.where.startswith(HERE)
+        assert effect.situation == "transactional"
+        text = str(effect)
+        assert f"POST /charges/ talked to localhost:{server} within its transaction" in text
+        assert "after_commit()" in text
+
+    def test_open_connection(self, server: int) -> None:
+        """A call by http.client over a connection from before the request is noticed, too."""
+        connection = HTTPConnection("localhost", server)
+        connection.connect()
+        [effect] = noticed(lambda: connection.request("POST", "/"))
+        connection.close()
+        assert effect.peer == f"localhost:{server}"
+
+    def test_mail(self, smtp: int) -> None:
+        """A mail server is a peer like others."""
+
+        def mail() -> None:
+            with pytest.raises(smtplib.SMTPConnectError):
+                smtplib.SMTP("localhost", smtp)
+
+        [effect] = noticed(mail)
+        assert (effect.kind, effect.peer) == ("network", f"localhost:{smtp}")
+
+    def test_datagram(self) -> None:
+        """A datagram needs no connection and is noticed."""
+
+        def datagram() -> None:
+            with socket.socket(type=socket.SOCK_DGRAM) as sender:
+                sender.sendto(b"count:1|c", ("127.0.0.1", 9))
+
+        [effect] = noticed(datagram)
+        assert effect.peer == "127.0.0.1:9"
+
+    def test_repeated(self, server: int) -> None:
+        """A loop is one effect."""
+
+        def many() -> None:
+            for _ in range(3):
+                httpx.post(f"http://localhost:{server}/")
+
+        assert len(noticed(many)) == 1
+
+    def test_unix_socket(self, tmp_path: Path) -> None:
+        """A Unix socket is a peer, by its path."""
+        path = os.path.relpath(tmp_path / "s")  # an absolute one may be too long
+
+        def connect() -> None:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(path.encode())
+
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path)
+            listening.listen()
+            [effect] = noticed(connect)
+        assert effect.peer == path
+
+    def test_async_view(self, server: int) -> None:
+        """An async view is leased: outside of a step, a call is noticed, without its host name."""
+
+        @idempotent
+        async def view(request: HttpRequest) -> HttpResponse:
+            async with httpx.AsyncClient() as client:
+                await client.post(f"http://localhost:{server}/")
+            return HttpResponse("done")
+
+        async def both() -> list[Effect]:
+            with effects_outside() as effects:
+                request = RequestFactory().post("/charges/", headers={"Idempotency-Key": new_key()})
+                await view(request)
+            return effects
+
+        [effect, *_] = asyncio.run(both())
+        assert effect.peer.endswith(f":{server}")
+        assert effect.situation == "leased"
+        assert "outside of a step" in str(effect)
+
+    def test_call(self, server: int) -> None:
+        """A protected function is watched like a view."""
+
+        def charge(_: Any) -> str:
+            httpx.post(f"http://localhost:{server}/")
+            return "done"
+
+        with effects_outside() as effects:
+            idempotent_call(charge, key=new_key(), scope="charges")
+        assert [effect.kind for effect in effects] == ["network"]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestProcessesAndFiles:
+    @pytest.mark.parametrize(
+        "run",
+        [
+            pytest.param(lambda: subprocess.run([sys.executable, "-V"], check=True), id="run"),
+            pytest.param(lambda: os.system(f"{sys.executable} -V"), id="system"),
+            pytest.param(
+                lambda: os.waitpid(
+                    os.posix_spawn(sys.executable, [sys.executable, "-V"], os.environ), 0
+                ),
+                id="spawn",
+            ),
+        ],
+    )
+    def test_process(self, run: Callable[[], object]) -> None:
+        """A program that is started within the transaction is noticed."""
+        [effect] = noticed(run)
+        assert (effect.kind, effect.peer) == ("process", sys.executable)
+        assert f"POST /charges/ started {sys.executable} within" in str(effect)
+
+    def test_written(self, tmp_path: Path) -> None:
+        """A file that is opened for writing is noticed, and one for reading is not."""
+        (tmp_path / "old").write_text("")
+
+        def write() -> None:
+            (tmp_path / "old").read_text()
+            with (tmp_path / "new").open("a"):
+                pass
+            os.close(os.open(tmp_path / "low", os.O_WRONLY | os.O_CREAT))
+
+        assert [(effect.kind, effect.peer) for effect in noticed(write)] == [
+            ("file", str(tmp_path / "new")),
+            ("file", str(tmp_path / "low")),
+        ]
+
+    def test_removed(self, tmp_path: Path) -> None:
+        """A file that is removed or replaced is noticed."""
+        for name in "abc":
+            (tmp_path / name).write_text("")
+
+        def change() -> None:
+            (tmp_path / "a").unlink()
+            (tmp_path / "b").replace(tmp_path / "c")
+
+        peers = [effect.peer for effect in noticed(change)]
+        assert peers == [str(tmp_path / "a"), str(tmp_path / "c")]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestSteps:
+    def test_step(self, server: int) -> None:
+        """A leased view may do anything in a step; outside of one, a call is noticed."""
+
+        @idempotent(mode="leased")
+        @part_of_view
+        def view(request: Any) -> HttpResponse:
+            request.idempotency.step("charge", charge)
+            httpx.post(f"http://localhost:{server}/second")
+            return HttpResponse("done")
+
+        def charge() -> str:
+            Row.objects.create(reference="a")
+            httpx.post(f"http://localhost:{server}/first")
+            return "done"
+
+        with effects_outside() as effects:
+            send(view)
+        [effect] = effects
+        assert effect.situation == "leased"
+        assert "request.idempotency.step()" in str(effect)
+
+    def test_written(self) -> None:
+        """A leased view's write outside of a step is noticed; one in a transaction is fenced."""
+
+        def write() -> None:
+            Row.objects.create(reference="a")
+            with transaction.atomic():
+                Row.objects.filter(reference="b").update(reference="c")
+
+        [effect] = noticed(write, mode="leased")
+        assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
+        assert effect.where.startswith(HERE)
+        assert noticed(write) == []  # in the transactional mode, each is undone by a rollback
+
+
+@pytest.mark.django_db(transaction=True)
+class TestNoFalseAlarm:
+    def test_outside(self, server: int) -> None:
+        """What is done outside of a handler is not noticed, nor is what follows the commit."""
+
+        def later() -> None:
+            transaction.on_commit(lambda: httpx.post(f"http://localhost:{server}/") and None)
+
+        with effects_outside() as effects:
+            httpx.post(f"http://localhost:{server}/")
+        assert effects == []
+        assert noticed(later) == []
+
+    def test_own_peers(self, server: int, settings: Any) -> None:
+        """The project's own databases, caches and brokers are left out, however they are named."""
+        url = f"redis://localhost:{server}/0"
+
+        def connect() -> None:
+            for host in ("127.0.0.1", "localhost"):
+                socket.create_connection((host, server)).close()
+            with closing(HTTPConnection("127.0.0.1", server)) as connection:
+                connection.request("POST", "/")
+
+        assert noticed(connect)
+        for named in (
+            {"CELERY_BROKER_URL": f"amqp://elsewhere; {url}"},
+            {"CACHES": {"default": {"BACKEND": "redis", "LOCATION": [url]}}},
+            {"CACHES": {"default": {"BACKEND": "memcached", "LOCATION": f"localhost:{server}"}}},
+            {"CACHES": {"default": {"OPTIONS": {"sentinels": [("localhost", server)]}}}},
+            {"IDEMPOTENCY": {"OUTBOX": {"topic": {"OPTIONS": {"url": url}}}}},
+        ):
+            changed = {"CACHES": settings.CACHES, "CELERY_BROKER_URL": "", "IDEMPOTENCY": {}}
+            for name, value in {**changed, **named}.items():
+                setattr(settings, name, value)
+            assert noticed(connect) == [], named
+
+    def test_other_port(self, server: int, settings: Any) -> None:
+        """Another port of the broker's host is no broker."""
+        settings.CELERY_BROKER_URL = "redis://localhost/0"
+        assert noticed(lambda: socket.create_connection(("localhost", server)).close())
+
+    def test_databases(self) -> None:
+        """Databases are known by host and port, or by the folder of their socket."""
+        own = {
+            "a": {"ENGINE": "django.db.backends.postgresql", "HOST": "DB.internal", "PORT": ""},
+            "b": {"ENGINE": "django.db.backends.mysql", "HOST": "/run/mysqld.sock"},
+            "c": {"ENGINE": "django.db.backends.mysql", "HOST": "10.0.0.1", "PORT": "3307"},
+        }
+        assert set(module._peers_in(own)) >= {
+            ("DB.internal", 5432),
+            ("/run/mysqld.sock", 3306),
+            ("10.0.0.1", 3307),
+        }
+        assert set(module._peers_in("unix:///run/redis.sock")) == {("/run/redis.sock", 0)}
+
+    def test_caches_logs_and_temporary_files(
+        self, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A cache's and a log's files, temporary files, imports and devices are no effects."""
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django.core.cache.backends.filebased.FileBasedCache",
+                "LOCATION": str(tmp_path / "cache"),
+            }
+        }
+        (tmp_path / "imported_by_a_view.py").write_text("VALUE = 1\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(sys, "dont_write_bytecode", False)
+        handler = logging.FileHandler(tmp_path / "log", delay=True)
+        logger = logging.getLogger("tests.effects")
+        logger.addHandler(handler)
+
+        def work() -> None:
+            caches["default"].set("a", 1)
+            logger.error("It is written to a file that is opened now.")
+            with tempfile.NamedTemporaryFile() as file:
+                file.write(b"a")
+            __import__("imported_by_a_view")
+            Path(os.devnull).write_text("a")
+
+        try:
+            assert noticed(work) == []
+        finally:
+            logger.removeHandler(handler)
+            handler.close()
+
+    def test_upload(self) -> None:
+        """An upload that Django keeps in a temporary file is no effect."""
+
+        @idempotent
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(request.FILES["file"].read()[:1])
+
+        with effects_outside() as effects, tempfile.TemporaryFile() as file:
+            file.write(b"a" * 3_000_000)
+            file.seek(0)
+            request = RequestFactory().post(
+                "/uploads/", {"file": file}, headers={"Idempotency-Key": new_key()}
+            )
+            assert view(request).content == b"a"
+            request.close()
+        assert effects == []
+
+    def test_hook_fails(self, caplog: pytest.LogCaptureFixture) -> None:
+        """An error of the sanitizer is logged, and the view goes on."""
+
+        def odd() -> None:
+            sys.audit("open", object(), "w", 0)
+
+        assert noticed(odd) == []
+        assert "An effect (open) could not be noted." in caplog.text
+
+
+def test_not_installed() -> None:
+    """Whoever watches nothing pays nothing: there is no hook for audit events."""
+    program = """
+import sys
+added = []
+sys.addaudithook = added.append
+import django
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="a",
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "idempotency_django"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+from idempotency_django import idempotent_call
+from idempotency_django.testing import effects_outside
+idempotent_call(lambda execution: 1, key="a", scope="b")
+without = len(added)
+with effects_outside():
+    with effects_outside():
+        pass
+print(without, len(added))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert json.loads(f"[{done.stdout.strip().replace(' ', ',')}]") == [0, 1], done.stderr
