@@ -6,7 +6,8 @@
     ├── KeyRefused                 400  the key itself is the problem
     │   ├── KeyMissing             400  the operation requires a key, but none was sent
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
-    │   └── KeyGuessable           400  an anonymous caller's key that could be guessed
+    │   ├── KeyGuessable           400  an anonymous caller's key that could be guessed
+    │   └── KeyTooOld              412  a key that carries its time is older than its lifetime
     ├── OperationInProgress        409  another process is executing this operation
     ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
     ├── DeadLettered              409  a message failed too often; an operator must settle it
@@ -92,7 +93,7 @@ class KeyRefused(IdempotencyError):
     status = 400
     slug = "key-refused"
     title = "Invalid idempotency key"
-    state = "not-executed"
+    state: State = "not-executed"
     safe_new_key = True
     default_detail = "The idempotency key cannot be used for this operation."
 
@@ -124,6 +125,23 @@ class KeyGuessable(KeyRefused):
     default_detail = (
         "Without authentication, only the idempotency key protects the response, so the key must "
         "be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
+    )
+
+
+class KeyTooOld(KeyRefused):
+    """The key says when it was made, and that is longer ago than records of its operation live.
+
+    It is never executed: an earlier request with the key may have been, and its record purged.
+    """
+
+    status = 412
+    slug = "key-too-old"
+    title = "Idempotency key too old"
+    state = "unknown"
+    safe_new_key = False
+    default_detail = (
+        "This idempotency key is older than the responses that are kept, so the request is not "
+        "executed. Look up the result of the operation. If it did not run, use a new key."
     )
 
 
@@ -449,6 +467,7 @@ __all__ = [
     "KeyMalformed",
     "KeyMissing",
     "KeyRefused",
+    "KeyTooOld",
     "OperationHeld",
     "OperationInProgress",
     "PreconditionFailed",

@@ -22,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
 from .http.atomic_requests import asks_for_transaction
-from .http.messages import key_header
+from .http.messages import key_header, meta_name
 from .http.serving import log_unread_field
 from .http.unwrapping import (
     ViewFunction,
@@ -34,7 +34,7 @@ from .http.unwrapping import (
     protected_part,
 )
 from .http.wrapping import log_unclaimed, protect
-from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, keys, resolve
+from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, dialect_of, keys, resolve
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -129,7 +129,13 @@ class IdempotencyMiddleware:
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
-        has_key = key_header(request) is not None and keys.reads_header(policy.key)
+        dialect = dialect_of(policy)
+        has_key = keys.reads_header(policy.key) and (
+            # Whether the body holds a key is known when it is read, in the protected view.
+            bool(dialect.members)
+            or key_header(request, dialect) is not None
+            or (dialect.sent_header and meta_name(dialect.sent_header) in request.META)
+        )
         if not (has_key or policy.key or policy.requires_key(method)):
             log_unread_field(request)
             return None

@@ -45,6 +45,7 @@ from idempotency_django.http.messages import (
 from idempotency_django.http.serving import serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
 from idempotency_django.policy.canonical import digest
+from idempotency_django.policy.dialects import IETF
 from idempotency_django.policy.invocation import Form
 from idempotency_django.records import Payload
 from tests.properties import VISIBLE_ASCII
@@ -206,10 +207,10 @@ def test_invocation_of_a_bare_request() -> None:
 def test_key_header_is_a_setting() -> None:
     """The key is in the header that the project names, in any case."""
     request = a_post(headers={"idempotency-KEY": "k", "X-Request-Key": "x"})
-    assert key_header(request) == "k"
+    assert key_header(request, IETF) == "k"
     with override_settings(IDEMPOTENCY={"HEADER": "x-request-key"}):
-        assert key_header(request) == "x"
-    assert key_header(a_post()) is None
+        assert key_header(request, IETF) == "x"
+    assert key_header(a_post(), IETF) is None
 
 
 def multipart(boundary: str = "b", content: bytes = b"\x00\xff", **changes: Any) -> HttpRequest:

@@ -24,8 +24,9 @@ from ..http.atomic_requests import RequestTransactions
 from ..http.bodies import as_file, body_of, body_that_django_ignores, form_of, raw_body_of, rewind
 from ..http.messages import (
     Adapter,
+    error_body,
     invocation_of,
-    problem_of,
+    mark_response,
     refuse_result,
     response_of,
     status_of,
@@ -33,7 +34,8 @@ from ..http.messages import (
 )
 from ..http.replays import check_object, defining_module, has_object
 from ..http.serving import serve
-from ..policy import Policy, resolve
+from ..policy import Policy, dialect_of, project_dialect, resolve
+from ..policy.dialects import Dialect
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
 from ..records import Payload, Record
 
@@ -41,24 +43,31 @@ from ..records import Payload, Record
 class IdempotencyAPIException(APIException):
     """An :exc:`~.errors.IdempotencyError`, as a custom ``EXCEPTION_HANDLER`` gets it.
 
-    ``detail`` holds the members of the problem, and ``error`` the error itself. DRF's own handler
-    turns ``wait`` into ``Retry-After``.
+    ``detail`` holds the members of the problem, or of the dialect's error, and ``error`` the error
+    itself. DRF's own handler turns ``wait`` into ``Retry-After``.
     """
 
-    def __init__(self, error: IdempotencyError) -> None:
+    def __init__(self, error: IdempotencyError, dialect: Dialect | None = None) -> None:
         super().__init__(error.detail, error.slug)
         self.error = error
-        self.status_code = status_of(error)
-        self.detail: Any = problem_of(error)
+        self.status_code = status_of(error, dialect)
+        self.detail: Any = error_body(error, dialect)
         self.wait = error.retry_after
 
 
-def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
+def problem(view: Any, error: IdempotencyError, dialect: Dialect | None = None) -> HttpResponseBase:
     """The problem as the project's exception handler renders it, or in its own media type."""
-    response: HttpResponseBase = view.handle_exception(IdempotencyAPIException(error))
-    if getattr(response, "data", None) != problem_of(error):
-        return response
-    return render_with(ProblemRenderer(), view, response)
+    dialect = dialect or project_dialect()
+    exception = IdempotencyAPIException(error, dialect)
+    body = exception.detail
+    if isinstance(body, str):  # which REST framework would wrap
+        exception.detail = {"detail": body}
+    response: HttpResponseBase = view.handle_exception(exception)
+    if getattr(response, "data", None) == exception.detail:
+        response.data = body  # type: ignore[attr-defined]
+        response = render_with(ProblemRenderer(dialect.media_type), view, response)
+    mark_response(response, view.request._request, dialect, error)
+    return response
 
 
 PAGES: Final = (BrowsableAPIRenderer, HTMLFormRenderer)
@@ -73,11 +82,13 @@ def is_page(negotiated: Any) -> bool:
 class ProblemRenderer(BaseRenderer):
     """Problems have a media type of their own (RFC 9457), and one form for all frameworks."""
 
-    media_type = "application/problem+json"
     charset = None
 
+    def __init__(self, media_type: str = "application/problem+json") -> None:
+        self.media_type = media_type
+
     def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
-        return json.dumps(data).encode()
+        return (data if isinstance(data, str) else json.dumps(data)).encode()
 
 
 def render_with(renderer: BaseRenderer, view: Any, response: Any) -> Response:
@@ -154,8 +165,6 @@ def overrides_replay_check(view_class: type) -> bool:
 
 class DRFAdapter(Adapter):
     """One request within a DRF view."""
-
-    policy: Policy
 
     def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
         self.http_request = request._request
@@ -328,6 +337,6 @@ def serve_view(policy: Policy, request: Request, run: Callable[[], Any]) -> Http
         if error.foreign:
             raise
         with adapter.own_transactions():
-            return problem(view, error)
+            return problem(view, error, dialect_of(adapter.policy))
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own

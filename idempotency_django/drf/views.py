@@ -26,7 +26,7 @@ from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked
 from ..http.wrapping import log_unreached, register_framework, replace_handler
-from ..policy import UNSAFE_METHODS, Policy
+from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, resolve
 from ..records import Record
 from .adapter import IdempotencyAPIException, serve_view
 from .forms import key_in_form, with_keys
@@ -75,6 +75,7 @@ class IdempotentViewMixin:  # see below
     # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
     idempotency_left_out: ExcludedDatabases | None = None
     _idempotency_transactions: RequestTransactions | None = None
+    _idempotency_policy: Policy | None = None
     _idempotency_reached = False
 
     @classmethod
@@ -105,6 +106,7 @@ class IdempotentViewMixin:  # see below
         if policy is None:
             self._idempotency_reached = True  # it is not protected
             return
+        self._idempotency_policy = policy
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
         replace_handler(self, request, partial(serve_view, policy))
@@ -130,7 +132,8 @@ class IdempotentViewMixin:  # see below
         The default reads the key header, or the hidden field in the forms of the browsable API.
         """
         view: Any = self
-        header = key_header(view.request._request)
+        policy = resolve(self._idempotency_policy or PROJECT_POLICY)
+        header = key_header(view.request._request, dialect_of(policy))
         return key_in_form(view.request) if header is None else header
 
     def get_idempotency_scope(self) -> str | None:

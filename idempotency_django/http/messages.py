@@ -28,8 +28,10 @@ from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.steps import named
 from ..errors import IdempotencyError, ResponseNotStored
-from ..policy import NEVER_STORED, Policy
+from ..policy import NEVER_STORED, Policy, dialect_of, project_dialect
 from ..policy.canonical import digest
+from ..policy.dialects import Dialect
+from ..policy.identity import header_of
 from ..policy.invocation import Body, Invocation
 from ..records import REASON, Payload, Record
 from .bodies import body_of
@@ -142,9 +144,9 @@ def _without_port(host: str) -> str:
     return split_domain_port(host)[0] or host.lower()
 
 
-def key_header(request: HttpRequest) -> str | None:
+def key_header(request: HttpRequest, dialect: Dialect) -> str | None:
     """The value of the key header, as it was sent; ``None``: it was not. Nothing else reads it."""
-    value: str | None = request.META.get(meta_name(conf.header))
+    value: str | None = request.META.get(meta_name(header_of(dialect)))
     return value
 
 
@@ -255,16 +257,51 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
     reason = dict(payload.headers).get(REASON)
     if reason and status == payload.status:
         response.reason_phrase = reason
-    response[conf.replayed_header] = "true"
+    mark_replay(response, dialect_of(policy))
     return response
 
 
-def problem_of(error: IdempotencyError) -> dict[str, Any]:
+def mark_replay(response: HttpResponseBase, dialect: Dialect) -> None:
+    """Mark a response as a replay, as the dialect does."""
+    name = replayed_header(dialect)
+    if name:
+        response[name] = "true"
+
+
+def replayed_header(dialect: Dialect) -> str:
+    """The response header that marks a replay; empty: the dialect has none."""
+    return conf.replayed_header if dialect.replayed_header is None else dialect.replayed_header
+
+
+def mark_response(
+    response: HttpResponseBase,
+    request: HttpRequest,
+    dialect: Dialect,
+    error: IdempotencyError | None = None,
+) -> None:
+    """Give a response the headers that a dialect has on all of them, or on refusals.
+
+    Args:
+        response: the response.
+        request: its request.
+        dialect: how the API says idempotency.
+        error: why the request is refused; ``None``: it is not.
+    """
+    key = key_header(request, dialect) if dialect.echoes_key else None
+    if key is not None:
+        response[header_of(dialect)] = key
+    if dialect.result_header:
+        response[dialect.result_header] = "rejected" if error else "accepted"
+    if dialect.retry_header and error:
+        response[dialect.retry_header] = "true" if error.retryable else "false"
+
+
+def problem_of(error: IdempotencyError, dialect: Dialect | None = None) -> dict[str, Any]:
     """The members of a problem (RFC 9457) that explains the error to a person and to a program."""
     return {
         "type": f"{conf.docs_url}{error.slug}",
         "title": error.title,
-        "status": status_of(error),
+        "status": status_of(error, dialect),
         "detail": error.detail,
         "code": error.slug,
         "state": error.state,
@@ -273,17 +310,35 @@ def problem_of(error: IdempotencyError) -> dict[str, Any]:
     }
 
 
-def status_of(error: IdempotencyError | type[IdempotencyError]) -> int:
-    """The HTTP status of an error: the ``STATUS_CODES`` setting's, or its own."""
-    return conf.status_codes.get(error.slug, error.status)
+def status_of(
+    error: IdempotencyError | type[IdempotencyError], dialect: Dialect | None = None
+) -> int:
+    """The HTTP status of an error: the dialect's, the ``STATUS_CODES`` setting's, or its own."""
+    dialect = dialect or project_dialect()
+    return dialect.statuses.get(error.slug) or conf.status_codes.get(error.slug, error.status)
 
 
-def problem_response(error: IdempotencyError) -> HttpResponse:
-    """The problem as ``application/problem+json``."""
+def error_body(error: IdempotencyError, dialect: Dialect | None = None) -> Any:
+    """The data of the body that explains an error, or its text: a problem, or the dialect's."""
+    dialect = dialect or project_dialect()
+    if dialect.error_body is None:
+        return problem_of(error, dialect)
+    return dialect.error_body(error, status_of(error, dialect))
+
+
+def problem_response(error: IdempotencyError, dialect: Dialect | None = None) -> HttpResponse:
+    """The problem as ``application/problem+json``, or the error as the dialect says it.
+
+    Args:
+        error: why the request is refused.
+        dialect: of the view's policy; ``None``: the project's.
+    """
+    dialect = dialect or project_dialect()
+    body = error_body(error, dialect)
     response = HttpResponse(
-        json.dumps(problem_of(error)),
-        status=status_of(error),
-        content_type="application/problem+json",
+        body if isinstance(body, str) else json.dumps(body),
+        status=status_of(error, dialect),
+        content_type=dialect.media_type,
     )
     if error.retry_after is not None:
         response["Retry-After"] = str(error.retry_after)
@@ -301,6 +356,7 @@ class Adapter(ABC):
         http_request: Django's request.
         request: the request as the framework's own views know it.
         method: the request's method.
+        policy: the view's policy, resolved; it is known from :func:`~.serving.serve` on.
         is_page_response: whether the answer is a page about it, with the visitor's name and tokens.
         tokens: tells the CSRF tokens that the view gives out from those that were given out before
             it; ``None``: there were none.
@@ -309,6 +365,7 @@ class Adapter(ABC):
     http_request: HttpRequest
     request: Any
     method: str
+    policy: Policy
     is_page_response: bool = False
     tokens: CsrfTokenTracker | None = None
 
@@ -318,7 +375,13 @@ class Adapter(ABC):
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
-        return key_header(self.http_request)
+        return key_header(self.http_request, dialect_of(self.policy))
+
+    def sent_header(self) -> str | None:
+        """When the client sent the request first, as the header of the policy's dialect says."""
+        name = dialect_of(self.policy).sent_header
+        value: str | None = self.http_request.META.get(meta_name(name))
+        return value
 
     def invocation(self, policy: Policy) -> Invocation:
         """The invocation that the request is, for its policy."""

@@ -36,12 +36,21 @@ from ..errors import (
 )
 from ..planning import Plan
 from ..planning import plan as planned
-from ..policy import UNSAFE_METHODS, Policy, keys
+from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys
+from ..policy.identity import header_of
 from ..records import Operation, Record
 from ..stores import stores
 from ..stores.atomic_blocks import atomic_request_databases, refuse_other_transactions
 from .atomic_requests import RequestTransactions
-from .messages import Adapter, credentials_of, has_body, result_of, result_of_error
+from .messages import (
+    Adapter,
+    credentials_of,
+    has_body,
+    mark_replay,
+    mark_response,
+    result_of,
+    result_of_error,
+)
 from .replays import CSRF_USED, CsrfTokenTracker
 from .sessions import SessionSnapshot, save_session
 from .status import accepted_response
@@ -84,7 +93,7 @@ def serve(
     Raises:
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
     """
-    request = adapter.http_request
+    request, adapter.policy = adapter.http_request, policy
     takes_part = init_idempotency(request) and adapter.method in UNSAFE_METHODS
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
@@ -111,7 +120,7 @@ def serve(
             undo=before.restore,
             admit=partial(_admit, adapter, policy),
         )
-        if isinstance(outcome, Executed) and not plan.derived:
+        if isinstance(outcome, Executed) and not (plan.derived or dialect_of(policy).marks_all):
             return cast("HttpResponseBase", outcome.response)
         return _response(adapter, policy, plan, outcome)
     except IdempotencyError as error:
@@ -163,6 +172,7 @@ def _execute(
 
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     """:func:`serve` for an async view."""
+    adapter.policy = policy
     if not (init_idempotency(adapter.http_request) and adapter.method in UNSAFE_METHODS):
         return await adapter.arespond()
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
@@ -237,8 +247,11 @@ def _response(adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome) ->
             raise refusal(outcome)
         case _:
             assert_never(outcome)
+    dialect, key = dialect_of(policy), plan.operation.key
     if plan.derived:
-        response[conf.header] = keys.quoted(plan.operation.key)
+        response[header_of(dialect)] = keys.quoted(key) if dialect.quotes_key else key
+    if dialect.marks_all:
+        mark_response(response, adapter.http_request, dialect)
     return response
 
 
@@ -251,5 +264,5 @@ def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBas
     if payload is not None and payload.body is not None:
         return adapter.native(adapter.replayed(payload, policy))
     response = adapter.rebuild(record, policy)
-    response[conf.replayed_header] = "true"
+    mark_replay(response, dialect_of(policy))
     return response

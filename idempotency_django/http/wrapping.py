@@ -31,7 +31,7 @@ from django.views.generic import View
 
 from ..errors import IdempotencyError
 from ..logs import escaped
-from ..policy import UNSAFE_METHODS, Policy, resolve
+from ..policy import UNSAFE_METHODS, Policy, dialect_of, project_dialect, resolve
 from ..records import Record
 from .atomic_requests import (
     ExcludedDatabases,
@@ -40,7 +40,14 @@ from .atomic_requests import (
     request_transactions,
     take_over_transactions,
 )
-from .messages import Adapter, key_header, problem_response, render, without_own_frames
+from .messages import (
+    Adapter,
+    key_header,
+    mark_response,
+    problem_response,
+    render,
+    without_own_frames,
+)
 from .replays import check_object
 from .serving import aserve, init_idempotency, serve
 from .unwrapping import (
@@ -135,7 +142,7 @@ def serve_view(
     except IdempotencyError as error:
         if error.foreign:
             raise
-        return problem_response(error)
+        return _refusal(error, policy, request)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own
 
@@ -149,9 +156,16 @@ async def aserve_view(
     except IdempotencyError as error:
         if error.foreign:
             raise
-        return problem_response(error)
+        return _refusal(error, policy, request)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own
+
+
+def _refusal(error: IdempotencyError, policy: Policy, request: HttpRequest) -> HttpResponseBase:
+    dialect = dialect_of(resolve(policy))
+    response = problem_response(error, dialect)
+    mark_response(response, request, dialect, error)
+    return response
 
 
 BY_DECORATOR: Final = "decorator"
@@ -450,7 +464,7 @@ def log_unreached(view: Any, request: HttpRequest, response: HttpResponseBase) -
 
 def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
     """Log an error if a protected view answered without a claim, and successfully."""
-    keyed = request.method in UNSAFE_METHODS and key_header(request) is not None
+    keyed = request.method in UNSAFE_METHODS and key_header(request, project_dialect()) is not None
     if keyed and 200 <= response.status_code < 300:
         logger.error(
             "%s is not protected: it answered %s %s with %s without calling the protected "

@@ -13,10 +13,12 @@ from typing import Any, Final, Literal, TypeVar, cast
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from ..conf import conf, default_store, did_you_mean
 from ..records import Record
 from . import keys, scopes
+from .dialects import DIALECTS, IETF, Dialect
 from .fingerprints import FingerprintFunction, whole_request
 from .keys import KeyFunction
 from .scopes import ScopeFunction
@@ -33,6 +35,8 @@ __all__ = [
     "WEBHOOK",
     "Policy",
     "SlidingTTL",
+    "dialect_of",
+    "project_dialect",
     "resolve",
     "store_errors",
 ]
@@ -171,6 +175,22 @@ def _key_format(name: str, value: Any) -> Any:
     return value
 
 
+def _dialect(name: str, value: Any) -> Dialect:
+    found = value
+    if isinstance(value, str):
+        found = DIALECTS.get(value)
+        if found is None and "." not in value:
+            hint = did_you_mean(value, DIALECTS)
+            raise _refused(name, value, f"a dialect. {hint.removesuffix('.')}")
+        try:
+            found = found or import_string(value)
+        except ImportError as error:
+            raise _refused(name, value, f"a dialect that can be imported ({error})") from error
+    if isinstance(found, Dialect):
+        return found
+    raise _refused(name, value, "the name of a dialect, a Dialect, or the path of one")
+
+
 def _statuses(name: str, value: Any) -> Any:
     if isinstance(value, Mapping) and all(
         isinstance(status, int) and 100 <= status <= 599
@@ -262,8 +282,15 @@ class Policy:
     status."""
 
     key_format: str = _field("any", _key_format)
-    """``"any"``, ``"uuid"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or more) or a regular
-    expression that the whole key must match."""
+    """``"any"``, ``"uuid"``, ``"uuid7"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or more)
+    or a regular expression that the whole key must match. A UUIDv7 and a ULID say when they were
+    made: one that is older than ``ttl`` gets 412 and is never executed."""
+
+    dialect: Dialect | str = _field(IETF, _dialect)
+    """How the API says idempotency: the name of a dialect, such as ``"stripe"``, a
+    :class:`~idempotency_django.policy.dialects.Dialect`, or the dotted path of one. It says where
+    the key is, what a refusal looks like and what marks a replay, and brings defaults for the
+    fields that the policy does not set."""
 
     scope: ScopeFunction = _field(scopes.per_user, _function)
     """The namespace that a key is unique in; see :mod:`idempotency_django.policy.scopes`."""
@@ -365,8 +392,10 @@ class Policy:
         return Policy(**{**self._given(), **changes})
 
     def over(self, base: Policy) -> Policy:
-        """This policy, with unset fields taken from ``base``."""
-        return Policy(**{**base._given(), **self._given()})
+        """This policy, with unset fields taken from its dialect, and then from ``base``."""
+        given = self._given()
+        dialect = given.get("dialect", IETF)
+        return Policy(**{**base._given(), **dialect.defaults, **given})
 
     def resolved(self) -> Policy:
         """This policy, with unset fields taken from the project's policy and the defaults."""
@@ -399,9 +428,8 @@ PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
 """For payments: the key is required, and lives as long as a settlement takes."""
 
 
-@lru_cache(maxsize=1)
 def _project_policy() -> Policy:
-    """The project's policy, from ``IDEMPOTENCY["POLICY"]``, with every field set."""
+    """The project's policy, from ``IDEMPOTENCY["POLICY"]``."""
     setting = conf.policy
     if isinstance(setting, Mapping):
         unknown = [
@@ -417,17 +445,40 @@ def _project_policy() -> Policy:
             "IDEMPOTENCY['POLICY'] must be a dict of policy fields or a Policy, "
             f"not {type(setting).__name__}."
         )
-    return setting.over(DEFAULTS.replace(store=default_store()))
+    return setting
 
 
 @lru_cache(maxsize=1024)
 def resolve(policy: Policy) -> Policy:
-    """:meth:`Policy.resolved`, once for all policies with the same values."""
-    return policy.over(_project_policy())
+    """:meth:`Policy.resolved`, once for all policies with the same values.
+
+    Raises:
+        ImproperlyConfigured: its ``ttl`` is shorter than its dialect allows.
+    """
+    project = _project_policy()
+    if policy.dialect is not UNSET:  # instead of the project's, and of the fields that it brings
+        project = project.replace(dialect=IETF)
+    resolved = policy.over(project.over(DEFAULTS.replace(store=default_store())))
+    dialect = dialect_of(resolved)
+    if resolved.ttl is not None and resolved.ttl < dialect.least_ttl:
+        raise ImproperlyConfigured(
+            f"An idempotency policy has dialect={dialect.name!r} and a ttl of {resolved.ttl}; the "
+            f"dialect promises its clients at least {dialect.least_ttl}."
+        )
+    return resolved
+
+
+def dialect_of(policy: Policy) -> Dialect:
+    """The dialect of a resolved policy."""
+    return cast(Dialect, policy.dialect)
+
+
+def project_dialect() -> Dialect:
+    """The dialect of what no view's policy answers."""
+    return dialect_of(resolve(PROJECT_POLICY))
 
 
 def _forget(**_: Any) -> None:
-    _project_policy.cache_clear()
     resolve.cache_clear()
 
 

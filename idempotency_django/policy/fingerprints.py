@@ -30,12 +30,22 @@ def whole_request(invocation: Invocation) -> bytes:
     The order of query parameters and of JSON keys, JSON spacing and a form's boundary make no
     difference. Anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
-    body = invocation.body
-    if isinstance(body, Parsed) and isinstance(body.raw, bytes) and is_json(invocation.media_type):
-        body = body.raw  # which shows more: 1.0 and 1.00, a name that appears twice
-    return _request(
-        invocation, _canonical(_decoded(body, invocation.media_type), invocation.media_type)
-    )
+    body = _decoded(_raw(invocation), invocation.media_type)
+    if invocation.key_members:
+        body = _some_of(body, frozenset(), invocation.key_members)
+    return _request(invocation, _canonical(body, invocation.media_type))
+
+
+def json_values(invocation: Invocation) -> bytes:
+    """The method, the path, the query, and the values of a JSON body: 1.0 and 1 are the same.
+
+    Numbers are compared exactly, also those that a float would round. A body that is not JSON
+    counts as in :func:`whole_request`. Header fields, the media type among them, do not count.
+    """
+    body = _decoded(_raw(invocation), invocation.media_type, loads=_load_values)
+    if invocation.key_members:
+        body = _some_of(body, frozenset(), invocation.key_members)
+    return _request(invocation, _canonical(body, invocation.media_type), media_type="")
 
 
 def without_body(invocation: Invocation) -> bytes:
@@ -58,21 +68,28 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
     A body without fields (not an object and not a form) counts as a whole.
     """
     included, excluded = _names("include", include), _names("exclude", exclude)
-    include_tree, exclude_tree = _tree(included), _tree(excluded)
+
+    def of_some_fields(invocation: Invocation) -> bytes:
+        body = _decoded(invocation.body, invocation.media_type)
+        body = _some_of(body, included, excluded | invocation.key_members)
+        return _request(invocation, _canonical(body, invocation.media_type))
+
+    return of_some_fields
+
+
+def _some_of(body: Body, included: frozenset[str], excluded: frozenset[str]) -> Body:
+    """A body with only the included fields, or all if none are named, and no excluded one."""
 
     def kept(name: str) -> bool:
         return (not included or name in included) and name not in excluded
 
-    def of_some_fields(invocation: Invocation) -> bytes:
-        body = _decoded(invocation.body, invocation.media_type)
-        if isinstance(body, Form):
-            named = {name: values for name, values in body.fields.items() if kept(name)}
-            body = Form(named, tuple(file for file in body.files if kept(file.field)))
-        elif isinstance(body, Parsed) and isinstance(body.value, Mapping):
-            body = Parsed(_choose(body.value, include_tree, exclude_tree), tree=body.tree)
-        return _request(invocation, _canonical(body, invocation.media_type))
-
-    return of_some_fields
+    if isinstance(body, Form):
+        named = {name: values for name, values in body.fields.items() if kept(name)}
+        return Form(named, tuple(file for file in body.files if kept(file.field)))
+    if isinstance(body, Parsed) and isinstance(body.value, Mapping):
+        chosen = _choose(body.value, _tree(included), _tree(excluded))
+        return Parsed(chosen, tree=body.tree)
+    return body
 
 
 def field_value(invocation: Invocation, path: str) -> Any:
@@ -99,22 +116,32 @@ def _loaded(body: bytes | Hashed, media_type: str) -> Any:
         return None
 
 
-def _request(invocation: Invocation, body: bytes) -> bytes:
+def _raw(invocation: Invocation) -> Body:
+    """The body, as JSON text where there is one."""
+    body = invocation.body
+    if isinstance(body, Parsed) and isinstance(body.raw, bytes) and is_json(invocation.media_type):
+        return body.raw  # which shows more: 1.0 and 1.00, a name that appears twice
+    return body
+
+
+def _request(invocation: Invocation, body: bytes, media_type: str | None = None) -> bytes:
     # The order of a parameter's own values matters, that of different ones does not.
     query = b""
     if invocation.query:
         pairs = parse_qsl(invocation.query, keep_blank_values=True, errors="surrogateescape")
         pairs.sort(key=itemgetter(0))
         query = framed(*chain.from_iterable(pairs))
-    return framed(invocation.method, invocation.path, query, invocation.media_type, body)
+    if media_type is None:
+        media_type = invocation.media_type
+    return framed(invocation.method, invocation.path, query, media_type, body)
 
 
-def _decoded(body: Body, media_type: str) -> Body:
+def _decoded(body: Body, media_type: str, loads: Callable[..., Any] | None = None) -> Body:
     """JSON bytes as plain Python; everything else, JSON that does not parse included, as it is."""
     if not isinstance(body, bytes) or not is_json(media_type):
         return body
     try:
-        return Parsed(_loads(body, object_pairs_hook=_unique), tree=True)
+        return Parsed((loads or _loads)(body, object_pairs_hook=_unique), tree=True)
     except (ValueError, RecursionError):
         return body
 
@@ -139,6 +166,23 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _loads = partial(json.loads, parse_float=_number, parse_constant=_number)
+
+
+def _number_value(text: str) -> tuple[float, str]:
+    """The same for all ways to write a number: 1, 1.0 and 10e-1."""
+    mantissa, _, exponent = text.lower().partition("e")
+    whole, _, fraction = mantissa.lstrip("-").partition(".")
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return _NAN, "0"
+    significant = digits.rstrip("0")
+    scale = int(exponent or "0") - len(fraction) + len(digits) - len(significant)
+    return _NAN, f"{'-' * mantissa.startswith('-')}{significant}e{scale}"
+
+
+_load_values = partial(
+    json.loads, parse_float=_number_value, parse_int=_number_value, parse_constant=_number
+)
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +229,8 @@ def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
 _Tree = dict[str, "_Tree | None"]
 
 
-def _tree(names: Iterable[str]) -> _Tree:
+@lru_cache(maxsize=256)
+def _tree(names: frozenset[str]) -> _Tree:
     """``["a.b", "c"]`` as ``{"a": {"b": None}, "c": None}``; None stands for the whole field."""
     tree: _Tree = {}
     for name in sorted(names):  # a whole field stands before its parts

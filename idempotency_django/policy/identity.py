@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.dateparse import parse_datetime
+from django.utils.http import parse_http_date
 
 from ..conf import conf
-from ..errors import KeyMalformed, KeyMissing
+from ..errors import KeyMalformed, KeyMissing, KeyTooOld
 from ..records import Operation
-from . import Policy, SlidingTTL, keys, scopes
+from . import Policy, SlidingTTL, dialect_of, keys, scopes
 from .canonical import content_digest, framed
+from .dialects import Dialect
+from .fingerprints import field_value
 from .invocation import Invocation
 from .seals import sealed
 
@@ -29,6 +33,114 @@ def client_key(policy: Policy, header: str | None) -> str | None:
     if header is None or not keys.reads_header(policy.key):
         return None
     return _in_format(policy, keys.parse_header(header))
+
+
+def key_in_body(policy: Policy, invocation: Invocation, key: str | None) -> str | None:
+    """The key that the body of a request holds, or the one in its header.
+
+    Args:
+        policy: a resolved policy, whose dialect names the members of the body.
+        invocation: the request.
+        key: the key in its header; ``None``: it has none.
+
+    Raises:
+        KeyMalformed: it is not a key, or another key than the header or another member holds.
+    """
+    found = {} if key is None else {f"the header {header_of(dialect_of(policy))}": key}
+    for member in dialect_of(policy).members:
+        value = field_value(invocation, member)
+        if value is None or value == "":
+            continue
+        if not isinstance(value, str):
+            raise KeyMalformed(f"The idempotency key in {member!r} is not a string. Send a string.")
+        found[f"{member!r} of the body"] = _in_format(policy, keys.checked(value))
+    if len(set(found.values())) > 1:
+        raise KeyMalformed(
+            f"The request has different idempotency keys in {' and '.join(found)}, so nothing was "
+            "executed. Send one key."
+        )
+    return next(iter(found.values()), None)
+
+
+def header_of(dialect: Dialect) -> str:
+    """The request header with the key."""
+    return conf.header if dialect.header is None else dialect.header
+
+
+# The time of a key.
+
+CLOCK_SKEW: Final = timedelta(minutes=5)
+"""How far a client's clock may be ahead of a server's, and the clocks of two servers apart."""
+
+
+def sent_at(policy: Policy, key: str, header: str | None, invocation: Invocation) -> float | None:
+    """When a client made a key or sent its request first, in seconds since 1970, if it says so.
+
+    Args:
+        policy: a resolved policy.
+        key: the key.
+        header: the value of the dialect's ``sent_header``.
+        invocation: the request.
+
+    Raises:
+        KeyMalformed: it is not a time.
+    """
+    dialect = dialect_of(policy)
+    try:
+        if header is not None:
+            return float(parse_http_date(header))
+        text = field_value(invocation, dialect.sent_member) if dialect.sent_member else None
+        if text is None:
+            return keys.time_of(key, policy.key_format)
+        parsed = parse_datetime(text) if isinstance(text, str) else None
+        if parsed is None or parsed.tzinfo is None:
+            raise ValueError
+        return parsed.timestamp()
+    except (ValueError, OverflowError):
+        name, form = dialect.sent_member, "2026-11-23T06:25:00Z"
+        if header is not None:
+            name, form = dialect.sent_header, "Mon, 23 Nov 2026 06:25:00 GMT"
+        raise KeyMalformed(
+            f"{name} is not the time at which the request was first sent. Send a time such as "
+            f"{form}."
+        ) from None
+
+
+def refuse_too_old(policy: Policy, sent: float) -> None:
+    """Refuse a key whose record may be purged, and one that would outlive its record.
+
+    The clock is this server's. Records of such keys live longer by what the clocks may differ, so
+    a key is refused for its age before its record can expire.
+
+    Args:
+        policy: a resolved policy.
+        sent: when the key was made, in seconds since 1970.
+
+    Raises:
+        KeyTooOld: it is older than the policy's ``ttl``.
+        KeyMalformed: its time is in the future.
+    """
+    age = datetime.now(UTC).timestamp() - sent
+    if policy.ttl is not None and age > policy.ttl.total_seconds():
+        raise KeyTooOld
+    if age < -CLOCK_SKEW.total_seconds():
+        raise KeyMalformed(
+            "The time of this idempotency key is in the future. Set the clock of the client, and "
+            "send a new key."
+        )
+
+
+def lifetime_of(policy: Policy) -> timedelta | None:
+    """How long a record lives: longer than its key may be sent, if the key carries its time."""
+    dialect = dialect_of(policy)
+    carries_time = policy.key_format in keys.TIMED or dialect.sent_header or dialect.sent_member
+    if policy.ttl is None or not carries_time:
+        return policy.ttl
+    # A key from 5 minutes in the future, and a server whose clock is 5 minutes slow.
+    longer = policy.ttl + 2 * CLOCK_SKEW
+    return (
+        SlidingTTL(seconds=longer.total_seconds()) if isinstance(policy.ttl, SlidingTTL) else longer
+    )
 
 
 def derived_key(policy: Policy, invocation: Invocation) -> str | None:
@@ -48,6 +160,7 @@ def refuse_missing(policy: Policy, method: str) -> None:
 
 
 def _in_format(policy: Policy, key: str) -> str:
+    refuse_too_long(policy, key)
     if policy.key_format == "any" or keys.has_format(key, policy.key_format):
         return key
     raise KeyMalformed(
@@ -56,9 +169,23 @@ def _in_format(policy: Policy, key: str) -> str:
     )
 
 
+def refuse_too_long(policy: Policy, key: str) -> None:
+    """Raise ``KeyMalformed`` for a key that is longer than the dialect allows."""
+    longest = dialect_of(policy).max_length
+    if len(key) > longest:
+        raise KeyMalformed(
+            f"The idempotency key is {len(key)} characters long; at most {longest} are allowed."
+        )
+
+
 def _how_to_send_a_key(policy: Policy) -> str:
     field = getattr(policy.key, keys.FIELD_OF_FORM, None)
-    places = [f"the header {conf.header}"] if keys.reads_header(policy.key) else []
+    dialect = dialect_of(policy)
+    places = []
+    if keys.reads_header(policy.key):
+        names = " and ".join(filter(None, (header_of(dialect), dialect.sent_header)))
+        places = [f"{member!r} in its body" for member in dialect.members]
+        places.append(f"the header {names}")
     places += [f"the field {field!r} of its form"] if field else []
     if not places:
         return (
@@ -89,6 +216,7 @@ def operation(
     key: str,
     scope: str | None = None,
     lease: timedelta | None = None,
+    sent: str = "",
 ) -> Operation:
     """The operation that an invocation with this key asks for.
 
@@ -98,6 +226,7 @@ def operation(
         key: its key.
         scope: overrides the policy's scope.
         lease: how long a claim on it lives; ``None``: as long as its transaction.
+        sent: when the client sent it first, as its header says; another time is another request.
     """
     if policy.operation:
         invocation = invocation.changed(name=policy.operation)
@@ -114,7 +243,7 @@ def operation(
     asked_for = policy.fingerprint(invocation)
     if not isinstance(asked_for, bytes):
         asked_for = _text("fingerprint", asked_for)
-    digest = content_digest(asked_for)
+    digest = content_digest(asked_for, sent) if sent else content_digest(asked_for)
     caller = invocation.principal + invocation.since or invocation.credentials
     if policy.principal is False:
         caller = ""
@@ -186,7 +315,7 @@ def _operations(policy: Policy) -> partial[Operation]:
     """Operations with what only their policy decides, worked out once for each policy."""
     return partial(
         Operation,
-        ttl=policy.ttl,
+        ttl=lifetime_of(policy),
         retention=policy.retention,
         hold=policy.on_interrupted == "hold",
         wait=_longest_wait(policy),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Final
 
@@ -39,6 +39,9 @@ VALID: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # the result of fit()
 _FORMATS: Final = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
+    "uuid7": re.compile(
+        r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-7[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}"
+    ),
     "ulid": re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}"),
     "opaque": re.compile(r"[A-Za-z0-9_.~+/=-]{22,255}"),
 }
@@ -126,6 +129,28 @@ def quoted(key: str) -> str:
 def has_format(key: str, expected: str) -> bool:
     """Whether the key has a named format (see ``FORMAT_NAMES``) or matches a regular expression."""
     return (_FORMATS.get(expected) or re.compile(expected)).fullmatch(key) is not None
+
+
+def time_of(key: str, key_format: str) -> float | None:
+    """When a key of this format was made, in seconds since 1970; ``None``: it does not say."""
+    read = _TIMES.get(key_format)
+    return read(key) / 1000 if read else None
+
+
+def _ulid_time(key: str) -> int:
+    made = 0
+    for character in key[:10].upper():
+        made = made * 32 + _CROCKFORD.index(character)
+    return made
+
+
+_CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_TIMES: Final[Mapping[str, Callable[[str], int]]] = {
+    "uuid7": lambda key: int(key[:8] + key[9:13], 16),
+    "ulid": _ulid_time,
+}
+TIMED: Final = frozenset(_TIMES)
+"""The formats of keys that say when they were made."""
 
 
 def is_unguessable(key: str) -> bool:
