@@ -67,7 +67,7 @@ ROOMS := $(filter-out $(FAULTS)/ tests/e2e/,$(sort $(dir $(wildcard tests/*/test
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 
 # These test code above the database: one run is enough, whatever the driver.
-ANY_DRIVER := $(addprefix tests/, docs seen transports \
+ANY_DRIVER := $(addprefix tests/, client docs seen transports \
     $(patsubst %,test_%.py, \
         admin_settling answer_forms benchmarks browsable_api browsers callers calls celery_checks \
         celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 
 _LARGEST_POWER = 32  # 2 ** 32 times any first wait is longer than any longest one
+
+_LONGEST_SECONDS = 10**9  # nobody waits that long
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +33,19 @@ class Backoff:
     def jittered(self, failures: int) -> timedelta:
         """The same, shortened at random by up to a half, so that not all try again at once."""
         return self.after(failures) * random.uniform(0.5, 1)  # noqa: S311  # no secret
+
+
+def retry_after(value: str) -> timedelta:
+    """The time that a header ``Retry-After`` asks for; 0 if it says nothing that can be understood.
+
+    Args:
+        value: seconds, or an HTTP date.
+    """
+    try:
+        seconds = float(int(value[:20]))
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+        except (TypeError, ValueError, OverflowError):
+            return timedelta(0)
+    return timedelta(seconds=min(max(seconds, 0.0), _LONGEST_SECONDS))

@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -153,7 +153,7 @@ class Claim:
 
 
 NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
-"""The namespace of the keys that :func:`derived_key` makes."""
+"""The namespace of the keys that :func:`name_based_key` makes."""
 
 
 def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
@@ -165,7 +165,11 @@ def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
         content: the keyed digest of what the operation asks for.
         name: what the key is for, such as ``"charge"``.
     """
-    parts = (scope, key, content, name)
+    return name_based_key((scope, key, content, name))
+
+
+def name_based_key(parts: Iterable[str]) -> str:
+    """A UUID (RFC 9562, version 5): the same for the same parts, and for no others."""
     return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 

@@ -12,18 +12,27 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from itertools import count
+from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
+from ..current import EXECUTION
 from ..records import NAMESPACE, Claim, Operation, Step, derived_key, reference
 from ..stores import Store
 from .leases import Lease, validate_thread
-from .steps import Steps, as_json, running, validate_not_nested, validate_step_name
+from .steps import (
+    Steps,
+    as_json,
+    current_run,
+    running,
+    validate_not_nested,
+    validate_step_name,
+)
 
-CURRENT: ContextVar[ExecutionContext | None] = ContextVar("idempotency_execution", default=None)
+CURRENT: Final[ContextVar[ExecutionContext | None]] = EXECUTION
 """The execution of the running handler; the engine sets it."""
 
 
@@ -49,6 +58,10 @@ class ExecutionContext:
     @cached_property
     def _steps(self) -> Steps:  # few handlers have any
         return Steps(self._store, self._claim)
+
+    @cached_property
+    def _calls(self) -> dict[Any, Any]:  # few handlers send any
+        return {}
 
     def __repr__(self) -> str:
         return f"<ExecutionContext {self.key!r} in {self.scope!r}, attempt {self.attempt}>"
@@ -105,6 +118,20 @@ class ExecutionContext:
         self._has_derived = True
         content = self.operation.content
         return derived_key(scope=self.scope, key=self.key, content=content, name=name)
+
+    def key_of_call(self, call: str) -> str:
+        """The key of an outgoing request for which the handler has named none.
+
+        It is derived from the step that runs, and from how many such requests came before it in
+        that step, or in the handler outside of steps. A step that is called again begins anew.
+
+        Args:
+            call: what is called, such as ``"POST https://pay.example.com/charges"``.
+        """
+        step, noted = current_run()
+        calls = self._calls if noted is None else noted
+        number = next(calls.setdefault((self, call), count()))
+        return self.derive_key("\0".join(("call", step, call, str(number))))
 
     def derive_id(self, name: str) -> str | None:
         """An id that all attempts at this record share, and no other record of the key has.
@@ -285,7 +312,8 @@ class UnprotectedContext(ExecutionContext):
         return super().atomic() if self._store.supports_transactions else nullcontext()
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        return json.loads(as_json(name, function(*args, **kwargs)))
+        with running(name):
+            return json.loads(as_json(name, function(*args, **kwargs)))
 
     async def astep(
         self,
@@ -296,7 +324,8 @@ class UnprotectedContext(ExecutionContext):
         **kwargs: Any,
     ) -> Any:
         if iscoroutinefunction(function):
-            return json.loads(as_json(name, await function(*args, **kwargs)))
+            with running(name):
+                return json.loads(as_json(name, await function(*args, **kwargs)))
         return await sync_to_async(self.step)(name, function, *args, **kwargs)
 
 

@@ -24,7 +24,7 @@ _DONE: Final = (
     "The effects of both attempts stay. An operator must complete or release the operation."
 )
 
-_running: ContextVar[str] = ContextVar("idempotency_step")
+_running: ContextVar[tuple[str, dict[Any, Any]]] = ContextVar("idempotency_step")
 
 encode_json = json.JSONEncoder(allow_nan=False).encode
 """Encode a value as JSON, to be stored; the errors of :func:`as_json` also name the source of the
@@ -322,13 +322,18 @@ def validate_not_nested(name: str) -> None:
 
 def current_step() -> str:
     """The name of the step that is running here; empty: none is."""
-    return _running.get("")
+    return current_run()[0]
+
+
+def current_run() -> tuple[str, dict[Any, Any] | None]:
+    """The name of the step that is running here, and what was noted since it began."""
+    return _running.get(("", None))
 
 
 @contextmanager
 def running(name: str) -> Iterator[None]:
     """In the block, the step of that name is running."""
-    token = _running.set(name)
+    token = _running.set((name, {}))
     try:
         yield
     finally:

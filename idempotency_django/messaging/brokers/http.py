@@ -11,8 +11,7 @@ import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
+from ...backoff import retry_after
 from ...conf import seconds_of
 from ..events import write_time
 from .base import GroupedBatch, Outgoing, Publisher, Refused, away
@@ -273,7 +273,8 @@ async def _judged(response: httpx.Response) -> Exception | None:
         )
     if response.has_redirect_location:
         return Refused(f"{what}. Redirects are not followed: correct the endpoint's URL.")
-    return Refused(what, delay=_delay(response.headers.get("retry-after", "")))
+    delay = retry_after(response.headers.get("retry-after", ""))
+    return Refused(what, delay=min(delay, timedelta(seconds=LONGEST_DELAY)))
 
 
 async def _beginning(response: httpx.Response) -> str:
@@ -285,15 +286,3 @@ async def _beginning(response: httpx.Response) -> str:
             break
     text = " ".join(read[:_SHOWN].decode(errors="replace").split())
     return f": {text}" if text and text.isprintable() else ""
-
-
-def _delay(value: str) -> timedelta:
-    """The time that ``Retry-After`` asks for; 0 if it says nothing that can be understood."""
-    try:
-        seconds = float(int(value[:20]))
-    except ValueError:
-        try:
-            seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
-        except (TypeError, ValueError, OverflowError):
-            return timedelta(0)
-    return timedelta(seconds=min(max(seconds, 0.0), LONGEST_DELAY))

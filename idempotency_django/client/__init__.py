@@ -1,0 +1,34 @@
+"""HTTP clients that retry with the same key: httpx, httpx2 and requests. They need no Django."""
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazily
+
+if TYPE_CHECKING:
+    from .httpx import AsyncIdempotentClient, IdempotentClient
+    from .requests import IdempotentAdapter
+    from .retrying import OutcomeUnknown, RetryBudget, is_retryable, key_for
+
+__all__ = [
+    "AsyncIdempotentClient",
+    "IdempotentAdapter",
+    "IdempotentClient",
+    "OutcomeUnknown",
+    "RetryBudget",
+    "is_retryable",
+    "key_for",
+]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    globals(),
+    {
+        "AsyncIdempotentClient": "httpx",
+        "IdempotentAdapter": "requests",
+        "IdempotentClient": "httpx",
+        "OutcomeUnknown": "retrying",
+        "RetryBudget": "retrying",
+        "is_retryable": "retrying",
+        "key_for": "retrying",
+    },
+)

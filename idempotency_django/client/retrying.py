@@ -1,0 +1,450 @@
+"""When a client sends a request again, and when it stops. Nothing here sends, or knows Django.
+
+A :class:`Call` is one logical operation. Its client tells it about each attempt, and gets the
+seconds to wait before the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from math import inf
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from ..backoff import Backoff, retry_after
+from ..current import EXECUTION
+from ..records import name_based_key
+
+Journal = Callable[[str, str, str, int], Any]
+"""Gets the key, the method, the URL and the number of the attempt."""
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
+DISCOVERY_PATH: Final = "/.well-known/idempotency"
+
+_KEY: Final = re.compile(r"[!#-+\--\[\]-~]{1,255}")  # no comma, no quotation mark, no backslash
+_NOT_EXECUTED: Final = frozenset({425, 429})
+_IN_PROGRESS: Final = 409
+_RETRIED: Final = frozenset({408, _IN_PROGRESS, *_NOT_EXECUTED})
+_SERVER_ERRORS: Final = 500
+_TRANSIENT_COST: Final = 14
+_THROTTLED_COST: Final = 5
+_LOST: Final = {
+    *("httpx.TransportError", "httpx2.TransportError"),
+    *("requests.ConnectionError", "requests.Timeout", "requests.ChunkedEncodingError"),
+}
+_MISUSED: Final = {
+    f"{library}.{name}"
+    for library in ("httpx", "httpx2")
+    for name in ("LocalProtocolError", "UnsupportedProtocol")
+}
+_BACKOFF: Final = Backoff(first=timedelta(milliseconds=500), longest=timedelta(seconds=20))
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class OutcomeUnknown(Exception):
+    """The client stopped, and the operation may or may not have been executed.
+
+    Retry later with the same key, or look up what happened. A new key could execute the operation
+    twice. The error of the last attempt is ``__cause__``.
+
+    Attributes:
+        key: the key of all attempts.
+        attempts: how many attempts were made.
+        reason: why there was no further attempt.
+        response: the response to the last attempt, which is not final; ``None``: there was none.
+    """
+
+    def __init__(self, key: str, attempts: int, reason: str = "", response: Any = None) -> None:
+        super().__init__(key, attempts, reason, response)
+        self.key = key
+        self.attempts = attempts
+        self.reason = reason
+        self.response = response
+
+    def __str__(self) -> str:
+        last = "" if self.response is None else f" The last response was {self.response}."
+        return (
+            f"The outcome is unknown after {self.attempts} attempts: {self.reason}.{last} The "
+            f"operation may have been executed. Retry later with the same key, {self.key!r}, or "
+            "look up what happened. A new key could execute the operation twice."
+        )
+
+
+def key_for(*parts: str | int | uuid.UUID) -> str:
+    """A key made of what the operation is: the same parts always give the same key.
+
+    A task that is retried thus sends the same key, also from another machine. Who knows the parts
+    knows the key, so an API for anonymous callers needs a random key instead.
+
+    Args:
+        parts: what names the operation, such as ``"order", 17``. Numbers and UUIDs count as text.
+
+    Returns:
+        A UUID (RFC 9562, version 5).
+    """
+    if not parts:
+        raise ValueError('key_for() needs the parts of the key, such as key_for("order", 17).')
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, str | int | uuid.UUID):
+            raise TypeError(
+                f"{part!r} cannot be part of a key, because its text could differ between "
+                "attempts. Pass a str, an int or a UUID."
+            )
+    return name_based_key(map(str, parts))
+
+
+class RetryBudget:
+    """Limits the retries of all calls together, so that an outage is not made worse.
+
+    A retry takes 14 tokens, or 5 if the server asked to wait (409, 425, 429). A call that ends
+    with a final response puts back what it took, and a call without retries puts back 1. Clients
+    and threads can share a budget.
+
+    Args:
+        tokens: how many there are at first, and at most.
+    """
+
+    def __init__(self, tokens: int = 500) -> None:
+        self._most = self._left = tokens
+        self._lock = threading.Lock()
+
+    def take(self, tokens: int) -> bool:
+        """Take the tokens of a retry; ``False``: there are too few, so there must be no retry."""
+        with self._lock:
+            if tokens > self._left:
+                return False
+            self._left -= tokens
+            return True
+
+    def put_back(self, tokens: int) -> None:
+        """Put tokens back after a final response."""
+        with self._lock:
+            self._left = min(self._left + tokens, self._most)
+
+
+def is_retryable(outcome: object) -> bool:
+    """Whether it makes sense to send the same request again, with the same key.
+
+    It does after a lost connection, a timeout, 408, 425, 429, any status from 500, and a 409 with
+    ``Retry-After``. In a problem, the member ``retryable`` decides instead. A replay is always
+    final.
+
+    Args:
+        outcome: a response or an exception of httpx, httpx2 or requests.
+    """
+    if isinstance(outcome, OutcomeUnknown):
+        return True
+    response = outcome
+    if isinstance(outcome, BaseException):
+        response = getattr(outcome, "response", None)
+        if response is None:
+            return _is_lost(outcome)
+    status = getattr(response, "status_code", None)
+    if not isinstance(status, int) or not (status in _RETRIED or status >= _SERVER_ERRORS):
+        return False
+    headers = response.headers  # type: ignore[attr-defined]
+    if _is_replayed(headers):
+        return False
+    retryable = _problem(response).get("retryable")
+    if isinstance(retryable, bool):
+        return retryable
+    return status != _IN_PROGRESS or "Retry-After" in headers
+
+
+def _is_lost(error: BaseException) -> bool:
+    # By name, so that none of the libraries has to be imported.
+    names = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__}
+    lost = isinstance(error, ConnectionError | TimeoutError) or names & _LOST
+    return bool(lost) and not names & _MISUSED
+
+
+def _is_replayed(headers: Mapping[str, str]) -> bool:
+    marker = headers.get("Idempotency-Status", "").partition(";")[0].strip()
+    return marker == "replayed" or headers.get("Idempotent-Replayed", "").lower() == "true"
+
+
+def _problem(response: Any) -> dict[str, Any]:
+    """The members of a problem (RFC 9457)."""
+    if "problem+json" not in response.headers.get("Content-Type", ""):
+        return {}
+    try:
+        members = json.loads(response.content)
+    except (ValueError, RuntimeError):  # not JSON; or a stream that was not read
+        return {}
+    return members if isinstance(members, dict) else {}
+
+
+def origin_of(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
+
+
+def is_same_origin(url: str, other: str) -> bool:
+    """Whether a key that was sent to one URL may be sent to the other.
+
+    It may also follow its host from HTTP to HTTPS.
+    """
+    (scheme, host, port), target = origin_of(url), origin_of(other)
+    return target == (scheme, host, port) or (
+        (scheme, port) == ("http", 80) and target == ("https", host, 443)
+    )
+
+
+class Discovered(NamedTuple):
+    """The lifetime of an operation, as the server's discovery document states it."""
+
+    origin: tuple[str, str | None, int | None]
+    method: str
+    path: re.Pattern[str]
+    lifetime: float
+
+
+@dataclass(kw_only=True, eq=False)
+class Retries:
+    """How a client retries. Each field is a keyword argument of the clients.
+
+    Attributes:
+        lifetime: how long the server keeps a response. No key is sent again after that time, as it
+            could be executed again. ``None``: forever.
+        attempts: the largest number of attempts, including the first.
+        deadline: no attempt begins later than this after the first.
+        backoff: the longest wait after each attempt; waits are random, up to that.
+        budget: limits the retries of all calls of this client together.
+        journal: is called before each attempt, with key, method, URL and the attempt's number. If
+            it raises an error, nothing is sent.
+        header: the name of the key's header.
+        quoted: whether keys are sent as a String of RFC 9651, in quotation marks. A header that
+            you set yourself is sent as it is.
+    """
+
+    lifetime: timedelta | None = timedelta(hours=24)
+    attempts: int = 6
+    deadline: timedelta = timedelta(minutes=1)
+    backoff: Backoff = _BACKOFF
+    budget: RetryBudget = field(default_factory=RetryBudget)
+    journal: Journal | None = None
+    header: str = "Idempotency-Key"
+    quoted: bool = True
+
+    def __post_init__(self) -> None:
+        self._discovered: tuple[Discovered, ...] = ()
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> Retries:
+        """Those fields that are among the options, which are removed from them."""
+        names = {each.name for each in fields(cls)} & options.keys()
+        return cls(**{name: options.pop(name) for name in names})
+
+    def learn(self, document: Mapping[str, Any], url: str) -> None:
+        """Use the header and the lifetimes that a server publishes.
+
+        Args:
+            document: the discovery document.
+            url: where it came from: it holds for that origin.
+        """
+        origin = origin_of(url)
+        learned = [
+            Discovered(
+                origin,
+                operation["method"],
+                re.compile(re.sub(r"\\\{.*?\\\}", "[^/]+", re.escape(operation["path"]))),
+                inf if operation["lifetime"] is None else float(operation["lifetime"]),
+            )
+            for operation in document["operations"]
+            if "lifetime" in operation  # else it differs by request
+        ]
+        others = (known for known in self._discovered if known.origin != origin)
+        self._discovered = (*others, *learned)
+        self.header = document["header"]
+
+    def lifetime_of(self, method: str, url: str) -> float:
+        """Seconds; the shortest lifetime that the server may mean, else the client's own."""
+        origin, path = origin_of(url), urlsplit(url).path
+        published = [
+            known.lifetime
+            for known in self._discovered
+            if known.origin == origin
+            and known.method in (method, "*")
+            and known.path.fullmatch(path)
+        ]
+        own = inf if self.lifetime is None else self.lifetime.total_seconds()
+        return min(published, default=own)
+
+    def header_value(self, key: object) -> str:
+        """The value of the header for a key.
+
+        Raises:
+            ValueError: no header can have the key.
+        """
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise ValueError(
+                f"{key!r} is not a valid idempotency key. Use a str of 1-255 visible ASCII "
+                "characters, without commas, quotation marks and backslashes, such as a UUID."
+            )
+        return f'"{key}"' if self.quoted else key
+
+
+def new_key(method: str, url: str) -> str:
+    """A key for a request that has none.
+
+    Within an execution it is derived from the execution, so that each attempt at the execution
+    sends the same key. The query is left out, as it may differ between attempts. It is better to be
+    refused for using a key twice than to execute something twice.
+    """
+    execution = EXECUTION.get()
+    if execution is None:
+        return str(uuid.uuid4())
+    key: str = execution.key_of_call(f"{method} {_shown(url)}")
+    return key
+
+
+def _shown(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class Call:
+    """One logical operation, and the attempts at it.
+
+    Args:
+        retries: how its client retries.
+        value: the value of its key header.
+        method: its method.
+        url: its URL.
+    """
+
+    def __init__(self, retries: Retries, value: str, method: str, url: str) -> None:
+        self.key = value.strip().removeprefix('"').removesuffix('"')
+        self._retries = retries
+        self._method = method
+        self._url = url
+        self._lifetime = retries.lifetime_of(method, url)
+        self._attempts = 0
+        self._taken = 0  # tokens of the budget
+        self._is_unknown = False  # whether an attempt may have been executed
+        self._began = _clocks()
+
+    @contextmanager
+    def naming_key(self) -> Iterator[None]:
+        """Let each exception of the block carry the key, as ``idempotency_key`` and in a note."""
+        try:
+            yield
+        except BaseException as error:
+            error.idempotency_key = self.key  # type: ignore[attr-defined]
+            if not isinstance(error, OutcomeUnknown):
+                error.add_note(
+                    f"{self._method} {_shown(self._url)} had the idempotency key {self.key!r}."
+                )
+            raise
+
+    def begin(self) -> Any:
+        """Begin the next attempt, before anything is sent; returns what the journal returned.
+
+        Raises:
+            OutcomeUnknown: the lifetime ended during the wait, such as in a suspended laptop.
+        """
+        if self._attempts and self._elapsed >= self._lifetime:
+            raise OutcomeUnknown(self.key, self._attempts, "the lifetime of the key is over")
+        self._attempts += 1
+        journal = self._retries.journal
+        return journal and journal(self.key, self._method, self._url, self._attempts)
+
+    def answered(self, response: Any) -> float | None:
+        """The seconds until the next attempt; ``None``: return the response.
+
+        Raises:
+            OutcomeUnknown: the response is not final, and there is no further attempt.
+        """
+        if not is_retryable(response):
+            self._retries.budget.put_back(self._taken or 1)
+            return None
+        status = response.status_code
+        self._is_unknown |= status not in _NOT_EXECUTED
+        cost = _THROTTLED_COST if status in _RETRIED else _TRANSIENT_COST
+        wait = self._wait(cost, retry_after(response.headers.get("Retry-After", "")))
+        if not isinstance(wait, str):
+            return wait
+        if self._is_unknown:
+            raise OutcomeUnknown(self.key, self._attempts, wait, response)
+        return None
+
+    def failed(self, error: Exception, *, sent: bool = True) -> float | None:
+        """The seconds until the next attempt; ``None``: raise the error.
+
+        Args:
+            error: instead of a response.
+            sent: whether the request may have reached the server.
+
+        Raises:
+            OutcomeUnknown: there is no further attempt.
+        """
+        if not is_retryable(error):
+            return None
+        self._is_unknown |= sent
+        wait = self._wait(_TRANSIENT_COST)
+        if not isinstance(wait, str):
+            return wait
+        if self._is_unknown:
+            raise OutcomeUnknown(self.key, self._attempts, wait) from error
+        return None
+
+    def leaves(self, method: str, url: str) -> bool:
+        """Whether a redirect leads to another origin, which must not get the key.
+
+        Raises:
+            ValueError: the redirected request is unsafe, and would have no key there.
+        """
+        if is_same_origin(self._url, url):
+            return False
+        if method in SAFE_METHODS:
+            return True
+        raise ValueError(
+            f"{self._method} {_shown(self._url)} was redirected to another origin, "
+            f"{_shown(url)}. Idempotency keys are not sent to other origins, so the redirect was "
+            "not followed. Send the request to the new address."
+        )
+
+    def _wait(self, cost: int, at_least: timedelta = timedelta(0)) -> float | str:
+        """The seconds until the next attempt; a text: why there is none."""
+        retries = self._retries
+        if self._attempts >= retries.attempts:
+            return f"at most {retries.attempts} attempts are allowed"
+        longest = retries.backoff.after(self._attempts).total_seconds()
+        wait = at_least.total_seconds() + random.uniform(0, longest)  # noqa: S311  # no secret
+        begins = self._elapsed + wait
+        if begins > retries.deadline.total_seconds():
+            return f"the deadline is {retries.deadline.total_seconds():g} seconds"
+        if begins >= self._lifetime:
+            return f"the key's lifetime is {self._lifetime:g} seconds"
+        if not retries.budget.take(cost):
+            return "the retry budget is used up"
+        self._taken += cost
+        return wait
+
+    @property
+    def _elapsed(self) -> float:
+        return max(now - began for now, began in zip(_clocks(), self._began, strict=True))
+
+
+def _clocks() -> tuple[float, float]:
+    """One stands still while the machine is suspended, and the other may be set back."""
+    return time.monotonic(), time.time()
+
+
+def refuse_body(method: str, url: str) -> ValueError:
+    """The error for a body that cannot be sent twice."""
+    return ValueError(
+        f"The body of {method} {_shown(url)} is a stream, which can be sent only once, so the "
+        "request cannot be retried. Pass the content as bytes. If the server needs no key, "
+        "turn the key off."
+    )

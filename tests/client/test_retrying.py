@@ -1,0 +1,337 @@
+"""What is retried, when, and how long; no request is sent here."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+import requests
+
+from idempotency_django.backoff import Backoff, retry_after
+from idempotency_django.client import OutcomeUnknown, RetryBudget, is_retryable, key_for
+from idempotency_django.client.retrying import Call, Retries, is_same_origin
+
+URL = "https://shop.example.com/charges/?a=1"
+
+
+def call(**options: Any) -> Call:
+    return Call(Retries(**options), '"order-17"', "POST", URL)
+
+
+@pytest.fixture
+def longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each random wait is the longest that it can be."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    clock = {"monotonic": 0.0, "time": 0.0}
+    monkeypatch.setattr(time, "monotonic", lambda: clock["monotonic"])
+    monkeypatch.setattr(time, "time", lambda: clock["time"])
+    return clock
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ReadTimeout("late"),
+        httpx.ConnectError("refused"),
+        httpx.RemoteProtocolError("cut"),
+        httpx2.ReadError("cut"),
+        requests.ConnectionError("cut"),
+        requests.ReadTimeout("late"),
+        requests.exceptions.ChunkedEncodingError("cut"),
+        ConnectionResetError(),
+        TimeoutError(),
+        OutcomeUnknown("key", 3),
+        httpx.HTTPStatusError("", request=httpx.Request("POST", URL), response=httpx.Response(503)),
+    ],
+    ids=repr,
+)
+def test_retryable_errors(error: Exception) -> None:
+    """A lost response is worth another attempt with the same key."""
+    assert is_retryable(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.UnsupportedProtocol("ftp"),
+        httpx2.LocalProtocolError("a line break"),
+        httpx.TooManyRedirects("20"),
+        requests.exceptions.InvalidURL("?"),
+        httpx.HTTPStatusError("", request=httpx.Request("POST", URL), response=httpx.Response(422)),
+        ValueError("?"),
+        KeyboardInterrupt(),
+        None,
+        {"id": 1},
+    ],
+    ids=repr,
+)
+def test_other_errors(error: object) -> None:
+    """Anything else is not."""
+    assert not is_retryable(error)
+
+
+def test_requests_status_error() -> None:
+    """The error of ``raise_for_status()`` counts by its response, also if that is false."""
+    response = requests.Response()
+    for status, expected in ((503, True), (400, False)):
+        response.status_code, response._content = status, b""
+        with pytest.raises(requests.HTTPError) as caught:
+            response.raise_for_status()
+        assert is_retryable(caught.value) is expected
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"retryable": "yes"}', b'{"retryable": null}'], ids=repr
+)
+def test_odd_problems(body: bytes) -> None:
+    """A problem that does not say whether it is retryable counts by its status."""
+    headers = {"Content-Type": "application/problem+json"}
+    assert not is_retryable(httpx.Response(409, headers=headers, content=body))
+    assert is_retryable(httpx.Response(503, headers=headers, content=body))
+
+
+def test_unread_problem() -> None:
+    """So does one that was not read."""
+    stream = httpx.ByteStream(b'{"retryable": true}')
+    headers = {"Content-Type": "application/problem+json"}
+    assert not is_retryable(httpx.Response(409, headers=headers, stream=stream))
+
+
+def test_waits(longest: None) -> None:
+    """Waits are random, up to a limit that doubles after each attempt."""
+    one = call(backoff=Backoff(timedelta(seconds=1), timedelta(seconds=5)))
+    waits = []
+    for _ in range(5):
+        one.begin()
+        waits.append(one.answered(httpx.Response(503)))
+    assert waits == [1, 2, 4, 5, 5]
+
+
+def test_full_jitter() -> None:
+    """The shortest wait is 0, so that many clients spread out."""
+    backoff = Backoff(timedelta(seconds=8), timedelta(seconds=8))
+    waits = []
+    for _ in range(100):
+        one = call(backoff=backoff)
+        one.begin()
+        waits.append(one.answered(httpx.Response(503)))
+    assert min(waits) < 2 < 6 < max(waits) < 8
+
+
+def test_retry_after(longest: None) -> None:
+    """The server's wait comes before the random one, whether in seconds or as a date."""
+    at_once = Backoff(timedelta(seconds=1), timedelta(seconds=1))
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    for value, low, high in (("3", 4, 4), (soon, 18, 21), ("soon", 1, 1), ("-5", 1, 1)):
+        one = call(backoff=at_once)
+        one.begin()
+        wait = one.answered(httpx.Response(429, headers={"Retry-After": value}))
+        assert wait is not None
+        assert low <= wait <= high
+
+
+@pytest.mark.parametrize("value", ["", "9" * 30, "Sun, 06 Nov 1994", "1e3", "Infinity"])
+def test_odd_retry_after(value: str) -> None:
+    """Whatever a server writes into the header, there is a wait."""
+    assert timedelta(0) <= retry_after(value) <= timedelta(days=20_000)
+
+
+def test_deadline(clock: dict[str, float], longest: None) -> None:
+    """Where the next attempt would begin after the deadline, the client gives up at once."""
+    backoff = Backoff(timedelta(seconds=30), timedelta(seconds=30))
+    one = call(deadline=timedelta(minutes=1), backoff=backoff)
+    one.begin()
+    assert one.answered(httpx.Response(503)) == 30
+    clock["monotonic"] = 31
+    with pytest.raises(OutcomeUnknown, match="the deadline is 60 seconds"):
+        one.answered(httpx.Response(503))
+
+
+@pytest.mark.parametrize("moving", ["monotonic", "time"])
+def test_lifetime(clock: dict[str, float], longest: None, moving: str) -> None:
+    """Where it would begin after the key's lifetime, too, by either clock."""
+    ten = Backoff(timedelta(seconds=10), timedelta(seconds=10))
+    one = call(lifetime=timedelta(seconds=60), deadline=timedelta(days=1), backoff=ten)
+    one.begin()
+    assert one.failed(ConnectionError()) == 10
+    clock[moving] = 50
+    one.begin()
+    with pytest.raises(OutcomeUnknown, match="lifetime is 60 seconds"):
+        one.failed(ConnectionError())
+
+
+def test_lifetime_ends_during_the_wait(clock: dict[str, float]) -> None:
+    """If the wait takes longer than planned, nothing more is sent."""
+    one = call(lifetime=timedelta(seconds=60))
+    one.begin()
+    assert one.failed(ConnectionError()) is not None
+    clock["time"] = 60
+    with pytest.raises(OutcomeUnknown, match="the lifetime of the key is over"):
+        one.begin()
+
+
+def test_no_lifetime(clock: dict[str, float]) -> None:
+    """Without a lifetime, only the deadline counts."""
+    one = call(lifetime=None, deadline=timedelta(days=1000))
+    one.begin()
+    clock["time"] = 10_000_000
+    assert one.failed(ConnectionError()) is not None
+    one.begin()
+
+
+def exhausted_by(budget: RetryBudget, response: httpx.Response) -> int:
+    """How many retries a budget allows."""
+    retries = 0
+    while True:
+        one = call(budget=budget)
+        one.begin()
+        try:
+            if one.answered(response) is None:
+                return retries
+        except OutcomeUnknown:
+            return retries
+        retries += 1
+
+
+@pytest.mark.parametrize(("status", "retries"), [(503, 500 // 14), (429, 500 // 5)])
+def test_budget(status: int, retries: int) -> None:
+    """The retries of all calls come out of one budget; being asked to wait costs less."""
+    assert exhausted_by(RetryBudget(), httpx.Response(status)) == retries
+
+
+def test_budget_is_refilled() -> None:
+    """A final response puts back what the call took, or 1."""
+    budget = RetryBudget(28)
+    one = call(budget=budget)
+    one.begin()
+    one.answered(httpx.Response(503))
+    one.answered(httpx.Response(201))
+    assert exhausted_by(budget, httpx.Response(503)) == 2
+    for _ in range(13):
+        call(budget=budget).answered(httpx.Response(201))
+    assert exhausted_by(budget, httpx.Response(503)) == 0
+    call(budget=budget).answered(httpx.Response(422))
+    assert exhausted_by(budget, httpx.Response(503)) == 1
+
+
+def test_budget_has_a_limit() -> None:
+    """No number of successes makes room for more retries than at first."""
+    budget = RetryBudget(14)
+    for _ in range(100):
+        call(budget=budget).answered(httpx.Response(201))
+    assert exhausted_by(budget, httpx.Response(503)) == 1
+
+
+def test_budget_of_threads() -> None:
+    """Threads together take no more than there is."""
+    budget, taken, start = RetryBudget(1000), [], threading.Barrier(8)
+
+    def take() -> None:
+        start.wait()
+        taken.append(sum(budget.take(1) for _ in range(500)))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(taken) == 1000
+
+
+def test_key_for() -> None:
+    """The same parts give the same key in each process and each version; others do not."""
+    assert key_for("order", 17) == "6234f8ae-7a93-5cc8-b368-1fbd19dadf53"
+    assert key_for("order", 17) == key_for("order", "17")
+    assert key_for("order", 17) != key_for("order1", 7) != key_for("order", 1, 7)
+    order = uuid.uuid4()
+    assert key_for(order) == key_for(str(order))
+    assert uuid.UUID(key_for("ü")).version == 5
+
+
+@pytest.mark.parametrize("part", [1.0, True, None, b"17", datetime.now(UTC)])
+def test_no_part(part: Any) -> None:
+    """A value whose text could change cannot be part of a key."""
+    with pytest.raises(TypeError, match="cannot be part of a key"):
+        key_for("order", part)
+
+
+def test_no_parts() -> None:
+    """A key needs at least one part."""
+    with pytest.raises(ValueError, match="needs the parts"):
+        key_for()
+
+
+def test_outcome_unknown() -> None:
+    """The error says what to do, and can be sent to another process."""
+    error = OutcomeUnknown("order-17", 3, "the retry budget is used up", httpx.Response(503))
+    copy = pickle.loads(pickle.dumps(error))
+    for one in (error, copy):
+        assert str(one) == (
+            "The outcome is unknown after 3 attempts: the retry budget is used up. The last "
+            "response was <Response [503 Service Unavailable]>. The operation may have been "
+            "executed. Retry later with the same key, 'order-17', or look up what happened. A new "
+            "key could execute the operation twice."
+        )
+    assert (copy.key, copy.attempts, copy.response.status_code) == ("order-17", 3, 503)
+
+
+@pytest.mark.parametrize(
+    ("url", "other", "same"),
+    [
+        ("https://a/x", "https://a:443/y", True),
+        ("http://a/", "https://a/", True),
+        ("http://A/", "http://a/", True),
+        ("https://a/", "http://a/", False),
+        ("http://a:8000/", "https://a/", False),
+        ("https://a/", "https://b/", False),
+        ("https://a/", "https://a:8443/", False),
+        ("https://a/", "https://user@a/", True),
+        ("https://a/", "https://a@b/", False),
+    ],
+)
+def test_origins(url: str, other: str, *, same: bool) -> None:
+    """A key may follow its host from HTTP to HTTPS, and go nowhere else."""
+    assert is_same_origin(url, other) is same
+
+
+def test_published_lifetimes() -> None:
+    """The shortest published lifetime that may be the operation's counts; else the client's own."""
+    retries = Retries()
+    retries.learn(
+        {
+            "header": "Idempotency-Key",
+            "operations": [
+                {"method": "POST", "path": "/charges/{id}/", "lifetime": 60},
+                {"method": "POST", "path": "/charges/refunds/", "lifetime": 30},
+                {"method": "*", "path": "/a.b/", "lifetime": None},
+                {"method": "POST", "path": "/varying/"},
+            ],
+        },
+        "https://shop.example.com/.well-known/idempotency",
+    )
+
+    def lifetime(path: str, method: str = "POST", host: str = "shop.example.com") -> float:
+        return retries.lifetime_of(method, f"https://{host}{path}")
+
+    day = 86400
+    assert (lifetime("/charges/17/?a=1"), lifetime("/charges/refunds/")) == (60, 30)
+    assert (lifetime("/a.b/", "PUT"), lifetime("/axb/")) == (float("inf"), day)
+    assert {lifetime("/varying/"), lifetime("/charges/1/2/"), lifetime("/charges/17/", "PUT")} == {
+        day
+    }
+    assert lifetime("/charges/17/", host="other.example.com") == day
+    retries.learn({"header": "X-Key", "operations": []}, "https://shop.example.com/")
+    assert (lifetime("/charges/17/"), retries.header) == (day, "X-Key")
