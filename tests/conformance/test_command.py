@@ -1,0 +1,344 @@
+"""``python -m idempotency_django.conformance``, and what it does when something is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+from idempotency_django.conformance import runner
+from idempotency_django.conformance.__main__ import main
+from idempotency_django.conformance.catalogue import (
+    CatalogueError,
+    dialect_of,
+    dialects,
+    requirements,
+    requirements_in,
+)
+from tests.conformance.api import serving
+from tests.servers import free_port
+
+BODY = '{"amount": 5, "reference": "{unique}"}'
+OTHER_BODY = '{"amount": 6, "reference": "{unique}"}'
+ALICE = ["--body", BODY, "--header", "Authorization: Bearer ${TOKEN}"]
+RETRY = ["--only", "IDEM-001"]
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "alice")
+    monkeypatch.setattr(runner, "PATIENCE", 1.0)
+
+
+@pytest.fixture
+def api() -> Iterator[str]:
+    """An API without a fault."""
+    with serving(dialects()["ietf"]) as url:
+        yield url
+
+
+def counting(url: str) -> list[str]:
+    return ["--count", f"{url}/effects?reference={{unique}}", "/counted/n"]
+
+
+def reported(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the reports by their ids."""
+    code = main([*arguments, "--format", "json"])
+    document = json.loads(capsys.readouterr().out)
+    return code, {each["id"]: each for each in document["requirements"]}
+
+
+class TestReport:
+    def test_text(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """The report has a line for each requirement, the reason, and the numbers."""
+        code = main([f"{api}/charges", *ALICE, *RETRY, "--only", "IDEM-030"])
+
+        out = capsys.readouterr().out
+        assert code == 0
+        assert "IDEM-001  ok          SHOULD  A retry gets the status and the body" in out
+        assert "IDEM-030  not tested  MUST " in out
+        assert "no other caller (--other-header)\n" in out
+        assert "2 requirements: 1 passed, 0 failed, 1 not tested.\n" in out
+
+    def test_failure(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A failed requirement shows what was sent and what came back, without the credentials."""
+        with serving(dialects()["ietf"], "lock around the look-up") as url:
+            code = main([f"{url}/charges", *ALICE, *counting(url), "--only", "IDEM-010"])
+
+        out = capsys.readouterr().out
+        assert code == 1
+        assert "IDEM-010  FAILED      MUST    Concurrent duplicates have one effect." in out
+        assert "effects: 8, not 1\n" in out
+        assert "race: POST /charges, key {k}: 8 × 201\n" in out
+        assert "0 passed, 1 failed (1 MUST), 0 not tested." in out
+        assert "alice" not in out
+
+    def test_junit(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """JUnit's XML has the failures; what is not tested, and an unmet MAY, is skipped."""
+        with serving(dialects()["ietf"], "no marker") as url:
+            chosen = ["--only", "IDEM-001", "--only", "IDEM-004", "--only", "IDEM-030"]
+            code = main([f"{url}/charges", *ALICE, *chosen, "--format", "junit"])
+
+        suite = Xml.fromstring(capsys.readouterr().out)
+        assert code == 0
+        assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "0", "2")
+        messages = [each.get("message") for each in suite.iter("skipped")]
+        assert messages == [
+            "retry does not have Idempotent-Replayed: true",
+            "no other caller (--other-header)",
+        ]
+
+    def test_junit_failure(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with serving(dialects()["ietf"], "loses Location") as url:
+            main([f"{url}/charges", *ALICE, "--only", "IDEM-003", "--format", "junit"])
+
+        [failure] = Xml.fromstring(capsys.readouterr().out).iter("failure")
+        assert str(failure.get("message")).startswith("retry has another location than first: None")
+        assert str(failure.text).startswith("first: POST /charges, key {k}: 201")
+
+    def test_level(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """--fail-on must accepts an unmet SHOULD."""
+        with serving(dialects()["ietf"], "loses Location") as url:
+            arguments = [f"{url}/charges", *ALICE, "--only", "IDEM-003"]
+            assert main(arguments) == 1
+            assert main([*arguments, "--fail-on", "must"]) == 0
+        assert "failed (1 SHOULD)" in capsys.readouterr().out
+
+
+class TestMissing:
+    """What is unknown is not tested, and never passes."""
+
+    def test_all(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """With nothing but a request, the report says what each other requirement needs."""
+        _, found = reported(capsys, f"{api}/charges", *ALICE)
+
+        missing = {
+            each["id"]: each["reason"] for each in found.values() if each["result"] != "passed"
+        }
+        uncounted = "the effects are not counted (--count)"
+        no_other = "no other body (--other-body)"
+        no_caller = "no other caller (--other-header)"
+        unknown = "it is not known that a key is required (--required)"
+        invalid = "no invalid body (--invalid-body)"
+        assert missing == {
+            "IDEM-002": uncounted,
+            "IDEM-008": "no command that restarts the API (--restart)",
+            "IDEM-010": uncounted,
+            "IDEM-015": no_other,
+            **dict.fromkeys(("IDEM-020", "IDEM-021", "IDEM-022", "IDEM-023"), no_other),
+            "IDEM-024": "no other endpoint (--other-url)",
+            **dict.fromkeys(("IDEM-030", "IDEM-032"), no_caller),
+            **dict.fromkeys(("IDEM-040", "IDEM-041", "IDEM-042"), unknown),
+            "IDEM-050": "the dialect has no greatest length of a key",
+            "IDEM-052": uncounted,
+            **dict.fromkeys(("IDEM-060", "IDEM-061"), invalid),
+            "IDEM-062": "no headers that make it fail (--failing-header)",
+            **dict.fromkeys(("IDEM-064", "IDEM-065"), uncounted),
+        }
+
+    def test_responses_refute(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Without a count, different responses prove that there was more than one effect."""
+        with serving(dialects()["ietf"], "lock around the look-up") as url:
+            _, found = reported(capsys, f"{url}/charges", *ALICE, "--only", "IDEM-010")
+
+        reason = found["IDEM-010"]["reason"]
+        assert reason == "8 different successful responses, so as many effects"
+
+    def test_responses_alike(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """If two executions get the same response, only a count tells them apart."""
+        anyone = [f"{api}/alike", *ALICE, "--only", "IDEM-007"]
+
+        _, found = reported(capsys, *anyone)
+        assert found["IDEM-007"]["reason"].startswith("two executions get the same response")
+        _, found = reported(capsys, *anyone, *counting(api))
+        assert found["IDEM-007"]["result"] == "passed"
+
+    def test_body(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """A body that is no JSON object has no members to reorder, and none has no half."""
+        text = ["--only", "IDEM-027", "--only", "IDEM-064"]
+        _, found = reported(capsys, f"{api}/empty", *ALICE[2:], *text)
+
+        assert found["IDEM-027"]["reason"] == "the body is not a JSON object"
+        assert found["IDEM-064"]["reason"] == "the request has no body"
+
+    def test_credentials(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """Where the caller has no credentials, none can be left out."""
+        arguments = [f"{api}/open", "--body", BODY, "--only", "IDEM-031"]
+        _, found = reported(capsys, *arguments)
+
+        assert found["IDEM-031"]["reason"] == "the request has no credentials (--header)"
+
+
+class TestConfiguration:
+    def test_file(self, api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """All values may be in a file; the command line counts more."""
+        config = tmp_path / "api.yaml"
+        config.write_text(f"""
+            body: {BODY}
+            other_body: {OTHER_BODY}
+            headers: {{Authorization: "Bearer bob"}}
+            count: {{url: "{api}/effects?reference={{unique}}", pointer: /counted/n}}
+            dialect:
+              key: {{in: header, name: Idempotency-Key, form: bare}}
+              statuses: {{mismatch: [422], in_progress: [409]}}
+        """)
+        chosen = ["--only", "IDEM-020", "--only", "IDEM-021", "--only", "IDEM-010"]
+        code, found = reported(capsys, f"{api}/charges", "--config", str(config), *chosen)
+        assert (code, {each["result"] for each in found.values()}) == (0, {"passed"})
+
+        arguments = [f"{api}/charges", "--config", str(config)]
+        assert main([*arguments, "--header", "authorization: nobody"]) == 2
+
+    def test_body_of_a_file(
+        self, api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A body may be in a file of its own."""
+        (tmp_path / "body.json").write_text(BODY)
+        body = ["--body", f"@{tmp_path}/body.json"]
+
+        code, _ = reported(capsys, f"{api}/charges", *body, *ALICE[2:], *RETRY)
+        assert code == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (["ftp://api.example.com"], "The URL is not one of http or https: 'ftp://api."),
+            (["{api}/charges", "--dialect", "klingon"], "There is no dialect 'klingon': ietf, "),
+            (["{api}/charges", "--only", "IDEM-000"], "The dialect ietf has no requirement IDEM"),
+            (["{api}/charges", "--body", "{"], "--body is neither JSON nor @FILE: "),
+            (["{api}/charges", "--body", "@/nowhere"], "--body is neither JSON nor @FILE: "),
+            (["{api}/charges", "--header", "Authorization"], "A header is 'Name: value', not"),
+            (["{api}/charges", "--header", "A: ${NO_SUCH}"], "The variable NO_SUCH of a header"),
+            (["{api}/charges", "--config", "/nowhere"], "--config /nowhere: "),
+            (["{api}/charges"], "POST {api}/charges answers 401 to the request itself: "),
+            (["{api}/charges", "--dialect", "square"], "The dialect square has its key in the"),
+            (["http://127.0.0.1:{closed}/"], "the connection failed: "),
+            (
+                ["{api}/charges", *ALICE, "--count", "{api}/effects?reference=x", "/counted/n"],
+                "2 requests with different keys were successful, and the count grew by 0.",
+            ),
+            (
+                ["{api}/charges", *ALICE, "--count", "{api}/effects?reference=x", "/n"],
+                "The effects can't be counted at {api}/effects?reference=x: KeyError('n').",
+            ),
+            (
+                ["{api}/charges", *ALICE, "--count", "{api}/effects?reference=x", "/counted"],
+                "The count at {api}/effects?reference=x is not an integer, but {{'n': 0}}.",
+            ),
+            (
+                ["{api}/charges", *ALICE, "--restart", "false", "--only", "IDEM-008"],
+                "The API was not restarted: Command '['false']' returned non-zero exit status 1.",
+            ),
+        ],
+    )  # fmt: skip
+    def test_nothing_could_be_tested(
+        self, api: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """It ends with 2 and one sentence if nothing can be tested."""
+        port = free_port()
+
+        def filled(argument: str) -> str:
+            return argument.replace("{api}", api).replace("{closed}", str(port))
+
+        assert main([filled(argument) for argument in arguments]) == 2
+        captured = capsys.readouterr()
+        assert filled(text).replace("{{", "{").replace("}}", "}") in captured.err
+        assert not captured.out
+
+    def test_unknown_values(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A file with a value that does not exist is refused, and so is one that is no mapping."""
+        config = tmp_path / "api.yaml"
+        for content, text in (
+            ("bodi: {}", "unknown: bodi. It may have body, "),
+            ("- body", "it is not a YAML mapping."),
+            ("{", "while parsing"),
+            ("dialect: {key: {in: path, name: id}}", "needs 'in' (header, body)"),
+        ):
+            config.write_text(content)
+            assert main(["http://127.0.0.1:1/", "--config", str(config)]) == 2
+            assert text in capsys.readouterr().err
+
+    def test_without_django(self) -> None:
+        """It imports neither Django nor anything else of this package that needs it."""
+        code = (
+            "import sys, runpy; sys.argv = ['conformance', 'ftp://'];"
+            "runpy.run_module('idempotency_django.conformance', run_name='__main__')"
+        )
+        check = (
+            f"import atexit, sys; atexit.register(lambda: print('django' in sys.modules)); {code}"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", check], check=False, capture_output=True, text=True
+        )
+        assert (ended.returncode, ended.stdout) == (2, "False\n"), ended.stderr
+
+
+class TestRestart:
+    def test_an_api_that_does_not_come_back(
+        self, api: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After a restart, the runner waits until the API accepts connections, and says if not."""
+        monkeypatch.setattr(runner, "PATIENCE", 0.1)
+        monkeypatch.setattr(runner, "_accepts", lambda address: False)
+        arguments = [f"{api}/charges", *ALICE, "--only", "IDEM-008", "--restart", "true"]
+
+        assert main(arguments) == 2
+        assert "The restarted API accepts no connections at" in capsys.readouterr().err
+
+
+def entry(*steps: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
+    text = {"id": "IDEM-001", "level": "MUST", "text": "Text.", "source": "practice"}
+    return [{**text, "steps": list(steps), **more}]
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        (entry(level="OUGHT"), "IDEM-001: level is one of MAY, MUST, SHOULD, not 'OUGHT'."),
+        (entry(dialects=["klingon"]), "IDEM-001: unknown dialects: klingon."),
+        (entry(size=1), "IDEM-001: unknown: size."),
+        (entry() + entry(), "IDEM-001 is there twice."),
+        (entry({"wait": 1}), "IDEM-001, step 1 is not one of send, restart, expect, effects: "),
+        (entry({"send": "a", "body": "huge"}), "IDEM-001, step 1: body is one of invalid, large,"),
+        (entry({"send": "a", "bodi": "usual"}), "IDEM-001, step 1: unknown: bodi."),
+        (entry({"expect": "a"}), "IDEM-001, step 1: no response is called 'a'."),
+        (entry({"send": "a"}, {"expect": "a", "status": ["good"]}), "there is no status 'good'."),
+        (entry({"send": "a"}, {"expect": "a", "same": ["body"]}), "step 2: 'same' needs 'as'"),
+        ([{"id": "IDEM-001", "steps": []}], "IDEM-001: missing: level, source, text."),
+    ],
+)  # fmt: skip
+def test_a_wrong_requirement_is_refused(entries: list[dict[str, Any]], text: str) -> None:
+    """The loader says which requirement and which step is wrong, and how."""
+    with pytest.raises(CatalogueError, match="IDEM-001") as refused:
+        requirements_in(entries, dialects())
+
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"key": {"in": "header", "name": "K", "size": 1}}, "its key has no size."),
+        ({"statuses": {"gone": [410]}}, "there is no status gone."),
+        ({"window": 5}, "unknown: window."),
+    ],
+)
+def test_a_wrong_dialect_is_refused(changed: dict[str, Any], text: str) -> None:
+    """So it is with a dialect."""
+    with pytest.raises(CatalogueError) as refused:
+        dialect_of("own", {"key": {"in": "header", "name": "K"}, **changed})
+
+    assert text in str(refused.value)
+
+
+def test_ids_are_in_order() -> None:
+    """A requirement is easy to find by its id."""
+    ids = [each.id for each in requirements()]
+
+    assert ids == sorted(ids)
