@@ -176,6 +176,9 @@ def name_based_key(parts: Iterable[str]) -> str:
 REASON: Final = ":reason"
 """The name of the reason phrase among the headers of a payload; no real header can have it."""
 
+RESOURCE: Final = ":resource"
+"""The name of the note that says what the operation made, and whose it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:
@@ -197,6 +200,14 @@ class Payload:
     def sent_headers(self) -> Iterator[tuple[str, str]]:
         """The headers that are sent with the answer."""
         return (pair for pair in self.headers if not pair[0].startswith(":"))
+
+    def note(self, name: str) -> str | None:
+        """A note of the adapter; ``None``: there is none.
+
+        Args:
+            name: for example :data:`REASON`.
+        """
+        return next((value for each, value in self.headers if each == name), None)
 
     @property
     def result(self) -> Any:

@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 
 from ..codec import decode
 from ..engine.steps import LONGEST_NAME
+from ..http.resources import resource_of
 from ..models import IdempotencyStep
 from ..policy.seals import derived_keys
 from .text import indented, shortened
@@ -74,6 +75,7 @@ class Answer:
         body: the exact bytes; ``None``: not kept.
         error: why the attempt was rolled back.
         is_response: whether it is one of HTTP, and not what a task, call or consumer returned.
+        resource: what the operation has made, if it said so and that still exists.
     """
 
     status: str
@@ -81,6 +83,7 @@ class Answer:
     body: bytes | None
     error: str
     is_response: bool = True
+    resource: Any = None
 
     @classmethod
     def of(cls, rows: Any) -> Answer | None:
@@ -94,7 +97,8 @@ class Answer:
         status = ""
         if code is not None:
             status = f"{code} {responses.get(code, '')}".strip() if path else _("Result")
-        return cls(status, answer.headers, answer.body, error, is_response=bool(path))
+        headers, made = tuple(answer.sent_headers), resource_of(answer)
+        return cls(status, headers, answer.body, error, is_response=bool(path), resource=made)
 
     @property
     def size(self) -> int:

@@ -18,6 +18,7 @@ from ..lazy import lazily
 
 if TYPE_CHECKING:
     from .adapter import IdempotencyAPIException
+    from .filters import IdempotencyKeyFilter
     from .views import (
         IdempotencyStatusView,
         IdempotentRequest,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IdempotencyAPIException",
+    "IdempotencyKeyFilter",
     "IdempotencyStatusView",
     "IdempotentRequest",
     "IdempotentViewMixin",
@@ -39,6 +41,7 @@ __getattr__, __dir__ = lazily(
     globals(),
     {
         "IdempotencyAPIException": "adapter",
+        "IdempotencyKeyFilter": "filters",
         "IdempotencyStatusView": "views",
         "IdempotentRequest": "views",
         "IdempotentViewMixin": "views",

@@ -33,7 +33,7 @@ from ..policy.canonical import digest
 from ..policy.dialects import Dialect
 from ..policy.identity import header_of
 from ..policy.invocation import Body, Invocation
-from ..records import REASON, Payload, Record
+from ..records import REASON, Operation, Payload, Record
 from .bodies import body_of
 from .replays import (
     CSRF_USED,
@@ -43,6 +43,7 @@ from .replays import (
     note_form,
     refuse_unacceptable,
 )
+from .resources import owner_of, with_resource
 from .routes import name_of_route
 
 
@@ -254,7 +255,7 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
         response[name] = value
     if response.has_header("Location") and 300 <= status < 400:
         response.url = response["Location"]  # type: ignore[attr-defined]  # as redirects have it
-    reason = dict(payload.headers).get(REASON)
+    reason = payload.note(REASON)
     if reason and status == payload.status:
         response.reason_phrase = reason
     mark_replay(response, dialect_of(policy))
@@ -298,7 +299,7 @@ def mark_response(
 
 def problem_of(error: IdempotencyError, dialect: Dialect | None = None) -> dict[str, Any]:
     """The members of a problem (RFC 9457) that explains the error to a person and to a program."""
-    return {
+    members = {
         "type": f"{conf.docs_url}{error.slug}",
         "title": error.title,
         "status": status_of(error, dialect),
@@ -308,6 +309,9 @@ def problem_of(error: IdempotencyError, dialect: Dialect | None = None) -> dict[
         "retryable": error.retryable,
         "safe_new_key": error.safe_new_key,
     }
+    if error.resource:
+        members["resource"] = error.resource
+    return members
 
 
 def status_of(
@@ -506,7 +510,22 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
         unwanted = _unwanted(adapter, response, policy)
         if unwanted:
             return Result(response, None, error=unwanted)
-    return Result(response, _payload(adapter, response, policy))
+    payload = _payload(adapter, response, policy)
+    resource = getattr(adapter.http_request.idempotency, "resource", None)  # type: ignore[attr-defined]
+    if resource is not None:
+        payload = with_resource(payload, resource, _owner(adapter, policy))
+    return Result(response, payload)
+
+
+def _owner(adapter: Adapter, policy: Policy) -> str:
+    """Who may find what the request has made."""
+    request: Any = adapter.http_request
+    operation: Operation = request.idempotency.operation
+    caller = operation.principal + operation.since or credentials_of(request)
+    return owner_of(
+        "" if policy.principal is False else caller,
+        host_of(request) if conf.hosts == "refuse" else "",
+    )
 
 
 def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:

@@ -32,6 +32,7 @@ from ..engine.context import ExecutionContext, NoKeyContext
 from ..errors import (
     IdempotencyError,
     OperationInProgress,
+    ResponseNotStored,
     StoreUnavailable,
 )
 from ..planning import Plan
@@ -52,6 +53,7 @@ from .messages import (
     result_of_error,
 )
 from .replays import CSRF_USED, CsrfTokenTracker
+from .resources import url_of
 from .sessions import SessionSnapshot, save_session
 from .status import accepted_response
 
@@ -263,6 +265,10 @@ def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBas
     payload = record.payload
     if payload is not None and payload.body is not None:
         return adapter.native(adapter.replayed(payload, policy))
-    response = adapter.rebuild(record, policy)
+    try:
+        response = adapter.rebuild(record, policy)
+    except ResponseNotStored as error:
+        error.resource = url_of(payload)
+        raise
     mark_replay(response, dialect_of(policy))
     return response

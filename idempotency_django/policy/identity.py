@@ -230,23 +230,12 @@ def operation(
     """
     if policy.operation:
         invocation = invocation.changed(name=policy.operation)
-    if scope is None:
-        scope = policy.scope(invocation)
-    if not (scope and isinstance(scope, str)):
-        _text("scope", scope)
-        raise ImproperlyConfigured(
-            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or "
-            "the view's get_idempotency_scope() must return a namespace for the key."
-        )
-    if conf.hosts == "separate":
-        scope = scopes.join(invocation.host, scope)
+    scope = _scope(policy, invocation, scope)
     asked_for = policy.fingerprint(invocation)
     if not isinstance(asked_for, bytes):
         asked_for = _text("fingerprint", asked_for)
     digest = content_digest(asked_for, sent) if sent else content_digest(asked_for)
-    caller = invocation.principal + invocation.since or invocation.credentials
-    if policy.principal is False:
-        caller = ""
+    caller = caller_of(policy, invocation)
     host = invocation.host if conf.hosts == "refuse" else ""
     aliases = sealed(digest, framed(digest, scope, key, caller, host))
     fingerprint, content = next(iter(aliases.items()))
@@ -268,6 +257,45 @@ def operation(
         method=invocation.method,
         path=invocation.path,
     )
+
+
+def scope_of(policy: Policy, invocation: Invocation, scope: str | None = None) -> str:
+    """The scope of the :func:`operation` that an invocation asks for.
+
+    Args:
+        policy: a resolved policy.
+        invocation: what is asked for, and by whom.
+        scope: overrides the policy's scope.
+    """
+    if policy.operation:
+        invocation = invocation.changed(name=policy.operation)
+    return scopes.fit(_scope(policy, invocation, scope))
+
+
+def _scope(policy: Policy, invocation: Invocation, scope: str | None) -> str:
+    if scope is None:
+        scope = policy.scope(invocation)
+    if not (scope and isinstance(scope, str)):
+        _text("scope", scope)
+        raise ImproperlyConfigured(
+            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or "
+            "the view's get_idempotency_scope() must return a namespace for the key."
+        )
+    if conf.hosts == "separate":
+        scope = scopes.join(invocation.host, scope)
+    return scope
+
+
+def caller_of(policy: Policy, invocation: Invocation) -> str:
+    """Who owns the keys of an invocation; empty: everybody who knows them.
+
+    Args:
+        policy: a resolved policy.
+        invocation: by whom.
+    """
+    if policy.principal is False:
+        return ""
+    return invocation.principal + invocation.since or invocation.credentials
 
 
 def named_fingerprints(key: str, scope: str, content: str) -> dict[str, str]:

@@ -195,7 +195,7 @@ class Page:
         headers = dict(line.split(": ", 1) for line in given.headers)
         self.response = self.client.generic(
             given.method or ("POST" if given.body else "GET"),
-            urlsplit(given.url).path,
+            urlsplit(given.url)._replace(scheme="", netloc="").geturl(),
             given.body,
             content_type=headers.pop("Content-Type", "application/x-www-form-urlencoded"),
             headers=headers,
