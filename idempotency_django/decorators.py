@@ -9,6 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .http.unwrapping import EXEMPT, PROTECTED, is_exempt, is_marked, mark_part_of_view, name_of
 from .http.wrapping import protect
+from .ninja import offer
 from .policy import Policy
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
@@ -26,9 +27,10 @@ def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: A
     """Make a view safe to retry.
 
     Put it on function views, on ``@api_view`` functions (above or below ``@api_view``), on
-    class-based views, on their handler methods or ``dispatch()``, or on what ``as_view()`` returns,
-    sync or async. It is the innermost decorator: all others run for every request, before a replay.
-    Decorators of Django and REST framework may be below it, too.
+    class-based views, on their handler methods or ``dispatch()``, on what ``as_view()`` returns, or
+    on operations of django-ninja, below ``@api.post(…)``; sync or async. It is the innermost
+    decorator: all others run for every request, before a replay. Decorators of Django and REST
+    framework may be below it, too.
 
     ::
 
@@ -78,7 +80,9 @@ def part_of_view(function: ViewT) -> ViewT:
 def _protected(view: Any, policy: Policy) -> Any:
     if is_exempt(view):
         raise _contradicted(view)
-    return protect(view, policy)
+    protected = protect(view, policy)
+    offer(protected, policy)
+    return protected
 
 
 def _contradicted(view: Any) -> ImproperlyConfigured:

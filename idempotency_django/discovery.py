@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -28,20 +28,9 @@ from django.views.decorators.http import require_safe
 
 from .checks.inventory import Endpoint, endpoints
 from .conf import conf
-from .errors import (
-    AnswerNotAcceptable,
-    FingerprintMismatch,
-    IdempotencyError,
-    KeyGuessable,
-    KeyMalformed,
-    KeyMissing,
-    OperationHeld,
-    OperationInProgress,
-    ResponseNotStored,
-    StoreUnavailable,
-)
+from .http.described import problems_of
 from .http.messages import status_of
-from .policy import Policy, keys
+from .policy import keys
 
 _JSON: Final = "application/json"
 _HTML: Final = "text/html"
@@ -81,23 +70,6 @@ def discovery(request: HttpRequest, routes: str | Iterable[str] = "/") -> HttpRe
     conditional: HttpResponseBase | None
     conditional = get_conditional_response(request, etag=response["ETag"], response=response)
     return conditional or response
-
-
-def problems_of(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]:
-    """The problems that a client of an endpoint must expect.
-
-    Args:
-        policy: the endpoint's policy, resolved.
-        method: the HTTP method.
-    """
-    if policy.requires_key(method):
-        yield KeyMissing
-    if policy.key is None or keys.reads_header(policy.key):
-        yield from (KeyMalformed, KeyGuessable)
-    yield from (OperationInProgress, ResponseNotStored, FingerprintMismatch, StoreUnavailable)
-    yield AnswerNotAcceptable
-    if policy.on_interrupted == "hold":
-        yield OperationHeld
 
 
 def _listed(routes: tuple[str, ...]) -> list[Endpoint]:

@@ -30,6 +30,7 @@ from .http.unwrapping import (
     is_async,
     is_exempt,
     is_exempt_by_module,
+    part_for,
     policy_of,
     protected_part,
 )
@@ -169,9 +170,10 @@ class _ViewFacts:
 
     def look_at(self, method: str) -> tuple[bool, Any]:
         """Whether a method is protected inside, and its policy; ``None``: it takes no part."""
-        if protected_part(self.view, method) is not None:
+        part = part_for(self.view, method)
+        if protected_part(part, method) is not None:
             return True, None
-        return False, policy_of(self.view, method)
+        return False, None if is_exempt(part) else policy_of(part, method)
 
     @cached_property
     def protected(self) -> Any:

@@ -8,62 +8,20 @@ schema says what is enforced.
 
 from __future__ import annotations
 
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from drf_spectacular.extensions import OpenApiViewExtension
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import ResolvedComponent
 
 from .checks.inventory import endpoint_of
-from .conf import conf
-from .discovery import problems_of
-from .errors import IdempotencyError, OperationInProgress, State, StoreUnavailable
-from .http.messages import status_of
-from .policy import Policy, keys
-
-PROBLEM: Final = "application/problem+json"
-_LONGEST_KEY: Final = 255
+from .http.described import PROBLEM_SCHEMA, describe
 
 _COMPONENT: Final = ResolvedComponent(  # type: ignore[no-untyped-call]  # it has few types
     name="IdempotencyProblem",
     type=ResolvedComponent.SCHEMA,
     object="IdempotencyProblem",
-    schema={
-        "type": "object",
-        "description": "A problem (RFC 9457): why the request was not executed.",
-        "properties": {
-            "type": {"type": "string", "format": "uri"},
-            "title": {"type": "string"},
-            "status": {"type": "integer"},
-            "detail": {"type": "string"},
-            "code": {"type": "string", "description": "The last part of the type."},
-            "state": {
-                "type": "string",
-                # No enum: drf-spectacular would make it a component, beside the project's own.
-                "description": (
-                    f"What became of the operation with this key: {', '.join(get_args(State))}."
-                ),
-            },
-            "retryable": {
-                "type": "boolean",
-                "description": "Whether the same request with the same key may succeed later.",
-            },
-            "safe_new_key": {
-                "type": "boolean",
-                "description": "Whether the operation can be repeated with a new key.",
-            },
-        },
-        "required": [
-            "type",
-            "title",
-            "status",
-            "detail",
-            "code",
-            "state",
-            "retryable",
-            "safe_new_key",
-        ],
-    },
+    schema=PROBLEM_SCHEMA,
 )
 
 
@@ -112,19 +70,8 @@ class _Documented:
         endpoint = endpoint_of(self.callback, self.method, path)
         if endpoint is None or endpoint.policy is None or endpoint.problem:
             return operation
-        policy = endpoint.policy.resolved()
-        if policy.key is None or keys.reads_header(policy.key):
-            _add_parameter(operation, policy, self.method)
         self.registry.register_on_missing(_COMPONENT)  # type: ignore[attr-defined]
-        _add_responses(operation["responses"], policy, self.method)
-        lifetime = int(policy.ttl.total_seconds()) if policy.ttl else None
-        operation.setdefault(
-            "x-idempotency",
-            {
-                "required": policy.requires_key(self.method),
-                "lifetime-seconds": lifetime,
-            },
-        )
+        describe(operation, endpoint.policy.resolved(), self.method, _COMPONENT.ref)
         return operation
 
 
@@ -132,54 +79,3 @@ def _documented(schema: type, callback: Any) -> Any:
     """A schema of the class, whose operations say what is promised."""
     attributes = {"callback": staticmethod(callback)}
     return type(schema.__name__, (_Documented, schema), attributes)()
-
-
-def _add_parameter(operation: dict[str, Any], policy: Policy, method: str) -> None:
-    parameters = operation.setdefault("parameters", [])
-    named = {each["name"].lower() for each in parameters if each.get("in") == "header"}
-    if conf.header.lower() in named:
-        return  # as the project documents it
-    schema: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": _LONGEST_KEY}
-    if policy.key_format == "uuid":
-        schema = {"type": "string", "format": "uuid"}
-    parameters.append(
-        {
-            "in": "header",
-            "name": conf.header,
-            "required": policy.requires_key(method),
-            "schema": schema,
-            "description": (
-                "A new, unique key for each new operation, and the same key for each retry of it. "
-                "A retry gets the first response."
-            ),
-        }
-    )
-
-
-def _add_responses(responses: dict[str, Any], policy: Policy, method: str) -> None:
-    for status, response in responses.items():
-        if str(status).startswith("2"):
-            response.setdefault("headers", {}).setdefault(
-                conf.replayed_header,
-                {
-                    "schema": {"type": "string", "enum": ["true"]},
-                    "description": "The response is that of an earlier request with the same key.",
-                },
-            )
-    problems: dict[str, list[type[IdempotencyError]]] = {}
-    for error in problems_of(policy, method):
-        problems.setdefault(str(status_of(error)), []).append(error)
-    for status, errors in sorted(problems.items()):
-        titles = "; ".join(error.title for error in errors)
-        response = responses.setdefault(status, {"description": titles})
-        if not response.get("description"):
-            response["description"] = titles
-        response.setdefault("content", {}).setdefault(PROBLEM, {"schema": _COMPONENT.ref})
-        if any(error in (OperationInProgress, StoreUnavailable) for error in errors):
-            response.setdefault("headers", {}).setdefault(
-                "Retry-After",
-                {
-                    "schema": {"type": "integer"},
-                    "description": "Seconds after which the request may be sent again.",
-                },
-            )

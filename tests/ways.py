@@ -14,8 +14,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
+from itertools import count
 from typing import Any, ClassVar, Literal
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.mixins import PermissionRequiredMixin
@@ -27,8 +29,13 @@ from django.views.decorators.cache import cache_control
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 from django.views.generic import View
+from ninja import NinjaAPI, Schema
+from ninja.decorators import decorate_view
+from ninja.errors import HttpError
+from ninja.security import django_auth
 from rest_framework import viewsets
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.authtoken.models import Token
 from rest_framework.decorators import (
     action,
     api_view,
@@ -250,6 +257,54 @@ def guarded_mixin(*bases: type) -> tuple[type, ...]:
     return (PermissionRequiredMixin, *(bases or (View,)))
 
 
+class Asked(Schema):
+    """The body of a request to django-ninja."""
+
+    reference: str
+
+
+def ninja_create(request: HttpRequest, asked: Asked) -> Any:
+    """The effect of an operation of django-ninja."""
+    Effect.objects.create(reference=asked.reference)
+    return {"reference": asked.reference, "by": _ninja_caller(request).get_username()}
+
+
+async def aninja_create(request: HttpRequest, asked: Asked) -> Any:
+    """The same, async."""
+    await Effect.objects.acreate(reference=asked.reference)
+    await request.auser()
+    return {"reference": asked.reference, "by": _ninja_caller(request).get_username()}
+
+
+def _ninja_caller(request: Any) -> Any:
+    return getattr(request, "auth", None) or request.user
+
+
+def by_token(request: HttpRequest) -> Any:
+    """django-ninja's way to know callers by DRF's tokens, and to ask for ``PERMISSION``."""
+    key = request.headers.get("Authorization", "").removeprefix("Token ")
+    token = Token.objects.select_related("user").filter(key=key).first()
+    user = token.user if token else request.user
+    if user.is_authenticated and not user.has_perm(PERMISSION):
+        raise HttpError(403, "Not allowed")
+    return user if user.is_authenticated else None
+
+
+async def aby_token(request: HttpRequest) -> Any:
+    """The same, async."""
+    return await sync_to_async(by_token)(request)
+
+
+def operation(function: Any, **options: Any) -> Any:
+    """The view that django-ninja makes of an operation."""
+    api: Any = NinjaAPI(urls_namespace=f"ways-{next(_numbers)}", openapi_url=None)
+    api.post("/", response={201: dict[str, str]}, **options)(function)
+    [route] = [route for route in api.urls[0] if route.name != "api-root"]
+    return route.callback
+
+
+_numbers = count()
+
 GUARDED = {"permission_required": PERMISSION, "raise_exception": True}
 
 WAYS: list[Way] = [
@@ -443,6 +498,36 @@ WAYS: list[Way] = [
         ).as_view({"post": "pay"}),
         guarded=True,
         tokens=True,
+    ),
+    # @idempotent on operations of django-ninja.
+    Way("ninja", "decorator", operation(idempotent(ninja_create))),
+    Way(
+        "ninja-session",
+        "decorator",
+        operation(decorate_view(guard)(idempotent(ninja_create)), auth=django_auth),
+        guarded=True,
+    ),
+    Way("ninja-token", "decorator", operation(idempotent(ninja_create), auth=by_token), True, True),
+    Way(
+        "ninja-guard-around",
+        "decorator",
+        operation(decorate_view(guard)(idempotent(ninja_create))),
+        guarded=True,
+    ),
+    Way(
+        "ninja-guard-below",
+        "decorator",
+        operation(idempotent(decorate_view(guard)(ninja_create))),
+        guarded=True,
+    ),
+    Way("async-ninja", "decorator", operation(idempotent(aninja_create)), asynchronous=True),
+    Way(
+        "async-ninja-token",
+        "decorator",
+        operation(idempotent(aninja_create), auth=aby_token),
+        guarded=True,
+        tokens=True,
+        asynchronous=True,
     ),
     # The mixin.
     Way("mixin", "mixin", a_class(handler(), *mixed(Base)).as_view(), tokens=True),

@@ -29,6 +29,9 @@ from ..http.unwrapping import (
     handlers_of,
     is_exempt,
     is_exempt_by_module,
+    is_from,
+    operations_of,
+    part_for,
     policy_of,
     protect_innermost,
     protected_part,
@@ -50,7 +53,7 @@ class Endpoint:
     Attributes:
         route: the route in readable form, such as ``/api/charges/{id}/``.
         method: the method; ``"*"`` if the view does not declare its methods.
-        view: what the route leads to.
+        view: what the route leads to, or the function of an operation of django-ninja.
         policy: the policy as it was declared; ``None``: the endpoint has none.
         how: what protects it; ``"exempt"``: it was left out on purpose; ``""``: nothing protects
             it.
@@ -90,8 +93,13 @@ class Endpoint:
 
 def endpoints() -> Iterator[Endpoint]:
     """Every unsafe method of every route of the project's ``ROOT_URLCONF``, in order."""
+    known: set[tuple[str, str]] = set()
     for route in routes():
         for method, handler in _handlers(route.view):
+            if operations_of(route.view):  # each has all operations of its path
+                if (route.path, method) in known:
+                    continue
+                known.add((route.path, method))
             endpoint = _endpoint(readable(route.path), method, route.view, handler)
             yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
 
@@ -144,7 +152,12 @@ def _routes(
 def _handlers(view: Any) -> Iterator[tuple[str, str]]:
     """The unsafe methods of a view, each with the name of its handler if the view is a class."""
     view_class = view_class_of(view)
-    if view_class is None:
+    if operations := operations_of(view):
+        for method in sorted(UNSAFE_METHODS & {m for each in operations for m in each.methods}):
+            yield method, ""
+    elif is_from(view, ("ninja.openapi",)):
+        return  # django-ninja's pages about an API
+    elif view_class is None:
         for method in sorted(UNSAFE_METHODS & methods) if (methods := admitted(view)) else ["*"]:
             yield method, ""
     elif overrides_dispatch(view_class):
@@ -153,14 +166,17 @@ def _handlers(view: Any) -> Iterator[tuple[str, str]]:
         yield from handlers_of(view).items()
 
 
-def _endpoint(route: str, method: str, view: Any, name: str) -> Endpoint:
+def _endpoint(route: str, method: str, routed: Any, name: str) -> Endpoint:
+    view = part_for(routed, method)
     part = protected_part(view, method)
     try:
         policy, how = _policy_and_how(view, method, name, part)
+        if part is None and is_exempt_by_module(routed):
+            policy, how = None, "exempt"
     except ImproperlyConfigured as error:  # its declaration is not a policy
         return Endpoint(route, method, view, None, "middleware", str(error))
-    problem = _problem(view, name, how)
-    framework = framework_of(view) if problem else None
+    problem = _problem(routed if how == "middleware" else view, name, how)
+    framework = framework_of(routed) if problem else None
     return Endpoint(route, method, view, policy, how, problem, framework, _varies(view, how))
 
 

@@ -28,7 +28,7 @@ from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.steps import named
 from ..errors import IdempotencyError, ResponseNotStored
-from ..policy import NEVER_STORED, Policy, dialect_of, project_dialect
+from ..policy import NEVER_STORED, UNSET, Policy, dialect_of, project_dialect
 from ..policy.canonical import digest
 from ..policy.dialects import Dialect
 from ..policy.identity import header_of
@@ -82,6 +82,7 @@ def invocation_of(
     policy: Policy | None = None,
     *,
     own: Any = None,
+    user: Any = UNSET,
     auth: Any = None,
     body: Callable[[], Body] | None = None,
 ) -> Invocation:
@@ -91,12 +92,14 @@ def invocation_of(
         request: Django's request.
         policy: the policy, which may know who is calling.
         own: the request as the framework's own views know it, if that is another one.
+        user: the caller, if that is not the request's user.
         auth: the authentication of the request, if the framework reports it.
         body: reads the body when it is asked for, if the framework does so in its own way.
     """
     own = request if own is None else own
+    user = getattr(own, "user", None) if user is UNSET else user
     try:
-        principal = principal_of(getattr(own, "user", None), auth)
+        principal = principal_of(user, auth)
     except ImproperlyConfigured:
         if policy is None or not policy.principal:
             raise
@@ -104,7 +107,7 @@ def invocation_of(
     return Invocation(
         name=operation_name(request),
         principal=principal,
-        since=since_of(getattr(own, "user", None)) if principal else "",
+        since=since_of(user) if principal else "",
         credentials="" if principal else credentials_of(request),
         host=host_of(request),
         method=request.method or "",
@@ -135,7 +138,7 @@ def host_of(request: HttpRequest) -> str:
     """
     try:
         host = request.get_host()
-    except DisallowedHost:
+    except (DisallowedHost, KeyError):  # the latter of a request that a test made by hand
         host = request.META.get("HTTP_HOST", "")
     return _without_port(host)
 

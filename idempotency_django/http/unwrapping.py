@@ -121,6 +121,9 @@ _WRAPPING: Final = f"{__name__.rpartition('.')[0]}.wrapping"
 _RUN_ONCE: Final = {f"{_WRAPPING}.{maker}" for maker in ("_sync", "_async", "_once")}
 """The makers of the functions that run once."""
 
+_PATH_VIEW: Final = "ninja.operation.PathView"
+"""The class with the operations of one route, which makes the function that the URL leads to."""
+
 _AS_VIEW: Final = ("django.views.generic.base", "rest_framework.viewsets")
 
 _OWNERS: Final = (
@@ -375,6 +378,18 @@ def handlers_of(view: Any) -> dict[str, str]:
     return {method: name for method, name in names.items() if name and hasattr(view_class, name)}
 
 
+def operations_of(view: Any) -> list[Any]:
+    """The operations of a view of django-ninja; empty: it is another view."""
+    inner = innermost(view)
+    is_path_view = maker_of(inner) == _PATH_VIEW and "self" in closure_of(inner)
+    return list(closure_of(inner)["self"].operations) if is_path_view else []
+
+
+def part_for(view: Any, method: str) -> Any:
+    """The view's part for one method: the function of django-ninja's operation, or all of it."""
+    return next((each.view_func for each in operations_of(view) if method in each.methods), view)
+
+
 def admitted(view: Any) -> frozenset[str]:
     """The methods that ``require_http_methods()`` and its like admit; empty: any method."""
     found: list[frozenset[str]] = []
@@ -460,6 +475,13 @@ def validate_framework(view: Any) -> None:
     framework = framework_of(view)
     if framework is not None:
         package = next(name for name in _packages(view) if name in FRAMEWORKS)
+        if operations_of(view):
+            names = " and ".join(name_of(innermost(each.view_func)) for each in operations_of(view))
+            raise ImproperlyConfigured(
+                f"{names} is a view of {framework}, which the middleware cannot protect. Put "
+                f"@idempotent on the function, below @api.post(…). Or put {package!r} into "
+                "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave such views unprotected."
+            )
         raise ImproperlyConfigured(
             f"{name_of(innermost(view))} is a view of {framework}, for which idempotency_django "
             f"has no adapter, so it cannot identify the caller. Put {package!r} into "

@@ -32,6 +32,7 @@ from django.views.generic import View
 from ..errors import IdempotencyError
 from ..logs import escaped
 from ..policy import UNSAFE_METHODS, Policy, dialect_of, project_dialect, resolve
+from ..policy.dialects import Dialect
 from ..records import Record
 from .atomic_requests import (
     ExcludedDatabases,
@@ -120,6 +121,14 @@ class ViewAdapter(Adapter):
             return response_for_exception(self.http_request, error)
         raise error
 
+    def problem(self, error: IdempotencyError, dialect: Dialect) -> HttpResponseBase:
+        """The response of a refusal."""
+        return problem_response(error, dialect)
+
+
+ADAPTER: Final = "_idempotency_adapter"
+"""The attribute of a request with the :class:`ViewAdapter` of a framework of functions."""
+
 
 def serve_view(
     policy: Policy,
@@ -137,12 +146,13 @@ def serve_view(
         request: the request.
         run: runs the view.
     """
+    adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, instance)
     try:
-        return serve(ViewAdapter(request, run, instance), resolve(policy), transactions)
+        return serve(adapter, resolve(policy), transactions)
     except IdempotencyError as error:
         if error.foreign:
             raise
-        return _refusal(error, policy, request)
+        return _refusal(adapter, error, policy)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own
 
@@ -151,20 +161,21 @@ async def aserve_view(
     policy: Policy, instance: Any, request: HttpRequest, run: Callable[[], Any]
 ) -> HttpResponseBase:
     """:func:`serve_view` for an async view."""
+    adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, instance)
     try:
-        return await aserve(ViewAdapter(request, run, instance), resolve(policy))
+        return await aserve(adapter, resolve(policy))
     except IdempotencyError as error:
         if error.foreign:
             raise
-        return _refusal(error, policy, request)
+        return _refusal(adapter, error, policy)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own
 
 
-def _refusal(error: IdempotencyError, policy: Policy, request: HttpRequest) -> HttpResponseBase:
+def _refusal(adapter: ViewAdapter, error: IdempotencyError, policy: Policy) -> HttpResponseBase:
     dialect = dialect_of(resolve(policy))
-    response = problem_response(error, dialect)
-    mark_response(response, request, dialect, error)
+    response = adapter.problem(error, dialect)
+    mark_response(response, adapter.http_request, dialect, error)
     return response
 
 

@@ -1,0 +1,627 @@
+"""Operations of django-ninja: what runs once, what runs for every request, and what is refused.
+
+The probes of all ways to protect (``tests/ways.py``) run over operations, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Annotated, Any
+
+import ninja
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.test import Client
+from django.urls import path
+from ninja import SSE, File, Header, NinjaAPI, Router, Schema, Status, UploadedFile
+from ninja.decorators import decorate_view
+from ninja.errors import HttpError
+from ninja.security import APIKeyHeader, HttpBearer
+from ninja.testing import TestAsyncClient, TestClient
+from ninja.throttling import BaseThrottle
+from openapi_spec_validator import validate
+
+from idempotency_django.checks.inventory import endpoints
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.errors import FingerprintMismatch, IdempotencyError
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy, store_errors
+from tests import ways
+from tests.models import Effect
+from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post, record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Order(Schema):
+    """What is asked for."""
+
+    reference: str
+
+
+class Made(Schema):
+    """What the client gets."""
+
+    number: int
+
+
+with_test_clients = pytest.mark.skipif(ninja.__version__ < "1.7", reason="They send mocks")
+
+Serve = Callable[..., NinjaAPI]
+
+
+@pytest.fixture
+def serve(settings: Any) -> Serve:
+    """Serve APIs below ``/<version>/``; an API, or the routers of one that is made."""
+    numbers = count()
+
+    def serve(*routers: Router, **options: Any) -> NinjaAPI:
+        api = NinjaAPI(version=f"v{next(numbers)}", urls_namespace=f"test-{new_key()}", **options)
+        for router in routers:
+            api.add_router("", router)
+        served.append(api)
+        settings.ROOT_URLCONF = type(
+            "urls",
+            (),
+            {"urlpatterns": [path(f"{each.version}/", each.urls) for each in served]},
+        )
+        return api
+
+    served: list[NinjaAPI] = []
+    return serve
+
+
+def create(request: HttpRequest, order: Order) -> Any:
+    """Make an effect."""
+    Effect.objects.create(reference=order.reference)
+    return Status(201, {"number": Effect.objects.count()})
+
+
+def orders(function: Any = None, policy: Policy | None = None, **options: Any) -> Router:
+    """A router with one operation."""
+    router = Router()
+    protected = idempotent(policy=policy or Policy())(function or create)
+    router.post("/orders", **{"response": {201: Made}, **options})(protected)
+    return router
+
+
+def test_one_effect(serve: Serve, client: Client) -> None:
+    """The function runs once; a retry gets the bytes of the first response."""
+    serve(orders())
+    key = new_key()
+    first = post(client, "/v0/orders", key)
+    assert (first.status_code, first.json()) == (201, {"number": 1})
+    assert_replays(first, post(client, "/v0/orders", key))
+    assert_problem(post(client, "/v0/orders", key, "b"), 422, "mismatch")
+    assert (effects(), effects("b")) == (1, 0)
+    assert record(key).operation == "POST /v0/orders"
+
+
+def test_a_router_in_two_apis(serve: Serve, client: Client) -> None:
+    """Each API's copy of an operation is protected, and has records of its own."""
+    router = orders()
+    serve(router)
+    serve(router)
+    key = new_key()
+    for version in ("v0", "v1"):
+        first = post(client, f"/{version}/orders", key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, f"/{version}/orders", key))
+    assert effects() == 2
+    assert {each.how for each in endpoints()} == {"decorator"}
+
+
+def test_throttles_count_each_request_once(serve: Serve, client: Client) -> None:
+    """A first request counts once, and so does a retry; a throttled retry gets no replay."""
+    asked: list[bool] = []
+
+    class Three(BaseThrottle):
+        def allow_request(self, request: HttpRequest) -> bool:
+            asked.append(True)
+            return len(asked) <= 3
+
+    serve(orders(throttle=[Three()]))
+    key = new_key()
+    post(client, "/v0/orders", key)
+    assert len(asked) == 1
+    assert is_replay(post(client, "/v0/orders", key))
+    assert len(asked) == 2
+    post(client, "/v0/orders")
+    throttled = post(client, "/v0/orders", key)
+    assert throttled.status_code == 429
+    assert len(asked) == 4
+    assert not is_replay(throttled)
+
+
+class Tokens(HttpBearer):
+    """Bearer tokens, which the test gives out and withdraws."""
+
+    known: dict[str, Any] = {}
+
+    def authenticate(self, request: HttpRequest, token: str) -> Any:
+        return self.known.get(token)
+
+
+class ApiKeys(APIKeyHeader):
+    """The same, in a header of their own."""
+
+    param_name = "X-API-Key"
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        return Tokens.known.get(key or "")
+
+
+BEARER = ("Authorization", "Bearer ", Tokens())
+API_KEY = ("X-API-Key", "", ApiKeys())
+
+
+@pytest.mark.parametrize("kind", [BEARER, API_KEY], ids=["bearer", "api-key"])
+@pytest.mark.parametrize(
+    "known",
+    [
+        lambda name: User(pk=len(name), username=name),  # as JWT libraries make it
+        lambda name: name,
+        lambda name: {"sub": name},
+        lambda name: True,
+    ],
+    ids=["user", "text", "claims", "yes"],
+)
+@pytest.mark.parametrize("session", [False, True])
+def test_replays_belong_to_the_token(
+    serve: Serve, client: Client, kind: Any, known: Any, session: bool
+) -> None:
+    """Another token, a rejected one, and no token get no replay, whatever the session says."""
+    header, prefix, auth = kind
+    Tokens.known = {name: known(name) for name in ("alice", "carol-b")}
+    serve(orders(auth=auth))
+    if session:
+        client.force_login(User.objects.create_user("session"))
+    key = new_key()
+
+    def send(token: str | None) -> HttpResponse:
+        headers = {} if token is None else {header: prefix + token}
+        return post(client, "/v0/orders", key, headers=headers)
+
+    assert send("alice").status_code == 201
+    assert is_replay(send("alice"))
+    others = [send("rejected"), send(None)]
+    if not session or known("x") not in ({"sub": "x"}, True):  # else the session is the caller
+        others.append(send("carol-b"))
+    assert not any(map(is_replay, others))
+    assert [each.status_code for each in others[:2]] == [401, 401]
+    del Tokens.known["alice"]
+    assert send("alice").status_code == 401
+
+
+@pytest.mark.parametrize("known", [{"sub": "alice"}, True])
+def test_credentials_that_identify_nobody(serve: Serve, client: Client, known: Any) -> None:
+    """If nothing tells the callers of an operation apart, it is refused before it runs."""
+    serve(orders(auth=lambda request: known if "X-Own" in request.headers else None))
+    with pytest.raises(ImproperlyConfigured, match="identifies no caller"):
+        post(client, "/v0/orders", new_key(), headers={"X-Own": "1"})
+    assert effects() == 0
+    serve(orders(auth=lambda request: known, policy=Policy(principal=lambda request: "alice")))
+    key = new_key()
+    assert_replays(post(client, "/v1/orders", key), post(client, "/v1/orders", key))
+
+
+def test_a_raised_error_is_rolled_back(serve: Serve, client: Client) -> None:
+    """A raised HttpError takes back the effect and frees the key, though ninja answers it."""
+
+    def fails(request: HttpRequest, order: Order) -> Any:
+        made = create(request, order)
+        if poor:
+            raise HttpError(402, "No money")
+        return made
+
+    serve(orders(fails))
+    key, poor = new_key(), True
+    for attempt in (1, 2):
+        response = post(client, "/v0/orders", key)
+        assert (response.status_code, response.json()) == (402, {"detail": "No money"})
+        assert effects() == 0
+        assert (record(key).status, record(key).attempt) == ("failed", attempt)
+    poor = False
+    assert post(client, "/v0/orders", key).status_code == 201
+    assert is_replay(post(client, "/v0/orders", key))
+
+
+def test_a_returned_error_is_stored(serve: Serve, client: Client) -> None:
+    """A returned 4xx commits and is replayed; a returned 5xx rolls back."""
+
+    def refuses(request: HttpRequest, order: Order) -> Any:
+        create(request, order)
+        return Status(503 if order.reference == "b" else 404, {"number": 0})
+
+    serve(orders(refuses, response={404: Made, 503: Made}))
+    key = new_key()
+    assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
+    assert post(client, "/v0/orders", new_key(), "b").status_code == 503
+    assert (effects(), effects("b")) == (1, 0)
+
+
+def test_the_policy_stores_raised_errors(serve: Serve, client: Client) -> None:
+    """With store_errors, what the API's handlers make of an error is replayed."""
+
+    class TooPoor(Exception):
+        pass
+
+    def fails(request: HttpRequest, order: Order) -> Any:
+        create(request, order)
+        raise TooPoor
+
+    api = serve(orders(fails, Policy(should_store=store_errors)))
+    api.add_exception_handler(
+        TooPoor, lambda request, error: api.create_response(request, "too poor", status=402)
+    )
+    key = new_key()
+    first = post(client, "/v0/orders", key)
+    assert (first.status_code, first.json()) == (402, "too poor")
+    assert_replays(first, post(client, "/v0/orders", key))
+    assert effects() == 0
+
+
+def test_an_unexpected_error(serve: Serve, client: Client) -> None:
+    """It rolls back, and Django gets to know it."""
+
+    def fails(request: HttpRequest, order: Order) -> Any:
+        create(request, order)
+        raise LookupError("boom")
+
+    serve(orders(fails))
+    with pytest.raises(LookupError, match="boom"):
+        post(client, "/v0/orders", new_key())
+    assert effects() == 0
+
+
+def test_a_response_that_does_not_suit_its_schema(serve: Serve, client: Client) -> None:
+    """The response is made within the transaction: if it cannot be made, nothing is kept."""
+
+    def wrong(request: HttpRequest, order: Order) -> Any:
+        create(request, order)
+        return Status(201, {"number": "none"})
+
+    serve(orders(wrong))
+    key = new_key()
+    with pytest.raises(Exception, match="number"):
+        post(client, "/v0/orders", key)
+    assert effects() == 0
+    assert record(key).status == "failed"
+
+
+def test_invalid_arguments(serve: Serve, client: Client) -> None:
+    """They are refused before the key is looked at, so that it stays free."""
+    serve(orders())
+    key = new_key()
+    invalid = client.post("/v0/orders", "{}", "application/json", headers={"Idempotency-Key": key})
+    assert invalid.status_code == 422
+    assert not IdempotencyKey.objects.exists()
+    assert post(client, "/v0/orders", key).status_code == 201
+
+
+def test_a_required_key(serve: Serve, client: Client) -> None:
+    """Without its key, a request is refused with a problem."""
+    serve(orders(policy=Policy(required=True)))
+    assert_problem(post(client, "/v0/orders"), 400, "key-missing")
+    assert effects() == 0
+
+
+@pytest.mark.parametrize("kind", [IdempotencyError, FingerprintMismatch, Exception])
+def test_refusals_as_the_api_answers_them(serve: Serve, client: Client, kind: Any) -> None:
+    """A handler for our errors makes the response of a refusal; one for all errors does not."""
+    api = serve(orders())
+    api.add_exception_handler(
+        kind, lambda request, error: api.create_response(request, error.slug, status=418)
+    )
+    key = new_key()
+    post(client, "/v0/orders", key)
+    refused = post(client, "/v0/orders", key, "b")
+    if kind is Exception:
+        assert_problem(refused, 422, "mismatch")
+    else:
+        assert (refused.status_code, refused.json()) == (418, "mismatch")
+
+
+def test_async_operations(serve: Serve, client: Client) -> None:
+    """An async operation is leased: it runs once, and a raised error is not stored."""
+
+    async def acreate(request: HttpRequest, order: Order) -> Any:
+        await Effect.objects.acreate(reference=order.reference)
+        if order.reference == "b":
+            raise HttpError(402, "No money")
+        return Status(201, {"number": 7})
+
+    serve(orders(acreate))
+    key, failing = new_key(), new_key()
+    first = post(client, "/v0/orders", key)
+    assert (first.status_code, first.json()) == (201, {"number": 7})
+    assert_replays(first, post(client, "/v0/orders", key))
+    for _ in range(2):
+        assert post(client, "/v0/orders", failing, "b").status_code == 402
+    assert (effects(), effects("b")) == (1, 2)
+
+
+def test_an_async_operation_beside_a_sync_one(serve: Serve, client: Client) -> None:
+    """A sync operation on the route of an async one is protected, too."""
+    router = orders()
+
+    @router.put("/orders")
+    async def replace(request: HttpRequest) -> None: ...
+
+    serve(router)
+    key = new_key()
+    assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
+    found = {each.method: each.how for each in endpoints()}
+    assert found == {"POST": "decorator", "PUT": ""}
+
+
+def test_uploads(serve: Serve, client: Client) -> None:
+    """Uploaded files are part of the fingerprint, and the function gets them whole."""
+
+    def upload(request: HttpRequest, scan: File[UploadedFile]) -> Any:
+        Effect.objects.create(reference=scan.read().decode())
+        return Status(201, {"number": scan.size})
+
+    serve(orders(upload))
+    key = new_key()
+
+    def send(content: bytes) -> HttpResponse:
+        scan = SimpleUploadedFile("scan.txt", content)
+        return client.post("/v0/orders", {"scan": scan}, headers={"Idempotency-Key": key})
+
+    first = send(b"a")
+    assert (first.status_code, first.json()) == (201, {"number": 1})
+    assert_replays(first, send(b"a"))
+    assert_problem(send(b"b"), 422, "mismatch")
+    assert (effects(), effects("b")) == (1, 0)
+
+
+def test_headers_and_plain_responses(serve: Serve, client: Client) -> None:
+    """Headers that the function sets are replayed, and so is a response of Django's."""
+
+    def sets(request: HttpRequest, order: Order, response: HttpResponse) -> Any:
+        create(request, order)
+        if order.reference == "b":
+            return HttpResponse(b"\x00\xff", status=202, content_type="image/x")
+        response["X-Number"] = "7"
+        return Status(201, {"number": 7})
+
+    serve(orders(sets))
+    for reference in ("a", "b"):
+        key = new_key()
+        first = post(client, "/v0/orders", key, reference)
+        assert_replays(first, post(client, "/v0/orders", key, reference))
+        assert first.headers.get("X-Number") == {"a": "7"}.get(reference)
+
+
+def test_a_streamed_response(serve: Serve, client: Client) -> None:
+    """A stream of Django's leaves a tombstone: a retry runs nothing, and is told so."""
+
+    def streams(request: HttpRequest, order: Order) -> Any:
+        create(request, order)
+        return StreamingHttpResponse([b"1"])
+
+    serve(orders(streams))
+    key = new_key()
+    assert post(client, "/v0/orders", key).getvalue() == b"1"
+    assert_problem(post(client, "/v0/orders", key), 409, "response-not-stored")
+    assert effects() == 1
+
+
+def test_a_stream_of_ninja_is_refused() -> None:
+    """Its work is done when the function has returned, so it cannot be protected."""
+    with pytest.raises(ImproperlyConfigured, match="streams its response"):
+        orders(response=SSE[Made])
+
+
+def test_above_the_operation_is_refused() -> None:
+    """The operation would have the unprotected function."""
+    router = Router()
+    with pytest.raises(ImproperlyConfigured, match="Put @idempotent below it"):
+        idempotent(router.post("/orders")(lambda request: None))
+
+
+def test_decorators_around_an_operation(serve: Serve, client: Client) -> None:
+    """Decorators of a view, an operation, a router or an API run for each request, replays too."""
+    seen: list[str] = []
+
+    def notes(name: str) -> Any:
+        def decorator(function: Any) -> Any:
+            def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                seen.append(name)
+                return function(request, *args, **kwargs)
+
+            return inner
+
+        return decorator
+
+    router = Router()
+    function = idempotent(decorate_view(notes("below"))(create))
+    router.post("/orders", response={201: Made})(decorate_view(notes("above"))(function))
+    router.add_decorator(notes("view"), mode="view")
+    serve(router)
+    key = new_key()
+    post(client, "/v0/orders", key)
+    assert sorted(seen) == ["above", "below", "view"]
+    assert is_replay(post(client, "/v0/orders", key))
+    assert sorted(seen) == sorted(["above", "below", "view"] * 2)
+    assert effects() == 1
+
+
+@with_test_clients
+def test_ninja_s_own_test_clients() -> None:
+    """The tests of a project can send keys with them."""
+    client = TestClient(orders())
+    headers = {"Idempotency-Key": new_key()}
+    first = client.post("/orders", json={"reference": "a"}, headers=headers)
+    assert first.status_code == 201
+    again = client.post("/orders", json={"reference": "a"}, headers=headers)
+    assert (again.json(), again["Idempotent-Replayed"]) == (first.json(), "true")
+    assert effects() == 1
+
+
+@with_test_clients
+def test_ninja_s_own_async_test_client() -> None:
+    """The async one, too."""
+
+    async def acreate(request: HttpRequest, order: Order) -> Any:
+        await Effect.objects.acreate(reference=order.reference)
+        return Status(201, {"number": 7})
+
+    client = TestAsyncClient(orders(acreate))
+    send = async_to_sync(client.post)
+    headers = {"Idempotency-Key": new_key()}
+    first = send("/orders", json={"reference": "a"}, headers=headers)
+    again = send("/orders", json={"reference": "a"}, headers=headers)
+    assert (first.status_code, again["Idempotent-Replayed"]) == (201, "true")
+    assert effects() == 1
+
+
+class TestMiddleware:
+    """Below the middleware, which cannot protect an operation itself."""
+
+    @pytest.fixture(autouse=True)
+    def _middleware(self, settings: Any) -> None:
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+
+    @pytest.fixture
+    def mixed(self, serve: Serve) -> None:
+        """Three operations: protected, exempt, and neither."""
+        router = orders()
+        router.put("/orders", response={201: Made})(idempotency_exempt(create_again))
+        router.patch("/orders", response={201: Made})(unprotected)
+        serve(router)
+
+    def test_refusal(self, mixed: None, client: Client) -> None:
+        """A key for an operation that nothing protects is refused, and says what to do."""
+        key = new_key()
+        assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
+        assert post(client, "/v0/orders", key, method="put").status_code == 201
+        with pytest.raises(ImproperlyConfigured, match="Put @idempotent on the function, below"):
+            post(client, "/v0/orders", key, method="patch")
+        assert effects() == 2
+
+    def test_check(self, mixed: None, settings: Any) -> None:
+        """A check says so before any request, until the views of ninja are exempt."""
+        [found] = [each for each in run_checks() if each.id == "idempotency_django.E023"]
+        assert "tests.test_ninja.unprotected is a view of django-ninja" in found.msg
+        assert found.hint == "It serves /v0/orders."
+        assert {each.method: each.how for each in endpoints()} == {
+            "POST": "decorator",
+            "PUT": "exempt",
+            "PATCH": "middleware",
+        }
+        settings.IDEMPOTENCY = {"MIDDLEWARE_EXEMPT": ["ninja"]}
+        assert not [each for each in run_checks() if each.id == "idempotency_django.E023"]
+        assert sorted(each.how for each in endpoints()) == ["decorator", "exempt", "exempt"]
+
+
+def create_again(request: HttpRequest, order: Order) -> Any:
+    """Make an effect, each time."""
+    return create(request, order)
+
+
+def unprotected(request: HttpRequest, order: Order) -> Any:
+    """Make an effect, each time."""
+    return create(request, order)
+
+
+def test_inventory(serve: Serve) -> None:
+    """Each operation is an endpoint, with its function, its method and its policy."""
+    router = orders(policy=Policy(required=True))
+    router.get("/orders")(lambda request: [])
+    router.api_operation(["PUT", "PATCH"], "/other")(unprotected)
+    serve(router)
+    assert [
+        (each.method, each.route, each.view.__name__, each.how, each.problem)
+        for each in endpoints()
+    ] == [
+        ("POST", "/v0/orders", "create", "decorator", ""),
+        ("PATCH", "/v0/other", "unprotected", "", ""),
+        ("PUT", "/v0/other", "unprotected", "", ""),
+    ]
+    assert next(endpoints()).policy == Policy(required=True)
+
+
+def test_openapi(serve: Serve) -> None:
+    """The schema has the header, the problems and the mark of a replay, and what the user wrote."""
+    router = orders(
+        policy=Policy(required=True),
+        response={201: Made, 409: Made},
+        openapi_extra={
+            "parameters": [{"in": "query", "name": "trace", "schema": {"type": "string"}}],
+            "responses": {"422": {"description": "Of my own"}},
+        },
+    )
+    router.put("/orders")(create_again)
+    router.get("/orders")(idempotent(lambda request: []))
+    api = serve(router)
+    schema: Any = api.get_openapi_schema()
+    schema_as_json = json.loads(json.dumps(schema))
+    validate(schema_as_json)
+    described = schema_as_json["paths"]["/v0/orders"]["post"]
+    assert [each["name"] for each in described["parameters"]] == ["trace", "Idempotency-Key"]
+    assert described["parameters"][1]["required"]
+    responses = described["responses"]
+    assert set(responses) == {"201", "400", "406", "409", "422", "503"}
+    assert "Idempotent-Replayed" in responses["201"]["headers"]
+    assert responses["409"]["description"] == "Conflict"
+    assert set(responses["409"]["content"]) == {"application/json", "application/problem+json"}
+    assert responses["422"]["description"] == "Of my own"
+    assert described["x-idempotency"] == {"required": True, "lifetime-seconds": 86400}
+    for method in ("put", "get"):
+        assert "x-idempotency" not in schema_as_json["paths"]["/v0/orders"][method]
+    assert schema == api.get_openapi_schema()
+
+
+def test_openapi_of_a_documented_header(serve: Serve) -> None:
+    """A project that takes the header as an argument documents it already."""
+
+    def takes(request: HttpRequest, order: Order, key: Header[str]) -> Any: ...
+
+    takes.__annotations__["key"] = Annotated[str, Header(alias="Idempotency-Key")]
+    api = serve(orders(takes))
+    [parameter] = api.get_openapi_schema()["paths"]["/v0/orders"]["post"]["parameters"]
+    assert (parameter["name"], parameter["required"]) == ("Idempotency-Key", True)
+
+
+class TestAtomicRequests:
+    """Django opens the transaction around the operation: ninja's view cannot give it away."""
+
+    @pytest.fixture(autouse=True)
+    def _atomic(self) -> Iterator[None]:
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        yield
+        connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+    def test_it_commits_with_the_request(self, serve: Serve, client: Client) -> None:
+        """The effect and its response commit together; a raised error takes back both."""
+
+        def fails(request: HttpRequest, order: Order) -> Any:
+            create(request, order)
+            if order.reference == "b":
+                raise HttpError(402, "No money")
+            return Status(201, {"number": 1})
+
+        serve(orders(fails))
+        key, failing = new_key(), new_key()
+        assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
+        for _ in range(2):
+            assert post(client, "/v0/orders", failing, "b").status_code == 402
+        assert (effects(), effects("b")) == (1, 0)
+        assert (record(failing).status, record(failing).attempt) == ("failed", 2)
+
+    def test_leased_is_refused(self, serve: Serve, client: Client) -> None:
+        """A lease could not be seen by others, so the operation is refused before it runs."""
+        serve(orders(policy=Policy(mode="leased")))
+        with pytest.raises(ImproperlyConfigured, match="ATOMIC_REQUESTS"):
+            post(client, "/v0/orders", new_key())
+        assert effects() == 0
