@@ -18,13 +18,14 @@ def lazily(
     Args:
         package: its name.
         namespace: its ``globals()``, where a name is kept once it was imported.
-        homes: the names, and the module in the package that each comes from.
+        homes: the names, and the module in the package that each comes from; with a dot in front,
+            in the package above.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        namespace[name] = getattr(import_module(f"{package}.{homes[name]}"), name)
+        namespace[name] = getattr(import_module(f".{homes[name]}", package), name)
         return namespace[name]
 
     return get, lambda: sorted({*namespace, *homes})

@@ -1,4 +1,5 @@
-"""For tests: :func:`effects_outside`, and the contract of stores as a suite for any store.
+"""For tests of projects: clients and assertions for retries, races and crashes. For stores: their
+contract, as a suite for any store.
 
 ::
 
@@ -7,26 +8,34 @@
         def _store(self, transactional_db):
             self.store = MyStore("default")
 
-It needs no particular test framework: the methods named ``test_…`` are plain functions with
-``assert``, and ``self.store`` is the store. Do not run its tests within a transaction: they use
-threads.
+All of it works in any test framework: the suite's methods named ``test_…`` are plain functions
+with ``assert``, and ``self.store`` is the store. Do not run its tests within a transaction: they
+use threads.
 """
 
 from __future__ import annotations
 
-from ..engine.effects import Effect, effects_outside
-from .contract import (
-    ANSWER,
-    MOMENT,
-    PATIENCE,
-    SECOND,
-    BatchesContract,
-    OwnersContract,
-    RacesContract,
-    an_operation,
-    eventually,
-    in_threads,
-)
+from typing import TYPE_CHECKING
+
+from ..lazy import lazily
+
+if TYPE_CHECKING:
+    from ..engine.effects import Effect, effects_outside
+    from .clients import IdempotentTestClient, assert_replayed
+    from .contract import (
+        ANSWER,
+        MOMENT,
+        PATIENCE,
+        SECOND,
+        StoreContract,
+        an_operation,
+        eventually,
+        in_threads,
+    )
+    from .crashes import crash
+    from .drf import IdempotentAPIClient
+    from .races import Race, race
+    from .writes import assert_no_writes
 
 __all__ = [
     "ANSWER",
@@ -34,13 +43,41 @@ __all__ = [
     "PATIENCE",
     "SECOND",
     "Effect",
+    "IdempotentAPIClient",
+    "IdempotentTestClient",
+    "Race",
     "StoreContract",
     "an_operation",
+    "assert_no_writes",
+    "assert_replayed",
+    "crash",
     "effects_outside",
     "eventually",
     "in_threads",
+    "race",
 ]
 
-
-class StoreContract(OwnersContract, BatchesContract, RacesContract):
-    """Subclass it and set ``self.store`` before each test."""
+# pytest loads plugin.py in every project that installs this package, so nothing is imported here.
+__getattr__, __dir__ = lazily(
+    __name__,
+    globals(),
+    {
+        "ANSWER": "contract",
+        "MOMENT": "contract",
+        "PATIENCE": "contract",
+        "SECOND": "contract",
+        "Effect": ".engine.effects",
+        "IdempotentAPIClient": "drf",
+        "IdempotentTestClient": "clients",
+        "Race": "races",
+        "StoreContract": "contract",
+        "an_operation": "contract",
+        "assert_no_writes": "writes",
+        "assert_replayed": "clients",
+        "crash": "crashes",
+        "effects_outside": ".engine.effects",
+        "eventually": "contract",
+        "in_threads": "contract",
+        "race": "races",
+    },
+)

@@ -74,7 +74,11 @@ class Strike:
     """A disturbance of a process at the boundary of that number."""
 
     how: str
-    number: int
+    number: int = -1
+
+    def hits(self, passed: Sequence[str], what: str) -> bool:
+        """Whether it happens at the boundary before something, after those that were passed."""
+        return self.number == len(passed)
 
 
 class Boundaries:
@@ -100,9 +104,10 @@ class Boundaries:
         if quiet or threading.current_thread().name.startswith(HEARTBEAT):
             return False
         with self._lock:
-            strike, number = self._strike, len(self.passed)
+            strike = self._strike
+            is_hit = strike is not None and strike.hits(self.passed, what)
             self.passed.append(what)
-            if strike is None or strike.number != number:
+            if strike is None or not is_hit:
                 return False
             self._tell(what)
             if strike.how != LOSE:
@@ -442,29 +447,40 @@ def close_connections() -> None:
             connection.close_pool()
 
 
-def validate_databases() -> None:
-    """Refuse to work where processes cannot be made, or would not see what this one has written.
+def validate_fork(what: str) -> None:
+    """Refuse to work where processes cannot be made.
 
     Raises:
-        ImproperlyConfigured: this is Windows; a transaction is open; or a database is in memory.
+        ImproperlyConfigured: this is Windows.
     """
     if not hasattr(os, "fork"):
         raise ImproperlyConfigured(
-            "chaos() needs os.fork(), which this system does not have. Run the test on Linux or "
+            f"{what} needs os.fork(), which this system does not have. Run the test on Linux or "
             'macOS, and skip it elsewhere: @pytest.mark.skipif(not hasattr(os, "fork"), '
             'reason="needs os.fork").'
         )
+
+
+def validate_databases(what: str) -> None:
+    """Refuse to work where other connections would not see what this one has written.
+
+    Args:
+        what: has those connections, such as ``"the processes of chaos()"``.
+
+    Raises:
+        ImproperlyConfigured: a transaction is open, or a database is in memory.
+    """
     for connection in connections.all():
         if connection.in_atomic_block:
             raise ImproperlyConfigured(
-                f"A transaction is open on the database {connection.alias!r}, so the processes of "
-                "chaos() do not see the test's data. Use a TransactionTestCase, or "
+                f"A transaction is open on the database {connection.alias!r}, so {what} do not see "
+                "the test's data. Use a TransactionTestCase, or "
                 "pytest.mark.django_db(transaction=True)."
             )
         if getattr(connection, "is_in_memory_db", bool)():
             raise ImproperlyConfigured(
-                f"The database {connection.alias!r} is in the memory of this process, so the "
-                "processes of chaos() do not see it. Use a file for tests: "
+                f"The database {connection.alias!r} is in the memory of this process, so {what} do "
+                "not see it. Use a file for tests: "
                 'DATABASES["default"]["TEST"] = {"NAME": BASE_DIR / "test.sqlite3"}.'
             )
 
@@ -861,7 +877,8 @@ def chaos(
             f"There is no disturbance {unknown!r}. Choose from {', '.join(DISTURBANCES)}."
         )
     counted(expected, "expected= is")
-    validate_databases()
+    validate_fork("chaos()")
+    validate_databases("the processes of chaos()")
     trials = Trials(
         deliver=async_to_sync(deliver) if iscoroutinefunction(deliver) else deliver,
         message=message,

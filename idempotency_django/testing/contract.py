@@ -855,3 +855,7 @@ class BatchesContract(StepsContract):
             claims = claims_in(self.store.acquire_many(batch))
             assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
             return claims
+
+
+class StoreContract(OwnersContract, BatchesContract, RacesContract):
+    """Subclass it and set ``self.store`` before each test."""

@@ -1,0 +1,125 @@
+"""For tests: a client that sends a key with each unsafe request, and can send it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+from django.http.response import HttpResponseBase
+from django.test import Client
+from django.test.client import FakePayload
+
+from ..http.messages import meta_name, replayed_header
+from ..policy import UNSAFE_METHODS, project_dialect
+from ..policy.identity import header_of
+
+BODY = "wsgi.input"
+
+
+def copied_body(environ: dict[str, Any], name: str = BODY) -> bytes | None:
+    """Read the body of a request that is not sent yet, which stays readable.
+
+    ``None``: it is not the test client's, so that it may be readable only once.
+
+    Args:
+        environ: the request, as a test client has it.
+        name: of the body in it.
+    """
+    payload = environ.get(name)
+    if payload is None:
+        return b""
+    if not isinstance(payload, FakePayload) or payload.read_started:
+        return None
+    body: bytes = payload.read()
+    environ[name] = FakePayload(body)
+    return body
+
+
+class KeyedMixin:
+    """Sends a new key with each unsafe request that has none.
+
+    Attributes:
+        key_header: the header with the key; empty: the project's.
+    """
+
+    key_header = ""
+    _last: tuple[dict[str, Any], bytes] | None = None
+
+    def request(self, **environ: Any) -> Any:
+        """Send a request, as the client below does."""
+        if environ.get("REQUEST_METHOD") in UNSAFE_METHODS:
+            header = meta_name(self.key_header or header_of(project_dialect()))
+            if header not in environ and header not in getattr(self, "defaults", {}):
+                environ[header] = str(uuid4())
+            body = copied_body(environ)
+            self._last = None if body is None else ({**environ}, body)
+        return super().request(**environ)  # type: ignore[misc]  # of the client below
+
+    def retry(self) -> Any:
+        """Send the last unsafe request again, with the same key and body.
+
+        Returns:
+            The response. Redirects are not followed.
+
+        Raises:
+            ValueError: there is no such request, or its body cannot be read again.
+        """
+        if self._last is None:
+            raise ValueError(
+                "There is no request to send again. Send a POST, PUT, PATCH or DELETE first. Its "
+                "body must not be a stream of your own."
+            )
+        environ, body = self._last
+        return self.request(**{**environ, BODY: FakePayload(body)})
+
+
+class IdempotentTestClient(KeyedMixin, Client):
+    """Django's test client, which sends a new key with each unsafe request. ::
+
+        class ChargeTests(TestCase):
+            client_class = IdempotentTestClient
+
+            def test_a_retry_gets_the_first_response(self):
+                first = self.client.post("/charges/", {"amount": 500})
+                assert_replayed(first, self.client.retry())
+
+    A request that has a key already, or a client with a key in its ``headers=``, keeps it.
+    """
+
+
+def assert_replayed(first: HttpResponseBase, second: HttpResponseBase) -> None:
+    """Assert that the second response is a replay of the first: same status and body, and marked.
+
+    Raises:
+        AssertionError: it is not; it shows the difference.
+    """
+    wrong = difference(first, second)
+    header = replayed_header(project_dialect())
+    if header and second.get(header) != "true":
+        wrong = [f"it has no header {header}", *wrong]
+    if wrong:
+        raise AssertionError(f"The second response is not a replay: {', and '.join(wrong)}.")
+
+
+def difference(
+    first: HttpResponseBase, second: HttpResponseBase, statuses: Mapping[int, int] | None = None
+) -> list[str]:
+    """What is different in the second response, in words.
+
+    Args:
+        first: a response.
+        second: the response to the same request.
+        statuses: those that a policy replaces in replays.
+    """
+    expected = (statuses or {}).get(first.status_code, first.status_code)
+    if second.status_code != expected:
+        return [f"its status is {second.status_code}, not {expected}: {_start(second)}"]
+    if getattr(first, "content", None) != getattr(second, "content", None):
+        return [f"its body is {_start(second)}, not {_start(first)}"]
+    return []
+
+
+def _start(response: HttpResponseBase) -> str:
+    """The beginning of a response's body."""
+    return repr(getattr(response, "content", b"")[:200].decode(errors="replace"))

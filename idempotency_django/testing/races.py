@@ -1,0 +1,117 @@
+"""For tests: simultaneous duplicates, which meet before the first of them writes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from django.db import connections
+
+from ..http.messages import replayed_header
+from ..policy import project_dialect
+from .chaos import validate_databases
+from .writes import bookkeeping_tables, table_written
+
+_PATIENCE: Final = 0.5
+"""Seconds that a request waits for the others before its first write: they may wait for it."""
+
+_LONGEST: Final = 60
+"""Seconds after which a race is given up."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What became of simultaneous duplicates.
+
+    Attributes:
+        responses: what was returned, in no order.
+        errors: what was raised.
+    """
+
+    responses: list[Any]
+    errors: list[Exception]
+
+    @property
+    def executed(self) -> int:
+        """How many of them were executed: answered with less than 400, and not a replay."""
+        return len([each for each in self.responses if _is_executed(each)])
+
+
+def _is_executed(response: Any) -> bool:
+    status = getattr(response, "status_code", 0)
+    header = replayed_header(project_dialect())
+    return status < 400 and header not in getattr(response, "headers", {})
+
+
+class _Meeting:
+    """Where requests wait for each other, once each: until all others are there or have ended."""
+
+    def __init__(self, expected: int) -> None:
+        self._missing = expected
+        self._changed = threading.Condition()
+        self._mine = threading.local()
+        self._ignored = bookkeeping_tables()
+
+    def come(self, *, wait: bool) -> None:
+        if getattr(self._mine, "came", False):
+            return
+        self._mine.came = True
+        with self._changed:
+            self._missing -= 1
+            self._changed.notify_all()
+            if wait:
+                self._changed.wait_for(lambda: self._missing == 0, _PATIENCE)
+
+    def before_write(self, execute: Any, sql: Any, *arguments: Any) -> Any:
+        table = table_written(str(sql))
+        if table is not None and table not in self._ignored:
+            self.come(wait=True)
+        return execute(sql, *arguments)
+
+
+def race(send: Callable[[], Any], n: int = 8) -> Race:
+    """Send the same request from several threads at once. ::
+
+        def send():
+            return Client().post("/charges/", {"amount": 500}, headers={"Idempotency-Key": key})
+
+        assert race(send).executed == 1
+        assert Charge.objects.count() == 1
+
+    They start together. Before its first write, each waits half a second for the others to come to
+    theirs. So a view that looks first and writes later executes each of them.
+
+    Args:
+        send: sends the request with a key, over a client of its own, and returns the response.
+        n: how often it is sent.
+
+    Raises:
+        ImproperlyConfigured: a transaction is open, or a database is in memory.
+    """
+    validate_databases("the threads of race()")
+    together, meeting = threading.Barrier(n, timeout=_LONGEST), _Meeting(n)
+    with ThreadPoolExecutor(n) as threads:
+        ended = list(threads.map(partial(_run, send, together, meeting), range(n)))
+    return Race(
+        [each for each in ended if not isinstance(each, Exception)],
+        [each for each in ended if isinstance(each, Exception)],
+    )
+
+
+def _run(send: Callable[[], Any], together: threading.Barrier, meeting: _Meeting, _: int) -> Any:
+    try:
+        with ExitStack() as observed:
+            for connection in connections.all():
+                observed.enter_context(connection.execute_wrapper(meeting.before_write))
+            together.wait()
+            return send()
+    except Exception as error:  # noqa: BLE001  # whatever a request ends in
+        return error
+    finally:
+        meeting.come(wait=False)
+        connections.close_all()

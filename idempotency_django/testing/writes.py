@@ -1,0 +1,314 @@
+"""For tests: what a request writes, sends and starts, apart from this package's own bookkeeping."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from typing import Any, Final
+
+from django.apps import apps
+from django.conf import settings
+from django.core import mail
+from django.core.cache import caches
+from django.core.cache.backends.db import BaseDatabaseCache
+from django.core.cache.backends.locmem import LocMemCache
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+_TABLE: Final = r"(?:[\"`\w$]+\.)?[\"`]?([\w$]+)"
+_WRITE: Final = re.compile(
+    r"(?:INSERT(?:\s+OR\s+\w+|\s+IGNORE)?\s+INTO|REPLACE\s+INTO|MERGE\s+INTO|DELETE\s+FROM|UPDATE)"
+    rf"\s+(?:ONLY\s+)?{_TABLE}",
+    re.IGNORECASE,
+)
+_WRITE_BELOW: Final = re.compile(  # not the UPDATE of FOR UPDATE, or of ON CONFLICT DO UPDATE
+    rf"\b(?:INSERT\s+INTO|DELETE\s+FROM)\s+{_TABLE}|\bUPDATE\s+{_TABLE}[\"`]?\s+SET\b",
+    re.IGNORECASE,
+)
+_SAVEPOINT: Final = re.compile(r"(ROLLBACK TO )?SAVEPOINT (\S+)")
+_LAST_LOGIN: Final = re.compile(r"UPDATE \S+ SET [\"`]?last_login[\"`]? = [^,]+ WHERE ")
+_OURS: Final = "idempotency_django"
+_TASK_SIGNALS: Final = (
+    ("celery.signals", "task_prerun"),  # the only one that eager tasks send
+    ("celery.signals", "before_task_publish"),
+    ("django_tasks.signals", "task_enqueued"),
+    ("django.tasks.signals", "task_enqueued"),
+)
+_SHOWN: Final = 200  # characters of a statement
+
+
+def table_written(sql: str) -> str | None:
+    """The table that a statement writes to; ``None``: it does not write."""
+    sql = sql.lstrip()
+    found = _WRITE_BELOW.search(sql) if sql[:4].upper() == "WITH" else _WRITE.match(sql)
+    return next(filter(None, found.groups())) if found else None
+
+
+def bookkeeping_tables() -> frozenset[str]:
+    """Tables that a retry may write to: records, sessions, caches with throttles."""
+    stores: list[Any] = [each for each in caches.all(True) if isinstance(each, BaseDatabaseCache)]
+    tables = {each._table for each in stores}
+    if apps.is_installed(_OURS):
+        tables |= {model._meta.db_table for model in apps.get_app_config(_OURS).get_models()}
+    if apps.is_installed("django.contrib.sessions"):
+        session = import_module(settings.SESSION_ENGINE).SessionStore
+        if hasattr(session, "get_model_class"):
+            tables.add(session.get_model_class()._meta.db_table)
+    return frozenset(tables)
+
+
+@dataclass(frozen=True)
+class Write:
+    """A statement that wrote rows."""
+
+    sql: str
+    table: str
+
+    def __str__(self) -> str:
+        line = " ".join(self.sql.split())
+        return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
+
+
+class _Log:
+    """What was written over one connection and not rolled back, while its block runs."""
+
+    def __init__(self, connection: Any, ignored: Collection[str]) -> None:
+        self.writes: list[Write] = []
+        self._connection = connection
+        self._ignored = ignored
+        self._savepoints: dict[str, int] = {}
+        self._committed = 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        ends = {"_commit": self._keep, "_rollback": self._drop}
+        with self._connection.execute_wrapper(self._executed):
+            for name, note in ends.items():
+                setattr(
+                    self._connection, name, partial(_then, getattr(self._connection, name), note)
+                )
+            try:
+                yield
+            finally:
+                for name in ends:
+                    vars(self._connection).pop(name, None)
+
+    def _executed(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        result = execute(sql, params, many, context)
+        text = str(sql)
+        point = _SAVEPOINT.match(text)
+        if point and point[1]:
+            del self.writes[self._savepoints.get(point[2], 0) :]
+        elif point:
+            self._savepoints[point[2]] = len(self.writes)
+        else:
+            self._note(text, context)
+        if not self._connection.in_atomic_block:
+            self._keep()
+        return result
+
+    def _note(self, sql: str, context: Any) -> None:
+        table = table_written(sql)
+        if table is None or table in self._ignored or _LAST_LOGIN.match(sql):
+            return
+        if table in bookkeeping_tables():
+            return
+        # SQLite counts the rows of a RETURNING when they are fetched.
+        is_counted = self._connection.vendor != "sqlite" or "RETURNING" not in sql
+        if not (is_counted and context["cursor"].rowcount == 0):
+            self.writes.append(Write(sql, table))
+
+    def _keep(self) -> None:
+        self._committed = len(self.writes)
+
+    def _drop(self) -> None:
+        del self.writes[self._committed :]
+
+
+def _then(end: Callable[[], None], note: Callable[[], None]) -> None:
+    end()
+    note()
+
+
+class Writes:
+    """Notes the statements of this thread that write rows and are not rolled back. ::
+
+        with Writes() as written:
+            client.post("/charges/")
+        assert not written.all
+
+    Args:
+        ignore: tables that may be written to, besides :func:`bookkeeping_tables`.
+    """
+
+    def __init__(self, ignore: Collection[str] = ()) -> None:
+        self._logs = [_Log(connection, frozenset(ignore)) for connection in connections.all()]
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Writes:
+        for log in self._logs:
+            self._undo.enter_context(log.kept())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    @property
+    def all(self) -> list[Write]:
+        """What was written, database after database."""
+        return [write for log in self._logs for write in log.writes]
+
+
+@contextmanager
+def assert_no_writes(*, ignore: Collection[str] = ()) -> Iterator[None]:
+    """Assert that the block writes no rows. It may roll back what it writes. ::
+
+        with assert_no_writes():
+            client.retry()
+
+    Records of this package, sessions, caches and ``last_login`` may be written. Statements of
+    other threads are not seen.
+
+    Args:
+        ignore: further tables that may be written to, such as ``{"audit_log"}``.
+
+    Raises:
+        AssertionError: rows were written; it shows the statements.
+    """
+    with Writes(ignore) as written:
+        yield
+    if written.all:
+        statements = "\n".join(f"    {write}" for write in written.all)
+        raise AssertionError(f"Rows were written:\n{statements}")
+
+
+@dataclass
+class Effects:
+    """What a request did that a retry must not do.
+
+    Attributes:
+        writes: what it wrote.
+        others: the e-mails, ``on_commit`` hooks and tasks, each in words.
+    """
+
+    writes: list[Write] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def rehearsal(ignore: Collection[str] = ()) -> Iterator[Effects]:
+    """What this thread does in the block is noted and undone.
+
+    Undone are rows, on connections that are open already, ``on_commit`` hooks, e-mails, entries of
+    caches in memory, and the log of queries. Tasks are only noted. Nothing is logged.
+
+    Args:
+        ignore: tables that may be written to.
+    """
+    effects = Effects()
+    opened = [each for each in connections.all() if each.connection is not None]
+    with ExitStack() as undo:
+        undo.enter_context(_silence())
+        for connection in connections.all():
+            undo.enter_context(_unlogged(connection))
+        undo.enter_context(_caches_restored())
+        for connection in opened:
+            undo.enter_context(_rolled_back(connection))
+        hooks = {each.alias: len(each.run_on_commit) for each in opened}
+        sent = len(outbox())
+        with _noting_tasks(effects.others), Writes(ignore) as written:
+            yield effects
+        effects.writes = written.all
+        effects.others += [f"e-mail {message.subject!r}" for message in outbox()[sent:]]
+        del outbox()[sent:]
+        for each in opened:
+            added = [hook[1] for hook in each.run_on_commit[hooks[each.alias] :]]
+            effects.others += [f"on_commit hook {name}" for name in map(_named, added) if name]
+
+
+def outbox() -> list[Any]:
+    """The e-mails of the test so far."""
+    found: list[Any] = getattr(mail, "outbox", [])
+    return found
+
+
+def _named(hook: Any) -> str:
+    """The name of a hook; empty: it is this package's own."""
+    while isinstance(hook, partial):
+        hook = hook.func
+    module = getattr(hook, "__module__", "") or ""
+    if module.partition(".")[0] == _OURS:
+        return ""
+    return f"{module}.{getattr(hook, '__qualname__', hook)}"
+
+
+@contextmanager
+def _noting_tasks(names: list[str]) -> Iterator[None]:
+    def note(sender: Any = None, **_: Any) -> None:
+        # A task that is idempotent itself may be sent twice.
+        if not any(base.__module__.partition(".")[0] == _OURS for base in type(sender).__mro__):
+            names.append(f"task {getattr(sender, 'name', sender)}")
+
+    # A project that sends tasks has imported them.
+    modules = [(sys.modules.get(module), name) for module, name in _TASK_SIGNALS]
+    signals = [getattr(module, name) for module, name in modules if module]
+    for signal in signals:
+        signal.connect(note, weak=False)
+    try:
+        yield
+    finally:
+        for signal in signals:
+            signal.disconnect(note)
+
+
+@contextmanager
+def _rolled_back(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    atomic = transaction.atomic(using=connection.alias)
+    atomic._from_testcase = True  # type: ignore[attr-defined]  # durable blocks may be in it
+    with atomic:
+        try:
+            yield
+        finally:
+            transaction.set_rollback(True, using=connection.alias)
+
+
+@contextmanager
+def _unlogged(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """``assertNumQueries`` does not count what is executed in the block."""
+    before = list(connection.queries_log)
+    try:
+        yield
+    finally:
+        connection.queries_log.clear()
+        connection.queries_log.extend(before)
+
+
+@contextmanager
+def _caches_restored() -> Iterator[None]:
+    """Throttles count nothing of what happens in the block, where they count in memory."""
+    stores: list[Any] = [each for each in caches.all(True) if isinstance(each, LocMemCache)]
+    before = [(each._cache.copy(), each._expire_info.copy()) for each in stores]
+    try:
+        yield
+    finally:
+        for each, (entries, expiry) in zip(stores, before, strict=True):
+            for current, kept in ((each._cache, entries), (each._expire_info, expiry)):
+                current.clear()
+                current.update(kept)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """``caplog`` sees no record of the block."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
