@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.cookies import SimpleCookie
@@ -27,8 +27,8 @@ from django.urls import Resolver404, resolve
 from .. import signals
 from ..checks.inventory import Endpoint, endpoint_of
 from ..conf import conf
-from ..errors import ResponseNotStored
 from ..engine.effects import effects_outside
+from ..errors import ResponseNotStored
 from ..http.messages import meta_name, replayed_header, status_of
 from ..http.routes import readable
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy, dialect_of, project_dialect
@@ -269,9 +269,11 @@ class _Sending:
                 yield
         finally:
             signals.claimed.disconnect(note)
-        lines = [str(effect) for effect in effects if effect.peer not in self._test.ignore]
-        if lines:
-            self._test.find(self._name, "cannot be rolled back:", lines, "")
+        outside = [effect for effect in effects if effect.peer not in self._test.ignore]
+        if outside:
+            advice = _allowed(effect.peer for effect in outside)
+            what = "did something that no rollback undoes:"
+            self._test.find(self._name, what, map(str, outside), advice)
 
     def repeats(self, first: Any) -> Iterator[_Repeat]:
         """The requests to send in response to the first one's response."""
@@ -292,7 +294,12 @@ class _Sending:
         if is_protected and self._client.cookies == self._cookies:  # it is the same caller
             wrong = self._wrong(first, retry)
             if wrong:
-                self._test.find(self._name, "was sent again, and did not get a replay:", [wrong], _ADVICE["refused"])
+                self._test.find(
+                    self._name,
+                    "was sent again, and did not get a replay:",
+                    [wrong],
+                    _ADVICE["refused"],
+                )
         elif not is_protected and self._has_other_protection(first):
             yield from self._foreign(first)
 
@@ -304,10 +311,9 @@ class _Sending:
         lines = [*map(str, writes), *retry.effects.others]
         if lines:
             unprotected = "unkeyed" if self._endpoint.policy else "unprotected"
-            tables = ", ".join(sorted({repr(write.table) for write in writes}))
             advice = _ADVICE["protected" if is_protected else unprotected]
-            if tables:
-                advice += f" To allow it here: @pytest.mark.{MARK}(ignore={{{tables}}})."
+            if writes:
+                advice = f"{advice} {_allowed(write.table for write in writes)}"
             self._test.find(self._name, "was sent again, and had an effect:", lines, advice)
         return bool(lines)
 
@@ -317,7 +323,8 @@ class _Sending:
         status = retry.response.status_code
         is_replay = self._is_replay(retry.response)
         if not is_replay and (
-            status == 429 or (status == status_of(ResponseNotStored) and _is_problem(retry))
+            status == 429
+            or (status == status_of(ResponseNotStored, self._dialect) and _is_tombstone(retry))
         ):
             return ""  # a throttle, or a response that is too large or streamed
         if is_replay and "html" in first.get("Content-Type", ""):
@@ -326,6 +333,12 @@ class _Sending:
         different = difference(first, retry.response, statuses)
         is_other_body = different and status == first.status_code and not is_replay
         return "" if is_other_body else "".join(different)
+
+    def _is_tombstone(self, response: Any) -> bool:
+        """Whether a response says that the first one was too large to be stored, or streamed."""
+        content = getattr(response, "content", b"").replace(b"_", b"-")
+        is_status = response.status_code == status_of(ResponseNotStored, self._dialect)
+        return is_status and ResponseNotStored.slug.encode() in content
 
     def _is_replay(self, response: Any) -> bool:
         """Whether a response is marked as a replay."""
@@ -364,13 +377,14 @@ class _Sending:
         return f"{self._message.method} {self._message.path}"
 
 
+def _allowed(names: Iterable[str]) -> str:
+    listed = ", ".join(sorted({repr(name) for name in names}))
+    return f"To allow it in this test: @pytest.mark.{MARK}(ignore={{{listed}}})."
+
+
 def _is_same(first: Any, other: _Repeat) -> bool:
     """Whether a request that wrote nothing got the response of the first one."""
     return other.response is not None and not difference(first, other.response)
-
-
-def _is_problem(repeat: _Repeat) -> bool:
-    return ResponseNotStored.slug.encode() in getattr(repeat.response, "content", b"")
 
 
 class _Test:
@@ -389,7 +403,7 @@ class _Test:
             self.is_off = self.is_off or bool(mark.kwargs.get("off"))
         self.ignore = frozenset(ignore)
 
-    def find(self, request: str, what: str, lines: list[str], advice: str) -> None:
+    def find(self, request: str, what: str, lines: Iterable[str], advice: str) -> None:
         """Keep a finding."""
         shown = "\n".join(f"    {line}" for line in lines)
         found = f"{request} of {self.name} {what}\n{shown}\n{advice}"
@@ -547,9 +561,11 @@ class Replays:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say what was done, because a run without findings looks like one without requests."""
         counts = self._counts
-        line = f"{counts['sent']} requests were sent twice; {counts['found']} had an effect"
+        found = "1 finding" if counts["found"] == 1 else f"{counts['found']} findings"
+        line = f"{counts['sent']} requests were sent twice; {found}"
         if counts["skipped"]:
-            line += f"; {counts['skipped']} were sent once: queries counted, or a body of your own"
+            were = "was" if counts["skipped"] == 1 else "were"
+            line += f"; {counts['skipped']} {were} sent once (queries counted, or a stream as body)"
         terminalreporter.write_sep("-", "idempotency replay")
         terminalreporter.write_line(line)
 

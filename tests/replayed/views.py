@@ -23,6 +23,7 @@ from shop.serializers import ChargeSerializer
 
 from idempotency_django import Policy, idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.http.messages import IdempotentRequest
 from idempotency_django.policy import keys
 
 MUTATED = os.environ.get("MUTATED") == "1"
@@ -193,7 +194,7 @@ def rejected(request: HttpRequest) -> HttpResponse:
 
 @csrf_exempt
 @idempotent(mode="leased")
-async def asynchronous(request: HttpRequest) -> HttpResponse:
+async def asynchronous(request: IdempotentRequest) -> HttpResponse:
     """An async view."""
-    await Charge.objects.acreate(reference="async", amount=7)
+    await request.idempotency.astep("book", lambda: Charge.objects.create(amount=7).pk)
     return HttpResponse(status=201)
