@@ -80,7 +80,7 @@ def crash(send: Callable[[], R], at: At = "after-effect") -> R:
     if at not in get_args(At):
         raise ValueError(f"There is no moment {at!r}. Choose from {', '.join(get_args(At))}.")
     validate_fork("crash()")
-    validate_databases("the process of crash()")
+    validate_databases("the processes of crash()")
     with closing(Child(send, _Crash(KILL, at=at, ignored=bookkeeping_tables()))) as child:
         child.wait()
     if not child.ended.struck:

@@ -321,12 +321,9 @@ class _Sending:
         if retry.error is not None:
             return f"it raised {type(retry.error).__name__}: {retry.error}"
         status = retry.response.status_code
+        if status == 429 or self._is_tombstone(retry.response):
+            return ""
         is_replay = self._is_replay(retry.response)
-        if not is_replay and (
-            status == 429
-            or (status == status_of(ResponseNotStored, self._dialect) and _is_tombstone(retry))
-        ):
-            return ""  # a throttle, or a response that is too large or streamed
         if is_replay and "html" in first.get("Content-Type", ""):
             return ""  # rendered again for its reader
         statuses = self._policy.replay_status if self._policy else {}

@@ -458,14 +458,14 @@ class TestRefusals:
     def test_transaction(self) -> None:
         """Where nothing is committed, the processes would see nothing."""
         with pytest.raises(ImproperlyConfigured, match="transaction=True"):
-            validate_databases()
+            validate_databases("the processes")
 
     @committing
     def test_in_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The same is true of a database in memory."""
         monkeypatch.setattr(connection, "is_in_memory_db", lambda: True, raising=False)
         with pytest.raises(ImproperlyConfigured, match=r"test\.sqlite3"):
-            validate_databases()
+            validate_databases("the processes")
 
     def test_without_fork(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Windows has no fork, and the error says so."""

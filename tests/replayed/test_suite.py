@@ -55,7 +55,7 @@ def test_mutants(tmp_path: Path) -> None:
     }, said
     assert "4 findings" in said, said
     for finding in (
-        f"POST /charges/ of {SUITE}::ChargeTests::test_create was sent again, and had an effect:\n"
+        f"POST /charges/ of {SUITE}::ChargeTests::test_create was sent again, and had an effect:",
         '    INSERT INTO "shop_charge" ("reference", "amount") VALUES',
         "Nothing protects this endpoint",
         "To allow it in this test: @pytest.mark.idempotency_replay(ignore={'shop_charge'})",
