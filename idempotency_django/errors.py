@@ -17,6 +17,7 @@
     ├── DeliveryTooLarge           413  a webhook's body is larger than its receiver takes
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its answer was not kept
+    ├── ResponseExpired            409  executed before; its answer is gone, but not its key
     ├── AnswerNotAcceptable        406  executed before, but its answer is in another form
     ├── PreconditionFailed         412  ``If-Match`` or ``If-None-Match`` does not hold
     ├── PreconditionRequired       428  a change must say which version it is meant for
@@ -215,6 +216,19 @@ class ResponseNotStored(IdempotencyError):
         "The operation with this idempotency key was executed and is not executed again. Its "
         "response was not stored, because it was streamed, too large, or a page for one visitor. "
         "Look up the result instead of retrying."
+    )
+
+
+class ResponseExpired(IdempotencyError):
+    """The operation was executed before, and its answer has expired; its key has not."""
+
+    status = 409
+    slug = "response-expired"
+    title = "Response expired"
+    state = "executed"
+    default_detail = (
+        "The operation with this idempotency key was executed and is not executed again. Its "
+        "response has expired. Look up the result instead of retrying."
     )
 
 
@@ -474,6 +488,7 @@ __all__ = [
     "OperationInProgress",
     "PreconditionFailed",
     "PreconditionRequired",
+    "ResponseExpired",
     "ResponseNotStored",
     "SignatureRefused",
     "StepFailed",

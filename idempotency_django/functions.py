@@ -15,7 +15,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from . import engine
-from .engine import Executed, Held, InProgress, Mismatched, Outcome, Replayed, Result, refusal
+from .engine import (
+    Executed,
+    Expired,
+    Held,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    Result,
+    refusal,
+)
 from .engine.context import ExecutionContext
 from .engine.steps import encode_json, no_json
 from .errors import IdempotencyError, ResponseNotStored
@@ -241,7 +251,7 @@ def _result(outcome: Outcome, plan: Plan) -> CallOutcome:
             if record.payload is None or record.payload.body is None:
                 raise ResponseNotStored
             return CallOutcome(record.payload.result, replayed=True)
-        case InProgress() | Held() | Mismatched():
+        case Expired() | InProgress() | Held() | Mismatched():
             raise refusal(outcome, f"The key {plan.operation.key!r} of {plan.operation.name}")
         case _:
             assert_never(outcome)

@@ -39,6 +39,8 @@ class Operation:
             when it sent the first request.
         ttl: how long a completed record is replayed; ``None``: forever.
         retention: how long the expired record is kept for the audit before it may be purged.
+        reserved: how long the key of an expired record is not free: nothing is replayed, and
+            nothing is executed.
         lease: how long a claim on it lives without renewal; ``None``: the claim lives as long as
             the transaction that made it.
         hold: do not resume an attempt whose lease expired until an operator settles it.
@@ -65,6 +67,7 @@ class Operation:
     content: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     retention: timedelta = timedelta(0)
+    reserved: timedelta = timedelta(0)
     lease: timedelta | None = None
     hold: bool = False
     max_attempts: int | None = None
@@ -78,6 +81,11 @@ class Operation:
     path: str = ""
     caused_by: str = ""
     named: str = ""
+
+    @property
+    def kept(self) -> timedelta:
+        """How long the expired record is kept before it may be purged."""
+        return max(self.retention, self.reserved)
 
 
 def reference(key: str, scope: str) -> str:
@@ -239,6 +247,8 @@ class Record:
             has failed. It is ``interrupted`` in both cases.
         lease_left: seconds until its owner's lease ends, by the store's clock, 0 if it is over;
             ``None``: it has none, or it is unknown. It takes no part in comparisons.
+        ttl_left: seconds until its time to live ends, by the store's clock, and below 0 after that;
+            ``None``: it does not end, or it is unknown. It takes no part in comparisons.
         counted: whether this look at it has been counted as a replay already.
         record_id: the store's own number of it; 0 where it has none.
     """
@@ -253,8 +263,14 @@ class Record:
     interrupted: bool = False
     held: bool = False
     lease_left: float | None = field(default=None, compare=False)
+    ttl_left: float | None = field(default=None, compare=False)
     counted: bool = False
     record_id: int = 0
+
+    def is_reserved(self, operation: Operation) -> bool:
+        """Whether the record has expired, and its key is not free for the operation yet."""
+        reserved = operation.reserved.total_seconds()
+        return bool(reserved) and self.expired and (self.ttl_left or 0.0) + reserved > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from rest_framework.response import Response
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.errors import StoreUnavailable
+from idempotency_django.errors import ResponseExpired, StoreUnavailable
+from idempotency_django.http.described import problems_of, promise_of
 from idempotency_django.http.messages import problem_of
 from idempotency_django.policy import PAYMENT, Policy, keys
 from tests.outside import ROOT
@@ -153,6 +155,16 @@ def test_protected(schema: dict[str, Any]) -> None:
     members = problem_of(StoreUnavailable())
     assert component["properties"].keys() == members.keys() == set(component["required"])
     assert members["state"] in component["properties"]["state"]["description"]
+
+
+def test_key_that_outlives_its_response() -> None:
+    """The lifetime of a key is there if it is another one than that of the response."""
+    policy = Policy(ttl=timedelta(hours=1), key_ttl=timedelta(days=1)).resolved()
+    promise = {"required": False, "lifetime-seconds": 3600, "key-lifetime-seconds": 86400}
+    assert promise_of(policy, "POST") == promise
+    assert ResponseExpired in problems_of(policy, "POST")
+    assert ResponseExpired not in problems_of(PAYMENT.resolved(), "POST")
+    assert promise_of(Policy(ttl=None).resolved(), "POST")["lifetime-seconds"] is None
 
 
 @pytest.mark.parametrize("where", ["/things/preview/", "/exempt/"])

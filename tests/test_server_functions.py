@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 USING = settings.ALIASES.get("postgres", "default")
-NAMES = ("idempotency_acquire_1", "idempotency_complete_1")
+NAMES = ("idempotency_acquire_2", "idempotency_complete_1")
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def assert_works(store: DatabaseStore, *, by_functions: bool) -> None:
     assert isinstance(again, Record)
     assert (again.status, again.payload) == (Status.COMPLETED, ANSWER)
     called = ["idempotency_" in sql.split("(")[0] for sql in sent if "has_function" not in sql]
-    assert any("idempotency_acquire_1(" in sql for sql in sent) is by_functions, (called, sent)
+    assert any("idempotency_acquire_2(" in sql for sql in sent) is by_functions, (called, sent)
     assert any("INSERT INTO" in sql for sql in sent) is not by_functions
     row = IdempotencyKey.objects.using(USING).get(key=operation.key)
     assert row.replay_count == 1
@@ -303,3 +303,20 @@ def test_claims_in_somebody_elses_transaction() -> None:
         with store.transaction():
             assert isinstance(store.acquire(operation), Record)
         assert execute("SHOW synchronous_commit") == before
+
+
+@pytest.mark.usefixtures("restored")
+def test_release_before_time_left() -> None:
+    """The function of the release before stays, so that its processes keep calling it."""
+    store = DatabaseStore("default", using=USING)
+    operation = an_operation()
+    run(store, operation)
+    row = (
+        "'k', 's', 'o', 'f', 't', 'p', 'm', 'p', 'c', false, null, null, null, 1, true, true, '1s'"
+    )
+    before = f"SELECT idempotency_acquire_1({row})"
+    assert len(execute(before)[0][0]) == 1
+    call_command("migrate", "idempotency_django", "0006", database=USING, verbosity=0)
+    assert len(execute(before)[0][0]) == 12
+    postgresql._has_functions.clear()
+    assert_works(store, by_functions=False)

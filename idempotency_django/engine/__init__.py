@@ -21,6 +21,7 @@ from .observing import Observation, observe
 from .outcomes import (
     Admit,
     Executed,
+    Expired,
     Held,
     InProgress,
     Mismatched,
@@ -39,6 +40,7 @@ __all__ = [
     "Admit",
     "Atomic",
     "Executed",
+    "Expired",
     "Held",
     "InProgress",
     "Mismatched",

@@ -166,7 +166,7 @@ class LeasedRun:
             problem = raised
         if problem is not None:
             result = rolled_back = await self.driver.call(self.recover, problem)
-        return Executed(result.response, rolled_back, problem)
+        return Executed(result.response, None, rolled_back, problem)
 
     # Once it is claimed.
 
@@ -204,7 +204,7 @@ class LeasedRun:
         if isinstance(ended, Exception):
             return await self._recovered(ended, held=held)
         await self._settle(ended)
-        return Executed(ended.response, ended)
+        return Executed(ended.response, None, ended)
 
     async def _executed(self) -> Outcome:
         stored = False
@@ -224,7 +224,7 @@ class LeasedRun:
                 stored = await self._complete_in_time(payload)
         if stored:
             await self._announce(signals.completed, payload=payload)
-        return Executed(result.response)
+        return Executed(result.response, payload if stored else None)
 
     async def _complete(self, payload: Payload) -> None:
         """Store the answer of what was done.
@@ -305,7 +305,7 @@ class LeasedRun:
         finally:
             if not held:
                 await self._settle(result)
-        return Executed(result.response, result, error)
+        return Executed(result.response, None, result, error)
 
     async def _settle(self, result: Result) -> None:
         """Record that it did not complete, and why, or the answer that is stored nevertheless.

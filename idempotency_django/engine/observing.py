@@ -15,7 +15,7 @@ from ..conf import conf
 from ..errors import OperationInProgress
 from ..records import Operation
 from .context import ExecutionContext
-from .outcomes import Executed, Held, InProgress, Mismatched, Outcome, Replayed
+from .outcomes import Executed, Expired, Held, InProgress, Mismatched, Outcome, Replayed
 
 logger = logging.getLogger("idempotency_django")
 
@@ -28,6 +28,7 @@ OutcomeName = Literal[
     "replayed",
     "in_progress",
     "held",
+    "expired",
     "mismatched",
     "refused",
 ]
@@ -35,6 +36,7 @@ _NAMES: Final[dict[type[Outcome], OutcomeName]] = {
     Replayed: "replayed",
     InProgress: "in_progress",
     Held: "held",
+    Expired: "expired",
     Mismatched: "mismatched",
 }
 
@@ -49,8 +51,8 @@ class ObservedExecution:
         outcome: how it ended; empty until then. ``"executed"``: an answer is stored.
             ``"released"``: rolled back for an answer that is not kept; ``"failed"``: rolled back,
             or interrupted, because of an error or a 5xx. ``"replayed"``, ``"in_progress"``,
-            ``"held"``, ``"mismatched"``: it was not executed now. ``"refused"``: neither executed
-            nor replayed, because of ``error``.
+            ``"held"``, ``"expired"``, ``"mismatched"``: it was not executed now. ``"refused"``:
+            neither executed nor replayed, because of ``error``.
         error: what was raised; ``None``: nothing was.
         attempt: the number of the attempt whose handler was called; ``None``: none was.
     """

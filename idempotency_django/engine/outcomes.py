@@ -22,6 +22,7 @@ from ..errors import (
     IdempotencyError,
     OperationHeld,
     OperationInProgress,
+    ResponseExpired,
     StoreUnavailable,
 )
 from ..records import Claim, Operation, Payload, Record, Status
@@ -55,11 +56,13 @@ class Executed:
 
     Attributes:
         response: the answer in the adapter's own terms.
+        payload: what was stored of it; ``None``: nothing was.
         rolled_back: what the attempt ended with if it was rolled back; ``None``: it was not.
         error: what the handler raised, or what prevented the commit; ``None``: nothing did.
     """
 
     response: Any
+    payload: Payload | None = field(default=None, compare=False, repr=False)
     rolled_back: Result | None = field(default=None, compare=False, repr=False)
     error: Exception | None = field(default=None, compare=False, repr=False)
 
@@ -67,6 +70,13 @@ class Executed:
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """The operation was executed before; this is its record."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The operation was executed before, and its answer has expired; its key is still reserved."""
 
     record: Record
 
@@ -102,10 +112,10 @@ Admit = Callable[[Record], None]
 Recover = Callable[[Exception], Result]
 """Turns a handler's exception into a result, or raises it again."""
 
-Outcome = Executed | Replayed | InProgress | Held | Mismatched
+Outcome = Executed | Replayed | Expired | InProgress | Held | Mismatched
 
 
-def refusal(outcome: InProgress | Held | Mismatched, what: str = "") -> IdempotencyError:
+def refusal(outcome: Expired | InProgress | Held | Mismatched, what: str = "") -> IdempotencyError:
     """The error that tells the caller why nothing was executed and nothing is replayed.
 
     Args:
@@ -122,6 +132,8 @@ def refusal(outcome: InProgress | Held | Mismatched, what: str = "") -> Idempote
             return error
         case Held():
             return OperationHeld(what and what + _HELD)
+        case Expired():
+            return ResponseExpired(what and what + _EXPIRED)
         case Mismatched():
             return FingerprintMismatch(what and what + _MISMATCHED)
         case _:
@@ -132,6 +144,9 @@ _IN_PROGRESS: Final = " is being executed by another process. Try again later to
 _HELD: Final = (
     " is held, because its last attempt failed or was interrupted. It is not executed again until "
     "an operator completes or releases its record in the admin."
+)
+_EXPIRED: Final = (
+    " was executed, and its result has expired. It is not executed again. Look up what it did."
 )
 _MISMATCHED: Final = (
     " was already used with different content, so nothing was executed. Check its record in the "
@@ -165,6 +180,8 @@ def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Out
         case Claim():
             return claim_or_record
         case Record(status=Status.COMPLETED, fingerprint=operation.fingerprint):
+            if claim_or_record.is_reserved(operation):
+                return Expired(claim_or_record)
             return Replayed(claim_or_record)
         case Record(status=Status.IN_PROGRESS, fingerprint=operation.fingerprint, held=True):
             return Held()
@@ -200,6 +217,7 @@ _SIGNALS: Final[dict[type[Outcome], Signal]] = {
     Replayed: signals.replayed,
     InProgress: signals.conflicted,
     Held: signals.conflicted,
+    Expired: signals.conflicted,
     Mismatched: signals.mismatched,
 }
 

@@ -173,7 +173,8 @@ class TransactionalRun:
                 if isinstance(claim_or_record, Claim):
                     if claim_or_record.interrupted and hold_exhausted(self.store, claim_or_record):
                         return Held()
-                    return Executed(self._executed(claim_or_record))
+                    response = self._executed(claim_or_record)
+                    return Executed(response, self._payload)
                 outcome = decide(claim_or_record, self.operation)
                 if isinstance(outcome, Replayed):
                     self._replay(outcome.record)
@@ -206,7 +207,7 @@ class TransactionalRun:
             self._error, result = error, failure(error)
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         result = self._after_rollback(result)
-        return Executed(result.response, result, self._error)
+        return Executed(result.response, None, result, self._error)
 
     def _replay(self, record: Record) -> None:
         """Count a replay, unless it is refused: a refusal rolls back what was already counted."""

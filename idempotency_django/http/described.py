@@ -15,6 +15,7 @@ from ..errors import (
     KeyMissing,
     OperationHeld,
     OperationInProgress,
+    ResponseExpired,
     ResponseNotStored,
     State,
     StoreUnavailable,
@@ -77,11 +78,22 @@ def describe(
     if policy.key is None or keys.reads_header(policy.key):
         _add_parameter(operation, policy, method)
     _add_responses(operation["responses"], policy, method, problem)
-    lifetime = int(policy.ttl.total_seconds()) if policy.ttl else None
-    operation.setdefault(
-        "x-idempotency",
-        {"required": policy.requires_key(method), "lifetime-seconds": lifetime},
-    )
+    operation.setdefault("x-idempotency", promise_of(policy, method))
+
+
+def promise_of(policy: Policy, method: str) -> dict[str, Any]:
+    """What ``x-idempotency`` says of an operation.
+
+    Args:
+        policy: the endpoint's policy, resolved.
+        method: the HTTP method.
+    """
+    promise: dict[str, Any] = {"required": policy.requires_key(method), "lifetime-seconds": None}
+    if policy.ttl is not None:
+        promise["lifetime-seconds"] = int(policy.ttl.total_seconds())
+        if policy.reserved:
+            promise["key-lifetime-seconds"] = int((policy.ttl + policy.reserved).total_seconds())
+    return promise
 
 
 def _add_parameter(operation: dict[str, Any], policy: Policy, method: str) -> None:
@@ -150,5 +162,7 @@ def problems_of(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]
         yield from (KeyMalformed, KeyGuessable)
     yield from (OperationInProgress, ResponseNotStored, FingerprintMismatch, StoreUnavailable)
     yield AnswerNotAcceptable
+    if policy.reserved:
+        yield ResponseExpired
     if policy.on_interrupted == "hold":
         yield OperationHeld

@@ -20,6 +20,7 @@ from .. import engine
 from ..conf import conf
 from ..engine import (
     Executed,
+    Expired,
     Held,
     InProgress,
     Mismatched,
@@ -245,7 +246,7 @@ def _response(adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome) ->
                 owner = credentials_of(adapter.http_request)
             accepted = accepted_response(plan.store, plan.operation, owner, _retry_after())
             response = adapter.native(accepted)
-        case InProgress() | Held() | Mismatched():
+        case Expired() | InProgress() | Held() | Mismatched():
             raise refusal(outcome)
         case _:
             assert_never(outcome)

@@ -27,6 +27,7 @@ from ..errors import (
     ClaimLost,
     IdempotencyError,
     OperationInProgress,
+    ResponseExpired,
     ResponseNotStored,
     StoreUnavailable,
 )
@@ -274,7 +275,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 raise
             delivery.send_copy(plan, error)
             raise Ignore(f"It is retried later: {error}") from None
-        except ResponseNotStored as error:
+        except (ResponseExpired, ResponseNotStored) as error:
             if error in raised:
                 raise
             return delivery.kept_result(error)

@@ -329,6 +329,8 @@ class EventExecution:
                 if payload is None or payload.body is None:
                     return Duplicate(None, kept=False)
                 return Duplicate(payload.result)
+            case engine.Expired():
+                return Duplicate(None, kept=False)
             case engine.Held():
                 error: IdempotencyError = self._dead_letter_error("An earlier attempt at it")
             case engine.InProgress() | engine.Mismatched():

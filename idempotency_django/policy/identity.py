@@ -345,6 +345,7 @@ def _operations(policy: Policy) -> partial[Operation]:
         Operation,
         ttl=lifetime_of(policy),
         retention=policy.retention,
+        reserved=policy.reserved,
         hold=policy.on_interrupted == "hold",
         wait=_longest_wait(policy),
         execute_without_store=policy.on_store_error == "execute",

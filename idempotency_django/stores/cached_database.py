@@ -17,12 +17,10 @@ from django.core.cache import caches
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
-from django.db.models import ExpressionWrapper, F, fields
 
 from ..codec import decode, encode
 from ..conf import seconds_of
-from ..errors import OperationInProgress, StoreUnavailable
-from ..models import DatabaseNow
+from ..errors import StoreUnavailable
 from ..records import Claim, Operation, Payload, Record, Status
 from .database.dialects.statements import templates
 from .database.store import DatabaseStore
@@ -92,12 +90,19 @@ class FailoverEpoch:
             return None
 
 
-def encode_record(record: Record, epoch: str) -> bytes:
-    """The entry of a completed record that was stored in an epoch of the database."""
+def encode_record(record: Record, epoch: str, lifetime: float | None) -> bytes:
+    """The entry of a completed record that was stored in an epoch of the database.
+
+    Args:
+        record: the record.
+        epoch: the epoch.
+        lifetime: seconds until the record expires; ``None``: it does not.
+    """
     assert record.payload is not None  # noqa: S101  # a completed record has one
     answer = encode(record.payload)
     head = [record.key, record.scope, record.attempt, record.fingerprint]
     head += [answer.status, answer.headers, answer.body is not None, record.record_id, epoch]
+    head.append(None if lifetime is None else time.time() + lifetime)
     return json.dumps(head).encode() + b"\n" + (answer.body or b"")
 
 
@@ -105,9 +110,8 @@ def decode_record(cached: Any, operation: Operation, epoch: str) -> Record | Non
     """The record of the operation, if it was cached in the epoch; else ``None``."""
     try:
         head, _, body = cached.partition(b"\n")
-        key, scope, attempt, fingerprint, status, headers, has_body, record_id, cached_on = (
-            json.loads(head)
-        )
+        key, scope, attempt, fingerprint, status, headers, *rest = json.loads(head)
+        has_body, record_id, cached_on, expires = (*rest, None)[:4]  # None: by an older release
         payload = decode(status, headers, body if has_body else None)
     except (AttributeError, TypeError, ValueError):
         logger.warning(
@@ -124,6 +128,7 @@ def decode_record(cached: Any, operation: Operation, epoch: str) -> Record | Non
         attempt=attempt,
         fingerprint=fingerprint,
         payload=payload,
+        ttl_left=None if expires is None else max(0.0, expires - time.time()),
         counted=True,
         record_id=record_id,
     )
@@ -223,21 +228,11 @@ class CachedStore(DatabaseStore):
             and claim_or_record.status is Status.COMPLETED
             and not claim_or_record.expired
         ):
-            try:
-                with self._translated():
-                    left = self._lifetime_left(claim_or_record)
-            except (StoreUnavailable, OperationInProgress):
-                if connections[self.using].in_atomic_block:  # nothing more can be done in it
-                    raise
-                logger.warning(
-                    "The result of %s is not cached.", claim_or_record.key, exc_info=True
-                )
-                return claim_or_record
             if epoch is None:  # what is asked only now may be newer than what was read
                 self._epoch.current()
                 return claim_or_record
             # Its own transaction may have stored it, and may still roll back.
-            self.on_commit(lambda: self._remember(claim_or_record, left, asked_at, epoch))
+            self.on_commit(lambda: self._remember(claim_or_record, asked_at, epoch))
         return claim_or_record
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
@@ -260,6 +255,7 @@ class CachedStore(DatabaseStore):
         return self._epoch.current() if known is None else known
 
     def _remember_completed(self, claim: Claim, payload: Payload, epoch: str | None) -> None:
+        ttl = claim.operation.ttl
         record = Record(
             key=claim.key,
             scope=claim.scope,
@@ -267,10 +263,10 @@ class CachedStore(DatabaseStore):
             attempt=claim.attempt,
             fingerprint=claim.operation.fingerprint,
             payload=payload,
+            ttl_left=None if ttl is None else ttl.total_seconds(),
             record_id=claim.record_id,
         )
-        ttl = claim.operation.ttl
-        self.on_commit(lambda: self._remember(record, ttl, claim.asked_at, epoch))
+        self.on_commit(lambda: self._remember(record, claim.asked_at, epoch))
 
     def check(self) -> Sequence[CheckMessage]:
         return [*super().check(), *self._check_cache()]
@@ -307,34 +303,24 @@ class CachedStore(DatabaseStore):
             self._epoch.forget()
             raise
 
-    def _remember(
-        self, record: Record, left: timedelta | None, since: float, epoch: str | None
-    ) -> None:
+    def _remember(self, record: Record, since: float, epoch: str | None) -> None:
         """Cache a committed answer for the rest of its time to live at that moment."""
         if epoch is None:
             return
         # From that moment for both: what was forgotten since stays forgotten for max_age.
-        lifetime = self.max_age
+        elapsed, lifetime, left = time.monotonic() - since, self.max_age, record.ttl_left
         if left is not None:
-            lifetime = min(lifetime, left.total_seconds() - 1)  # as clocks do not run alike
-        lifetime -= time.monotonic() - since
+            lifetime = min(lifetime, left - 1)  # as clocks do not run alike
+            left -= elapsed
+        lifetime -= elapsed
         if lifetime < 1:
             return
         name = self._name(record.key, record.scope)
         try:
             # Only where nothing is: what was forgotten meanwhile must stay so.
-            caches[self.cache].add(name, encode_record(record, epoch), int(lifetime))
+            caches[self.cache].add(name, encode_record(record, epoch, left), int(lifetime))
         except Exception:
             logger.warning("A result could not be cached in %r.", self.cache, exc_info=True)
-
-    def _lifetime_left(self, record: Record) -> timedelta | None:
-        """The rest of a record's life, by the database's clock; ``None``: it has no end."""
-        left = ExpressionWrapper(F("expires_at") - DatabaseNow(), fields.DurationField())
-        rows = self._rows.filter(pk=record.record_id).annotate(left=left)
-        times: Any = rows.values_list("left", "expires_at").first()
-        if times is None:
-            return timedelta(0)
-        return None if times[1] is None else times[0]
 
     def _name(self, key: str, scope: str) -> str:
         connection = connections[self.using]

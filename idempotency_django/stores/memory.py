@@ -52,21 +52,32 @@ class _Entry:
             return None
         return max(0.0, self.lease_ends - time.monotonic())
 
+    @property
+    def ttl_left(self) -> float | None:
+        ttl = self.operation.ttl
+        return None if ttl is None else self.started + ttl.total_seconds() - time.monotonic()
+
+    def freed_by_age(self, operation: Operation) -> bool:
+        """Whether its time to live is over for so long that nothing of it counts any more."""
+        return self.expired and self.lived_beyond(self.operation.ttl, operation.reserved)
+
     def purgeable(self, older_than: timedelta) -> bool:
         operation = self.operation
         ended = self.interrupted and not self.hold
         return (self.status is not Status.IN_PROGRESS or ended) and self.lived_beyond(
-            operation.ttl, operation.retention, older_than
+            operation.ttl, operation.kept, older_than
         )
 
     def is_of(self, operation: Operation) -> bool:
         return self.operation.fingerprint == operation.fingerprint
 
     def free_for(self, operation: Operation) -> bool:
+        if self.freed_by_age(operation):
+            return True
         same = self.is_of(operation)
         if self.status is Status.FAILED:
-            return self.expired or same or not (self.pinned or self.steps)
-        return self.expired or (self.interrupted and same and not self.hold)
+            return same or not (self.pinned or self.steps)
+        return self.interrupted and same and not self.hold
 
 
 class MemoryStore(Store):
@@ -91,10 +102,11 @@ class MemoryStore(Store):
             if entry and not entry.free_for(operation):
                 return self._record(entry)
             attempt = entry.attempt + 1 if entry else 1
-            steps = entry.steps if entry and not entry.expired else []
+            counts = bool(entry and not entry.freed_by_age(operation))
+            steps = entry.steps if entry and counts else []
             late = bool(entry and entry.interrupted)
-            pinned = bool(entry and not entry.expired and (entry.pinned or late))
-            resumed = entry and not entry.expired and entry.is_of(operation)
+            pinned = bool(entry and counts and (entry.pinned or late))
+            resumed = entry and counts and entry.is_of(operation)
             token = new_token(entry.token if entry and resumed else "")
             made = self._entries[name] = _Entry(
                 operation, token, attempt, steps, pinned=pinned, hold=operation.hold
@@ -200,4 +212,5 @@ class MemoryStore(Store):
             interrupted=entry.interrupted,
             held=entry.interrupted and entry.hold,
             lease_left=entry.lease_left,
+            ttl_left=entry.ttl_left,
         )

@@ -127,6 +127,10 @@ class ContractSetting:
         assert record is not None
         return record
 
+    def around(self, operations: Sequence[Operation]) -> AbstractContextManager[None]:
+        """The transaction that claims without a lease need."""
+        return nullcontext() if operations[0].lease else self.store.transaction()
+
     def expire(self, operation: Operation) -> None:
         """Wait for the end of a short time to live."""
 
@@ -608,6 +612,73 @@ class OwnersContract(ContractSetting):
         assert again.attempt == (1 if self.forgets_expired else 2)
         assert not self.record(operation).expired
 
+    def test_time_left(self) -> None:
+        """A record says how many seconds are left of its time to live; without one, nothing."""
+        operation, permanent = an_operation(ttl=SECOND * 99), an_operation(ttl=None)
+        for each in (operation, permanent):
+            self.completed(each)
+        for found in (self.record(operation), as_record(self.acquire(operation))):
+            assert found.ttl_left is not None
+            assert 0 < found.ttl_left < 99.1  # clocks and their arithmetic round
+        for found in (self.record(permanent), as_record(self.acquire(permanent))):
+            assert found.ttl_left is None
+
+    # A key that outlives its answer.
+
+    def outlived(self, **changes: object) -> Operation:
+        """An operation whose time to live is over, and whose key is still reserved."""
+        operation = an_operation(ttl=timedelta(milliseconds=1), reserved=SECOND * 99, **changes)
+        self.completed(operation)
+        eventually(lambda: self.record(operation).expired)
+        return operation
+
+    def test_reserved_key_is_not_free(self) -> None:
+        """The record of a reserved key is returned, expired, to the same request and to others."""
+        operation = self.outlived()
+        other = replace(operation, fingerprint="0" * 64)
+        for found in (self.acquire(operation), self.acquire(other)):
+            expired = as_record(found)
+            assert (expired.status, expired.expired) == (Status.COMPLETED, True)
+            assert (expired.fingerprint, expired.counted) == (operation.fingerprint, False)
+            assert -99 < (expired.ttl_left or 0) <= 0
+        with self.around([operation]):
+            [found] = self.store.acquire_many([operation])
+        assert as_record(found).expired
+
+    def test_one_of_many_gets_no_reserved_key(self) -> None:
+        """Of simultaneous requests with a reserved key, none claims it."""
+        operation = self.outlived()
+        for found in in_threads([partial(self.acquire, operation)] * 8):
+            assert as_record(found).expired
+
+    def test_reserved_key_becomes_free(self) -> None:
+        """The key is free as soon as it is reserved no more, by the policy of that time."""
+        operation = self.outlived()
+        assert self.completed(replace(operation, reserved=timedelta(0))).attempt == 2
+
+    def test_failed_attempt_of_a_reserved_key(self) -> None:
+        """A reserved key without an answer is free for its request, and it stays pinned."""
+        operation = an_operation(ttl=timedelta(milliseconds=1), reserved=SECOND * 99)
+        with self.store.transaction():
+            claim = self.claim(operation)
+            assert self.store.fail(claim, "no", pinned=True)
+        eventually(lambda: self.record(operation).expired)
+        other = as_record(self.acquire(replace(operation, fingerprint="0" * 64)))
+        assert other.status is not Status.COMPLETED
+        again = self.completed(operation)
+        assert (again.attempt, again.origin) == (2, claim.origin)
+
+    def test_reserved_key_is_not_purged(self) -> None:
+        """A purge takes the record when its key is free, after a replay, too."""
+        operation = self.outlived()
+        with self.store.transaction():
+            self.store.record_replay(
+                self.record(operation), replace(operation, extend_on_replay=True)
+            )
+        eventually(lambda: self.record(operation).expired)
+        assert self.store.purge(timedelta(0), 10) == 0
+        assert as_record(self.acquire(operation)).expired
+
     def test_permanent_record_stays(self) -> None:
         """Without a time to live a record neither expires nor is purged."""
         operation = an_operation(ttl=None)
@@ -741,10 +812,6 @@ class BatchesContract(StepsContract):
     def several(self, count: int, **changes: object) -> list[Operation]:
         """Operations with keys of their own."""
         return [an_operation(**changes) for _ in range(count)]
-
-    def around(self, operations: Sequence[Operation]) -> AbstractContextManager[None]:
-        """The transaction that claims without a lease need."""
-        return nullcontext() if operations[0].lease else self.store.transaction()
 
     def claims(self, operations: Sequence[Operation]) -> list[Claim]:
         """The claims on operations that are all free."""

@@ -49,13 +49,14 @@ def lifetime(operation: Operation) -> dict[str, Any]:
         return {"expires_at": None, "purge_at": None}
     return {
         "expires_at": DatabaseNow() + operation.ttl,
-        "purge_at": DatabaseNow() + (operation.ttl + operation.retention),
+        "purge_at": DatabaseNow() + (operation.ttl + operation.kept),
     }
 
 
 def record_of(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = False) -> Record:
     """The record in a row of the columns that a dialect selects."""
-    record_id, status, attempt, fingerprint, code, headers, body, expired, lapsed, hold, left = row
+    record_id, status, attempt, fingerprint, code, headers, body, *facts = row
+    expired, lapsed, hold, lease_left, ttl_left = facts
     interrupted = status == Status.IN_PROGRESS and bool(lapsed)
     completed = status == Status.COMPLETED
     return Record(
@@ -68,7 +69,8 @@ def record_of(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = Fal
         expired=bool(expired) and status != Status.IN_PROGRESS,
         interrupted=interrupted,
         held=interrupted and bool(hold),
-        lease_left=None if left is None else max(0.0, left),
+        lease_left=None if lease_left is None else max(0.0, lease_left),
+        ttl_left=None if ttl_left is None else float(ttl_left),
         counted=counted,
         record_id=record_id,
     )
@@ -115,9 +117,11 @@ def _locked(
 ) -> tuple[Any, ...] | None:
     """The facts that a take-over depends on; the row is locked from here on."""
     skip = connections[dialect.using].features.has_select_for_update_skip_locked
+    now: Any = DatabaseNow()
+    over = now - operation.reserved if operation.reserved else now
     described: QuerySet[Any, Any] = rows.annotate(
         same=_is(fingerprint=operation.fingerprint),
-        expired=_is(expires_at__lte=DatabaseNow()),
+        expired=_is(expires_at__lte=over),
         interrupted=_is(lease_is_over()),
     )
     free: Any = dialect.lockable(described, operation).select_for_update(skip_locked=skip)
@@ -247,6 +251,8 @@ class DatabaseStore(Store):
 
     def _resolved(self, operation: Operation, record: Record) -> Claim | Record:
         """The record, or a claim where its key is free."""
+        if record.status is Status.COMPLETED and record.is_reserved(operation):
+            return record
         if record.status is Status.FAILED or record.interrupted or record.expired:
             with transaction.atomic(using=self.using, savepoint=False):
                 return take_over(self._dialect, operation, record)
@@ -389,7 +395,7 @@ class DatabaseStore(Store):
         alike: dict[object, list[tuple[Record, Operation]]] = {}
         for record, operation in replays:
             if operation.count_replays or operation.extend_on_replay:
-                lifetime = operation.extend_on_replay and (operation.ttl, operation.retention)
+                lifetime = operation.extend_on_replay and (operation.ttl, operation.kept)
                 alike.setdefault((operation.count_replays, lifetime), []).append(
                     (record, operation)
                 )

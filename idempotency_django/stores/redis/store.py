@@ -42,7 +42,7 @@ def read_record(key: str, scope: str, reply: list[bytes]) -> Record:
     Raises:
         ValueError: it is not what the store writes.
     """
-    _, status, attempt, fingerprint, code, headers, size, body, *flags, left = reply
+    _, status, attempt, fingerprint, code, headers, size, body, *flags, lease_left, ttl_left = reply
     expired, interrupted, held, counted = (flag == b"1" for flag in flags)
     state = Status(status.decode())
     completed = state is Status.COMPLETED
@@ -56,7 +56,8 @@ def read_record(key: str, scope: str, reply: list[bytes]) -> Record:
         expired=expired,
         interrupted=interrupted,
         held=held,
-        lease_left=int(left) / 1000 if left else None,
+        lease_left=int(lease_left) / 1000 if lease_left else None,
+        ttl_left=int(ttl_left) / 1000 if ttl_left else None,
         counted=counted,
     )
 
@@ -127,6 +128,7 @@ class RedisStore(Store):
             flag(operation.hold),
             flag(operation.count_replays),
             flag(operation.extend_on_replay),
+            str(round(operation.reserved / timedelta(milliseconds=1))),
             *map(text, (operation.name, operation.principal, operation.method, operation.path)),
             operation.caused_by,
             wait=self._wait,

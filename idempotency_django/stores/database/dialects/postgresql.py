@@ -21,7 +21,7 @@ from .pipelining import Deferred, Pipeline, or_lost
 from .statements import Parameters
 
 _ONE_BY_ONE: Final = Pipeline(None)
-_FUNCTIONS: Final = ("idempotency_acquire_1", "idempotency_complete_1")
+_FUNCTIONS: Final = ("idempotency_acquire_2", "idempotency_complete_1")
 _DEFERRABLE: Final = ("complete", "fence", "save_step")  # sent together with the COMMIT
 _GONE: Final = frozenset({"42883", "42501"})  # undefined_function, insufficient_privilege
 
@@ -229,8 +229,8 @@ def _row_of(
     body: str | None,
     *facts: str | None,
 ) -> Row:
-    """The row in a result of ``idempotency_acquire_1``."""
-    *flags, lease_left = facts
+    """The row in a result of ``idempotency_acquire_2``."""
+    *flags, lease_left, ttl_left = facts
     columns = (
         int(record_id),
         status,
@@ -241,5 +241,6 @@ def _row_of(
         None if body is None else bytes.fromhex(body),
         *(flag == "true" for flag in flags),
         None if lease_left is None else float(lease_left),
+        None if ttl_left is None else float(ttl_left),
     )
     return Row(columns, counted == "true")

@@ -2,17 +2,18 @@
 
 local key, scope, token, fingerprint = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local ttl, lease, hold = ARGV[5], ARGV[6], ARGV[7]
-local count, extend = ARGV[8], ARGV[9]
+local count, extend, reserved = ARGV[8], ARGV[9], ARGV[10]
 
 local clock = now()
 local record, problem = load(key, scope)
 if problem then return broken(problem) end
-if record and record.fingerprint == fingerprint and not is_expired(record, clock) then
+local is_over = record and is_expired(record, clock, tonumber(reserved))
+if record and record.fingerprint == fingerprint and not is_over then
   token = origin(record.token) .. string.sub(token, ORIGIN + 1)
 end
 
 local function is_free()
-  if is_expired(record, clock) then return true end
+  if is_over then return true end
   local same = record.fingerprint == fingerprint
   if record.status == 'failed' then return same or record.pinned ~= '1' end
   return same and record.hold ~= '1' and lease_is_over(record, clock)
@@ -20,7 +21,7 @@ end
 
 -- A pin stays with its claim; and the effects of an interrupted owner are unknown.
 local function is_pinned()
-  if not record or is_expired(record, clock) then return false end
+  if not record or is_over then return false end
   return record.pinned == '1' or (record.status == 'in_progress' and record.token ~= token)
 end
 
@@ -32,6 +33,7 @@ if is_owned(record, token) then
 elseif record then
   if not is_free() then
     local replayed = record.status == 'completed' and record.fingerprint == fingerprint
+      and not is_expired(record, clock)
     local counted = replayed and (count == '1' or extend == '1')
     if counted then note_replay(count, extend, ttl, clock) end
     return describe(record, clock, counted)
@@ -49,8 +51,8 @@ redis.call(
   'lease', lease_ends, 'hold', hold, 'pinned', flag(is_pinned()), 'expires', expires, 'settled', '',
   'code', '', 'headers', '', 'size', '', 'body', '', 'error', '',
   'created', ms(clock), 'completed', '', 'replays', '0', 'last_replayed', '',
-  'operation', ARGV[10], 'principal', ARGV[11], 'method', ARGV[12], 'path', ARGV[13],
-  'caused_by', ARGV[14]
+  'operation', ARGV[11], 'principal', ARGV[12], 'method', ARGV[13], 'path', ARGV[14],
+  'caused_by', ARGV[15], 'reserved', reserved
 )
 keep(lease_ends, hold, expires, clock)
 return {'claimed', ms(attempt), flag(interrupted), token}

@@ -59,9 +59,10 @@ local function lease_is_over(record, clock)
   return record.status == 'in_progress' and record.lease ~= '' and clock >= tonumber(record.lease)
 end
 
-local function is_expired(record, clock)
+-- Whether its time to live has been over for so many milliseconds.
+local function is_expired(record, clock, since)
   return record.status ~= 'in_progress'
-    and record.expires ~= '' and clock >= tonumber(record.expires)
+    and record.expires ~= '' and clock >= tonumber(record.expires) + (since or 0)
 end
 
 local function is_owned(record, token)
@@ -73,12 +74,14 @@ local function origin(token)
   return string.sub(token, 1, ORIGIN)
 end
 
--- Let the server forget the record at that time, but not before the other one.
+-- Let the server forget the record at that time, but neither before the other one nor while its key
+-- is reserved. Records of older releases do not have that field.
 local function forget_at(expires, earliest)
   if expires == '' then
     redis.call('PERSIST', KEYS[1])
   else
-    redis.call('PEXPIREAT', KEYS[1], ms(math.max(tonumber(expires), earliest)))
+    local reserved = tonumber(redis.call('HGET', KEYS[1], 'reserved') or 0)
+    redis.call('PEXPIREAT', KEYS[1], ms(math.max(tonumber(expires) + reserved, earliest)))
   end
 end
 
@@ -120,6 +123,11 @@ local function lease_left(record, clock)
   return ms(math.max(tonumber(record.lease) - clock, 0))
 end
 
+-- Milliseconds until the time to live ends, below 0 after that; '' where it does not end.
+local function ttl_left(record, clock)
+  return record.expires == '' and '' or ms(tonumber(record.expires) - clock)
+end
+
 -- What the store makes a record of.
 local function describe(record, clock, counted)
   local interrupted = lease_is_over(record, clock)
@@ -127,6 +135,6 @@ local function describe(record, clock, counted)
     'record', record.status, record.attempt, record.fingerprint, record.code, record.headers,
     record.size, record.body, flag(is_expired(record, clock)), flag(interrupted),
     flag(interrupted and record.hold == '1'), flag(counted),
-    lease_left(record, clock),
+    lease_left(record, clock), ttl_left(record, clock),
   }
 end

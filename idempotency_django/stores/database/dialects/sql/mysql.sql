@@ -59,7 +59,8 @@ WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {key} = %(key)s AND {scope} = %(sc
     AND IS_FREE_LOCK(%(lock)s)
 
 -- read --
--- The record of a key, its state by the database's clock, and the seconds until its lease ends.
+-- The record of a key, its state by the database's clock, and the seconds until its lease
+-- and its time to live end.
 SELECT
     {id}, {status}, {attempt}, {fingerprint}, {response_status}, {response_headers},
     {response_body},
@@ -69,7 +70,8 @@ SELECT
         {created_at} <= UTC_TIMESTAMP(6) - INTERVAL %(grace)s SECOND
     ),
     {hold},
-    TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {lease_expires_at}) / 1e6
+    TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {lease_expires_at}) / 1e6,
+    TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {expires_at}) / 1e6
 FROM {table}
 WHERE {key} = %(key)s AND {scope} = %(scope)s
 

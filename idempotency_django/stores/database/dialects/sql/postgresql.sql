@@ -22,13 +22,13 @@ SELECT concat_ws(
 ) FROM pg_control_system()
 
 -- has_functions --
--- Whether the functions of postgresql_functions_1.sql are there, and may be executed.
+-- Whether the functions that migrations have made are there, and may be executed.
 SELECT bool_and(COALESCE(has_function_privilege(to_regproc(name), 'EXECUTE'), FALSE))
 FROM unnest(%(functions)s::text[]) AS name
 
 -- acquire_by_function --
 -- Claim, replay and read in one call.
-SELECT idempotency_acquire_1(
+SELECT idempotency_acquire_2(
     %(key)s, %(scope)s, %(operation)s, %(fingerprint)s, %(owner_token)s, %(principal)s, %(method)s,
     %(path)s, %(caused_by)s, %(hold)s, %(ttl)s::interval, %(kept)s::interval, %(lease)s::interval,
     %(lock)s, %(count)s, %(relaxed)s, %(grace)s::double precision * INTERVAL '1 second'
@@ -76,7 +76,8 @@ ON CONFLICT ({key}, {scope}) DO NOTHING
 RETURNING {owner_token}, {id}
 
 -- read --
--- The record of a key, its state by the database's clock, and the seconds until its lease ends.
+-- The record of a key, its state by the database's clock, and the seconds until its lease
+-- and its time to live end.
 SELECT
     {id}, {status}, {attempt}, {fingerprint}, {response_status}, {response_headers},
     {response_body},
@@ -86,7 +87,8 @@ SELECT
         {created_at} <= STATEMENT_TIMESTAMP() - %(grace)s::double precision * INTERVAL '1 second'
     ),
     {hold},
-    EXTRACT(EPOCH FROM {lease_expires_at} - STATEMENT_TIMESTAMP())::double precision
+    EXTRACT(EPOCH FROM {lease_expires_at} - STATEMENT_TIMESTAMP())::double precision,
+    EXTRACT(EPOCH FROM {expires_at} - STATEMENT_TIMESTAMP())::double precision
 FROM {table}
 WHERE {key} = %(key)s AND {scope} = %(scope)s
 
@@ -103,7 +105,8 @@ SELECT
         {created_at} <= STATEMENT_TIMESTAMP() - %(grace)s::double precision * INTERVAL '1 second'
     ),
     {hold},
-    EXTRACT(EPOCH FROM {lease_expires_at} - STATEMENT_TIMESTAMP())::double precision
+    EXTRACT(EPOCH FROM {lease_expires_at} - STATEMENT_TIMESTAMP())::double precision,
+    EXTRACT(EPOCH FROM {expires_at} - STATEMENT_TIMESTAMP())::double precision
 FROM {table}
 WHERE {key} = ANY (%(keys)s) AND {scope} || '' = ANY (%(scopes)s)
 
@@ -125,7 +128,8 @@ WHERE {id} = (
 RETURNING
     {id}, {status}, {attempt}, {fingerprint}, {response_status}, {response_headers},
     {response_body},
-    FALSE, FALSE, FALSE, NULL
+    FALSE, FALSE, FALSE, NULL,
+    EXTRACT(EPOCH FROM {expires_at} - STATEMENT_TIMESTAMP())::double precision
 
 -- replay_relaxed --
 -- The same in a transaction that holds nothing else: its commit does not wait for the disk, because
@@ -145,7 +149,8 @@ WHERE {id} = (
 RETURNING
     {id}, {status}, {attempt}, {fingerprint}, {response_status}, {response_headers},
     {response_body},
-    FALSE, FALSE, FALSE, NULL
+    FALSE, FALSE, FALSE, NULL,
+    EXTRACT(EPOCH FROM {expires_at} - STATEMENT_TIMESTAMP())::double precision
 
 -- complete --
 -- The answer of a claim, as long as it is its owner's.

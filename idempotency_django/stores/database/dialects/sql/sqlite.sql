@@ -22,7 +22,8 @@ VALUES (
 ON CONFLICT DO NOTHING
 
 -- read --
--- The record of a key, its state by the database's clock, and the seconds until its lease ends.
+-- The record of a key, its state by the database's clock, and the seconds until its lease
+-- and its time to live end.
 SELECT
     {id}, {status}, {attempt}, {fingerprint}, {response_status}, {response_headers},
     {response_body},
@@ -32,7 +33,8 @@ SELECT
         {created_at} <= STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW', -%(grace)s || ' seconds')
     ),
     {hold},
-    (JULIANDAY({lease_expires_at}) - JULIANDAY('NOW')) * 86400.0
+    (JULIANDAY({lease_expires_at}) - JULIANDAY('NOW')) * 86400.0,
+    (JULIANDAY({expires_at}) - JULIANDAY('NOW')) * 86400.0
 FROM {table}
 WHERE {key} = %(key)s AND {scope} = %(scope)s
 

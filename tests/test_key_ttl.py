@@ -1,0 +1,186 @@
+"""A key that outlives its response: it is refused, and nothing is executed again."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.observing import ObservedExecution
+from idempotency_django.errors import ResponseExpired
+from idempotency_django.functions import idempotent_call
+from idempotency_django.messaging.consumers import Consumer, Duplicate
+from idempotency_django.messaging.events import Event
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.policy import DEFAULTS, Policy, SlidingTTL
+from idempotency_django.stores import stores
+from tests.models import Effect
+from tests.support import assert_problem, assert_replays, effects, new_key, post
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+LONG = Policy(ttl=HOUR, key_ttl=DAY)
+
+
+def charge(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    return HttpResponse("charged", status=201)
+
+
+async def acharge(request: HttpRequest) -> HttpResponse:
+    await Effect.objects.acreate(reference="a")
+    return HttpResponse("charged", status=201)
+
+
+class Mixed(IdempotentViewMixin, APIView):
+    authentication_classes: Any = ()
+    idempotency_policy = LONG
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response("charged", status=201)
+
+
+urlpatterns = [
+    path("transactional/", idempotent(policy=LONG)(charge)),
+    path("leased/", idempotent(policy=LONG, mode="leased")(charge)),
+    path("async/", idempotent(policy=LONG)(acharge)),
+    path("mixin/", Mixed.as_view()),
+    path("sliding/", idempotent(ttl=SlidingTTL(hours=1), key_ttl=DAY)(charge)),
+]
+
+
+def age(duration: timedelta) -> None:
+    """Let that time pass since all responses were stored."""
+    for row in IdempotencyKey.objects.all():
+        assert row.expires_at is not None
+        IdempotencyKey.objects.filter(pk=row.pk).update(
+            expires_at=DatabaseNow() + HOUR - duration, purge_at=DatabaseNow() + DAY - duration
+        )
+
+
+@pytest.mark.parametrize("where", ["transactional", "leased", "async", "mixin", "sliding"])
+def test_refused_until_the_key_expires(client: Client, where: str) -> None:
+    """After ``ttl`` a retry is refused, after ``key_ttl`` the key is new; a purge waits as long."""
+    url, key = f"/{where}/", new_key()
+    first = post(client, url, key)
+    assert_replays(first, post(client, url, key))
+    age(2 * HOUR)
+    for _ in range(2):
+        problem = assert_problem(post(client, url, key), 409, "response-expired")
+        assert (problem["state"], problem["retryable"]) == ("executed", False)
+        assert not problem["safe_new_key"]
+    assert "Retry-After" not in post(client, url, key)
+    other = post(client, url, key, reference="other")
+    assert_problem(other, 422, "mismatch")
+    assert stores["default"].purge(timedelta(0), 10) == 0
+    assert (effects("a"), effects("other")) == (1, 0)
+    age(DAY)
+    assert post(client, url, key).status_code == 201
+    assert effects() == 2
+
+
+def test_sliding(client: Client) -> None:
+    """With ``SlidingTTL``, both times count from the last replay."""
+    key = new_key()
+    post(client, "/sliding/", key)
+    age(HOUR / 2)
+    assert post(client, "/sliding/", key).status_code == 201
+    row = IdempotencyKey.objects.get()
+    assert row.expires_at is not None
+    assert row.purge_at is not None
+    assert row.purge_at - row.expires_at == DAY - HOUR
+    assert IdempotencyKey.objects.filter(expires_at__gt=DatabaseNow() + HOUR * 0.9).exists()
+
+
+def test_retention_that_is_longer(client: Client) -> None:
+    """The record is kept for the longer one of ``retention`` and what ``key_ttl`` needs."""
+    idempotent_call(
+        lambda _: None, key="k", scope="s", name="n", policy=LONG.replace(retention=DAY * 9)
+    )
+    row = IdempotencyKey.objects.get()
+    assert row.expires_at is not None
+    assert row.purge_at is not None
+    assert row.purge_at - row.expires_at == DAY * 9
+
+
+def test_call() -> None:
+    """A call whose result has expired raises an error that says so, and hooks are told."""
+    seen: list[str] = []
+
+    def call() -> Any:
+        return idempotent_call(lambda _: 17, key="k", scope="s", name="n", policy=LONG)
+
+    assert call() == call() == 17
+    age(2 * HOUR)
+    with (
+        override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [observer(seen)]}),
+        pytest.raises(ResponseExpired, match="'k' of n was executed, and its result has expired"),
+    ):
+        call()
+    assert seen == ["expired"]
+
+
+def observer(seen: list[str]) -> Any:
+    @contextmanager
+    def observe(execution: ObservedExecution) -> Any:
+        yield
+        seen.append(execution.outcome)
+
+    return observe
+
+
+def test_consumer() -> None:
+    """An event that comes after ``ttl`` is a duplicate, and can be acknowledged."""
+    consumer = Consumer("billing", policy=LONG)
+    handled: list[str] = []
+    consumer.on("order.paid")(lambda event: handled.append(event.id))
+    event = Event(id="e-1", source="/shop", type="order.paid")
+    consumer.handle(event)
+    age(2 * HOUR)
+    assert consumer.handle(event) == Duplicate(None, kept=False)
+    assert handled == ["e-1"]
+
+
+# The policy.
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ttl": HOUR, "key_ttl": HOUR / 2},
+        {"ttl": None, "key_ttl": HOUR},
+        {"key_ttl": timedelta(0)},
+        {"key_ttl": 86400},
+    ],
+)
+def test_wrong(wrong: dict[str, Any]) -> None:
+    """A key that would not live as long as its response is a mistake."""
+    with pytest.raises(ImproperlyConfigured, match="key_ttl"):
+        Policy(**wrong)
+
+
+def test_inherited() -> None:
+    """A view's own ``ttl`` that is longer than the project's ``key_ttl`` counts for both."""
+    with override_settings(IDEMPOTENCY={"POLICY": {"ttl": HOUR, "key_ttl": DAY}}):
+        assert Policy().resolved().reserved == DAY - HOUR
+        assert Policy(ttl=2 * HOUR).resolved().reserved == DAY - 2 * HOUR
+        for ttl in (None, DAY * 2):
+            assert Policy(ttl=ttl).resolved().reserved == timedelta(0)
+        with pytest.raises(ImproperlyConfigured, match="key_ttl"):
+            Policy(key_ttl=HOUR / 2).resolved()
+    assert DEFAULTS.reserved == timedelta(0)
+    assert pickle.loads(pickle.dumps(LONG)) == LONG
