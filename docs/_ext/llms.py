@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from conformance_tables import TABLES
 from described import described_fields, shown
 from docutils import nodes
 from example_project import NAME
@@ -35,6 +36,7 @@ UNSEEN = re.compile(
 )
 LITERAL = re.compile(r"^```\{literalinclude\} (\S+)\n(?::.*\n)*```$", re.MULTILINE)
 FIELD_LIST = re.compile(r"^```\{eval-rst\}\n\.\. policy-fields:: (.+)\n```$", re.MULTILINE)
+TABLE = re.compile(rf"^```\{{({'|'.join(TABLES)})\}}\n```$", re.MULTILINE)
 FRONT = re.compile(r"\A---\n(.*?)^---\n", re.MULTILINE | re.DOTALL)
 
 
@@ -43,6 +45,7 @@ def as_markdown(path: Path) -> str:
     text = INCLUDE.sub(lambda match: _included(path, *match.groups()), path.read_text())
     text = LITERAL.sub(lambda match: _file(path.parent / match[1]), text)
     text = FIELD_LIST.sub(lambda match: "\n".join(_fields(match[1].split())), text)
+    text = TABLE.sub(lambda match: TABLES[match[1]](), text)
     text = UNSEEN.sub("", text)
     text = re.sub(r"^```\{code-block\} (\w+)$", r"```\1", text, flags=re.MULTILINE)
     text = re.sub(r"^```\{sequence\}$", "```text", text, flags=re.MULTILINE)

@@ -622,7 +622,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _over(headers: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """Headers with others in their place, whatever the case of their names."""
+    """Headers with others in their place; the case of a name makes no difference."""
     replaced = {name.lower() for name in more}
     kept = {name: value for name, value in headers.items() if name.lower() not in replaced}
     return {**kept, **more}
