@@ -1,0 +1,215 @@
+"""The clients through a network that fails, and the effects in the server's database."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import httpx2
+import pytest
+import requests
+import stripe
+
+from idempotency_django.backoff import Backoff
+from idempotency_django.client import (
+    AsyncIdempotentClient,
+    IdempotentAdapter,
+    IdempotentClient,
+    OutcomeUnknown,
+    RetryBudget,
+)
+from idempotency_django.client import httpx2 as on_httpx2
+from tests.soak import sizes
+
+from .clients import Api, Order
+from .conftest import Server, client_of
+from .network import OUTAGE, Network, faulty_network
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(1800),
+    pytest.mark.parametrize("database", ["postgres"], indirect=True),
+]
+
+PATH = "/api/charges/"
+AT_ONCE = 8
+TIMEOUT = 1.0  # seconds
+OPTIONS: dict[str, Any] = {
+    "attempts": 4,
+    "backoff": Backoff(timedelta(milliseconds=1), timedelta(milliseconds=20)),
+}
+HTTPX: dict[str, Any] = {"timeout": TIMEOUT, "trust_env": False, "verify": False}
+UNKNOWN = 0
+
+Outcomes = dict[str, int]
+"""The final status of each order, by its reference, or ``UNKNOWN``."""
+Send = Callable[[str, list[Order], RetryBudget], Outcomes]
+
+
+def _in_threads(orders: list[Order], send: Callable[[Order], int]) -> Outcomes:
+    def outcome(order: Order) -> int:
+        try:
+            return send(order)
+        except OutcomeUnknown:
+            return UNKNOWN
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return {
+            order.reference: status
+            for order, status in zip(orders, pool.map(outcome, orders), strict=True)
+        }
+
+
+def by_httpx(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
+    with IdempotentClient(base_url=url, budget=budget, **OPTIONS, **HTTPX) as client:
+        return _in_threads(orders, lambda order: _post(client, order).status_code)
+
+
+def by_httpx2(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
+    with on_httpx2.IdempotentClient(base_url=url, budget=budget, **OPTIONS, **HTTPX) as client:
+        assert isinstance(client, httpx2.Client)
+        return _in_threads(orders, lambda order: _post(client, order).status_code)
+
+
+def by_async_httpx(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
+    async def send() -> Outcomes:
+        outcomes, free = Outcomes(), asyncio.Semaphore(AT_ONCE)
+        options = {"budget": budget, **OPTIONS, **HTTPX}
+        async with AsyncIdempotentClient(base_url=url, **options) as client:
+
+            async def one(order: Order) -> None:
+                async with free:
+                    try:
+                        outcomes[order.reference] = (await _post(client, order)).status_code
+                    except OutcomeUnknown:
+                        outcomes[order.reference] = UNKNOWN
+
+            await asyncio.gather(*map(one, orders))
+        return outcomes
+
+    return asyncio.run(send())
+
+
+def _post(client: Any, order: Order) -> Any:
+    headers = [(name, value) for name, value in order.headers if name != "Idempotency-Key"]
+    extensions = {"idempotency_key": order.key}
+    return client.post(PATH, content=order.body, headers=headers, extensions=extensions)
+
+
+def by_requests(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
+    with requests.Session() as session:
+        session.trust_env = False
+        session.mount("http://", IdempotentAdapter(budget=budget, **OPTIONS))
+        return _in_threads(
+            orders,
+            lambda order: (
+                session.post(
+                    url + PATH, data=order.body, headers=dict(order.headers), timeout=TIMEOUT
+                ).status_code
+            ),
+        )
+
+
+def by_stripe(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
+    http = stripe.RequestsClient(timeout=TIMEOUT)
+    client = stripe.StripeClient(
+        "alice-token", base_addresses={"api": url}, max_network_retries=3, http_client=http
+    )
+
+    def send(order: Order) -> int:
+        asked: Any = {"reference": order.reference, "amount": order.amount, "currency": "EUR"}
+        try:
+            client.v1.charges.create(asked, {"idempotency_key": order.key or ""})
+        except (stripe.APIConnectionError, stripe.APIError):
+            return UNKNOWN
+        return 201
+
+    return _in_threads(orders, send)
+
+
+CLIENTS = [by_httpx, by_async_httpx, by_httpx2, by_requests, by_stripe]
+
+
+@pytest.fixture
+def quick_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stripe.HTTPClient, "INITIAL_DELAY", 0.01)
+    monkeypatch.setattr(stripe.HTTPClient, "MAX_DELAY", 0.02)
+
+
+@contextmanager
+def charges(server: Server) -> Iterator[Callable[[], Counter[str]]]:
+    """Counts the charges of each reference in the database."""
+    import psycopg  # not at the top: there is none when the tests run on psycopg2
+
+    with psycopg.connect(server.database.url, autocommit=True) as connection:
+
+        def count() -> Counter[str]:
+            query = "SELECT reference, count(*) FROM payments_effect GROUP BY reference"
+            return Counter(dict(connection.execute(query).fetchall()))
+
+        yield count
+
+
+@pytest.mark.parametrize("size", sizes(60, 2000, "CLIENT_REQUESTS"))
+@pytest.mark.parametrize("send", CLIENTS)
+@pytest.mark.usefixtures("quick_stripe")
+def test_faults(server: Server, send: Send, size: int) -> None:
+    """No operation is executed twice, and each outcome is known, or known to be unknown."""
+    orders = [Order() for _ in range(size)]
+
+    with faulty_network(server.url) as network:
+        outcomes = send(network.url, orders, RetryBudget(100_000))
+
+    server.database.wait_until_idle()
+    with charges(server) as count, client_of(server) as api:
+        executed = count()
+        for order in orders:
+            outcome, times = outcomes[order.reference], executed[order.reference]
+            assert outcome in (201, UNKNOWN)
+            assert times == 1 if outcome == 201 else times <= 1, (order, outcome, times)
+        _reconcile(api, send, orders, outcomes)
+        assert {count()[order.reference] for order in orders} == {1}
+    _print(network, outcomes, executed)
+    assert network.requests > size
+
+
+def _reconcile(api: Api, send: Send, orders: list[Order], outcomes: Outcomes) -> None:
+    """Retry what is unknown with the same key, when the network is well again."""
+    unknown = [order for order in orders if outcomes[order.reference] == UNKNOWN]
+    again = send(api.url, unknown, RetryBudget()) if unknown else {}
+    assert all(status == 201 for status in again.values()), again
+
+
+def _print(network: Network, outcomes: Outcomes, executed: Counter[str]) -> None:
+    known = sum(status != UNKNOWN for status in outcomes.values())
+    done = sum(executed[reference] for reference, status in outcomes.items() if status == UNKNOWN)
+    print(
+        f"\n{len(outcomes)} operations, {network.requests} requests, {known} outcomes known, "
+        f"{len(outcomes) - known} unknown, of which {done} were executed: {dict(network.faults)}"
+    )
+
+
+@pytest.mark.parametrize("size", sizes(400, 2000, "CLIENT_REQUESTS"))
+@pytest.mark.parametrize("send", [by_httpx, by_async_httpx, by_requests])
+def test_outage(server: Server, send: Send, size: int) -> None:
+    """In an outage, the retries of a client are at most a tenth of its requests."""
+    with faulty_network(server.url, OUTAGE) as network:
+        outcomes = send(network.url, [Order() for _ in range(size)], RetryBudget())
+    assert set(outcomes.values()) == {UNKNOWN}
+    print(f"\n{network.requests} requests for {size} operations")
+    assert size < network.requests <= size * 1.1
+
+
+def test_a_new_key_would_be_executed_twice(server: Server) -> None:
+    """The network of these tests does what it says: without keys, effects are doubled."""
+    reference = uuid.uuid4().hex
+    with faulty_network(server.url, {"duplicate": 1}) as network, client_of(server) as api:
+        order = Order(reference, key=None)
+        assert Api(network.url).send("/api/orders/", order).status_code == 201
+        assert api.effects(order) == 2
