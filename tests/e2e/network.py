@@ -42,6 +42,7 @@ class Network:
     def __init__(self, upstream: str, faults: Mapping[str, int], seed: int) -> None:
         self.url = ""
         self.faults: Counter[str] = Counter()
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._upstream = urlsplit(upstream)
         self._names, self._weights = list(faults), list(faults.values())
         self._random = random.Random(seed)
@@ -52,7 +53,10 @@ class Network:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection: one request after the other."""
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        task = asyncio.current_task()
+        assert task
+        self._open[task] = writer  # the loop would forget the task while it waits
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
             while request := await _message(reader):
                 [fault] = self._random.choices(self._names, self._weights)
                 self.faults[fault] += 1
@@ -62,6 +66,13 @@ class Network:
                 if fault.startswith("cut"):
                     break
         await _closed(writer)
+        del self._open[task]
+
+    async def end(self) -> None:
+        """Close all connections, and finish what is under way."""
+        for writer in self._open.values():
+            writer.close()
+        await asyncio.gather(*self._open)
 
     async def _respond(self, fault: str, request: bytes) -> bytes:
         what, _, when = fault.partition(" ")
@@ -121,10 +132,7 @@ def faulty_network(
         ready.set()
         await stop.wait()
         server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await network.end()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
