@@ -94,9 +94,9 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
     invocation = request.invocation(policy)
     if policy.principal:
         invocation = identity.identified(policy, invocation)
-    if in_body:
-        key = identity.key_in_body(policy, invocation, key)
+    if dialect.members:
         invocation = invocation.changed(key_members=frozenset(dialect.members))
+        key = identity.key_in_body(policy, invocation, key) if in_body else None
     derived = key is None
     if key is None:
         key = identity.derived_key(policy, invocation)
@@ -105,7 +105,7 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
         return None
     if not (derived or invocation.principal or keys.is_unguessable(key)):
         raise KeyGuessable
-    if not derived and (sent or dialect.sent_member or policy.key_format in keys.TIMED):
+    if not derived and (sent is not None or dialect.sent_member or policy.key_format in keys.TIMED):
         made = identity.sent_at(policy, key, sent, invocation)
         if made is not None:
             identity.refuse_too_old(policy, made)
