@@ -73,8 +73,8 @@ ANY_DRIVER := $(addprefix tests/, client docs seen transports \
         celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \
         combinations conf conformance decorators derived_keys discovery \
         documented drf drf_responses errors \
-        events fingerprints frameworks hosts house http idempotent_jobs imports inventory keys \
-        max_attempts message_plans messaging_app metadata middleware ninja observing optional_keys \
+        events fingerprints frameworks hosts house http http_dialects idempotent_jobs imports inventory \
+        keys max_attempts message_plans messaging_app metadata middleware ninja observing optional_keys \
         placements plain_data policy probe public_names redis_store resources replay_authorization retry_loops \
         running scopes seals seams shared_redis status status_address step_threads steps_changed \
         stopping store_defaults stored_answers stores tasks template_responses unprotected unwrapping \

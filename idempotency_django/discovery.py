@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 from django.conf import settings
@@ -29,8 +30,10 @@ from django.views.decorators.http import require_safe
 from .checks.inventory import Endpoint, endpoints
 from .conf import conf
 from .http.described import problems_of
-from .http.messages import status_of
-from .policy import keys
+from .http.messages import replayed_header, status_of
+from .policy import dialect_of, keys, project_dialect
+from .policy.dialects import Dialect
+from .policy.identity import header_of
 
 _JSON: Final = "application/json"
 _HTML: Final = "text/html"
@@ -84,7 +87,8 @@ def _listed(routes: tuple[str, ...]) -> list[Endpoint]:
 
 
 def _document(routes: tuple[str, ...]) -> dict[str, Any]:
-    return {"header": conf.header, "operations": [_operation(each) for each in _listed(routes)]}
+    header = header_of(project_dialect())
+    return {"header": header, "operations": [_operation(each) for each in _listed(routes)]}
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
@@ -101,7 +105,17 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "key_format": policy.key_format if reads_header else None,
         "lifetime": lifetime,
         "key_lifetime": lifetime,
+        **_place(dialect_of(policy)),
     }
+
+
+def _place(dialect: Dialect) -> dict[str, Any]:
+    """Where the key of an operation is, if it has not the dialect of the whole API."""
+    if dialect == project_dialect() and not dialect.members:
+        return {}
+    if dialect.members:
+        return {"dialect": dialect.name, "header": None, "member": dialect.members[0]}
+    return {"dialect": dialect.name, "header": header_of(dialect), "member": None}
 
 
 @lru_cache(maxsize=64)
@@ -115,14 +129,14 @@ def _body(media_type: str, _urlconf: str, routes: tuple[str, ...], _script_prefi
 def _context(document: dict[str, Any], listed: Iterable[Endpoint]) -> dict[str, Any]:
     """What the page shows."""
     problems = {
-        error
+        (status_of(error, dialect_of(each.policy.resolved())), error.title, error)
         for each in listed
         if each.policy is not None
         for error in problems_of(each.policy.resolved(), each.method.replace("*", "POST"))
     }
     return {
         "header": document["header"],
-        "replayed_header": conf.replayed_header,
+        "replayed_header": replayed_header(project_dialect()),
         "operations": [
             {
                 "method": "any" if each["method"] == "*" else each["method"],
@@ -135,12 +149,12 @@ def _context(document: dict[str, Any], listed: Iterable[Endpoint]) -> dict[str, 
         ],
         "problems": [
             {
-                "status": status_of(error),
+                "status": status,
                 "url": f"{conf.docs_url}{error.slug}",
                 "title": error.title,
                 "detail": error.default_detail,
             }
-            for error in sorted(problems, key=lambda each: (status_of(each), each.title))
+            for status, _, error in sorted(problems, key=itemgetter(0, 1))
         ],
     }
 

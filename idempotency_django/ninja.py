@@ -26,9 +26,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from .conf import conf
 from .errors import IdempotencyError
-from .http.described import PROBLEM_SCHEMA, describe
+from .http.described import describe, error_schema
 from .http.messages import invocation_of, principal_of
 from .http.unwrapping import name_of
 from .http.wrapping import ADAPTER, ViewAdapter
@@ -186,8 +185,9 @@ def _documented(operation: Any, policy: Policy, method: str) -> dict[str, Any]:
         for status in known | own.keys()
     }
     extra = {"parameters": [], **extra, "responses": responses}
-    describe(extra, policy, method, PROBLEM_SCHEMA)
+    describe(extra, policy, method, error_schema(dialect_of(policy)))
     arguments = {each.alias.lower().replace("_", "-") for each in operation.signature.params}
-    if conf.header.lower() in arguments:  # as the project documents it
-        extra["parameters"].pop()
+    extra["parameters"] = [  # what is an argument is as the project documents it
+        each for each in extra["parameters"] if each["name"].lower() not in arguments
+    ]
     return {**extra, "responses": {int(status): each for status, each in responses.items()}}

@@ -8,21 +8,28 @@ schema says what is enforced.
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from functools import lru_cache
+from typing import Any
 
 from drf_spectacular.extensions import OpenApiViewExtension
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import ResolvedComponent
 
 from .checks.inventory import endpoint_of
-from .http.described import PROBLEM_SCHEMA, describe
+from .http.described import describe, error_schema
+from .policy import dialect_of
+from .policy.dialects import Dialect
 
-_COMPONENT: Final = ResolvedComponent(  # type: ignore[no-untyped-call]  # it has few types
-    name="IdempotencyProblem",
-    type=ResolvedComponent.SCHEMA,
-    object="IdempotencyProblem",
-    schema=PROBLEM_SCHEMA,
-)
+
+@lru_cache(maxsize=64)
+def _component(dialect: Dialect) -> ResolvedComponent:
+    """The schema of a dialect's errors."""
+    name = "".join(part.capitalize() for part in re.findall(r"\w+", dialect.name))
+    name = "IdempotencyProblem" if dialect.error_body is None else f"{name}IdempotencyError"
+    return ResolvedComponent(  # type: ignore[no-untyped-call]  # it has few types
+        name=name, type=ResolvedComponent.SCHEMA, object=name, schema=error_schema(dialect)
+    )
 
 
 class IdempotentViews(OpenApiViewExtension):  # type: ignore[no-untyped-call]
@@ -70,8 +77,10 @@ class _Documented:
         endpoint = endpoint_of(self.callback, self.method, path)
         if endpoint is None or endpoint.policy is None or endpoint.problem:
             return operation
-        self.registry.register_on_missing(_COMPONENT)  # type: ignore[attr-defined]
-        describe(operation, endpoint.policy.resolved(), self.method, _COMPONENT.ref)
+        policy = endpoint.policy.resolved()
+        component = _component(dialect_of(policy))
+        self.registry.register_on_missing(component)  # type: ignore[attr-defined]
+        describe(operation, policy, self.method, component.ref)
         return operation
 
 

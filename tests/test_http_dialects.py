@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 from xml.etree import ElementTree
@@ -25,7 +26,12 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
 from django.urls import path
 from django.utils.http import http_date
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.validation import validate_schema
+from jsonschema import Draft7Validator
+from rest_framework import serializers
 from rest_framework.authentication import SessionAuthentication
+from rest_framework.generics import GenericAPIView
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -766,6 +772,69 @@ def conflicting(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns += [path("conflict/", conflicting)]
+
+
+class Body(serializers.Serializer[Any]):
+    reference = serializers.CharField()
+
+
+class Documented(IdempotentViewMixin, GenericAPIView[Any]):
+    """A view with a body that drf-spectacular knows."""
+
+    serializer_class = Body
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        return Response({}, status=201)
+
+
+def documented_view(name: str) -> Any:
+    body = {"idempotency_policy": Policy(dialect=name, required=True)}
+    view: Any = type("View", (Documented,), body)
+    return view.as_view()
+
+
+DOCUMENTED = [path(f"documented/{name}/", documented_view(name)) for name in DIALECTS]
+
+
+@cache
+def documented() -> Any:
+    generator = SchemaGenerator(patterns=DOCUMENTED)  # type: ignore[no-untyped-call]
+    schema = generator.get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    validate_schema(schema)
+    return schema
+
+
+def fits(value: Any, content: dict[str, Any]) -> bool:
+    """Whether a body is as its schema says."""
+    whole = {**content["schema"], "components": documented()["components"]}
+    return Draft7Validator(whole).is_valid(value)
+
+
+@each_dialect
+def test_openapi(spoken: Spoken, alice: Client) -> None:
+    """The schema has the key's place, and the statuses and bodies of the errors that are sent."""
+    operation = documented()["paths"][f"/documented/{spoken.dialect}/"]["post"]
+    assert operation["x-idempotency"].get("dialect", "ietf") == spoken.dialect
+    key = spoken.make()
+    sent = spoken.send(key)
+    named = {each["name"].lower(): each for each in operation.get("parameters", [])}
+    assert named.keys() == {name.lower() for name in sent.get("headers", {})}
+    assert all(each["required"] for each in named.values())
+    for content in operation["requestBody"]["content"].values():
+        assert fits({"reference": "a", **sent.get("body", {})}, content)
+        assert fits({"reference": "a"}, content) is ("body" not in sent)
+    shown = {name.lower() for name in operation["responses"]["200"].get("headers", {})}
+    assert shown == {name.lower() for name in (spoken.marker, *spoken.always(key)) if name}
+    send(alice, spoken, "mixin", key)
+    refused = [send(alice, spoken, "mixin", key, "b"), send(alice, spoken, "mixin", "k" * 256)]
+    for response in refused:
+        [(media_type, content)] = operation["responses"][str(response.status_code)][
+            "content"
+        ].items()
+        assert media_type == spoken.media_type
+        assert fits(response.content.decode() if spoken.form else response.json(), content)
+    assert str(spoken.in_progress[0]) in operation["responses"]
 
 
 # Dialects of a project.

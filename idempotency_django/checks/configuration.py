@@ -14,11 +14,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
-from ..http.messages import known_since
+from ..http.messages import known_since, replayed_header
 from ..http.status import status_url
 from ..middleware import skipped_middleware
 from ..planning import lease_of
-from ..policy import UNSET, Policy
+from ..policy import UNSET, Policy, project_dialect
+from ..policy.identity import header_of
 from ..stores import stores
 
 PROJECT: Final = "IDEMPOTENCY['POLICY']"
@@ -121,14 +122,19 @@ def unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
 CORS = "corsheaders.middleware.CorsMiddleware"
 
 
+def _headers() -> tuple[str, str]:
+    dialect = project_dialect()
+    return header_of(dialect), replayed_header(dialect)
+
+
 def check_cors(**_: Any) -> Iterator[CheckMessage]:
     """Whether a script of another origin may send a key and read the headers of a replay."""
     if CORS not in settings.MIDDLEWARE:
         return
-    ours = tried(lambda: (conf.header, conf.replayed_header))[0]
+    ours = tried(_headers)[0]
     if ours is None:
         return  # check_settings reports it
-    header, marks = ours[0], [ours[1], "Retry-After"]
+    header, marks = ours[0], [*filter(None, ours[1:]), "Retry-After"]
     if _left_out([header], "CORS_ALLOW_HEADERS"):
         yield Warning(
             f"{header!r} is not in CORS_ALLOW_HEADERS. Browsers block every request from another "

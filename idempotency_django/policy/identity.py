@@ -130,17 +130,19 @@ def refuse_too_old(policy: Policy, sent: float) -> None:
         )
 
 
+def carries_time(policy: Policy) -> bool:
+    """Whether a key, or its request, may say when it was made."""
+    dialect = dialect_of(policy)
+    named = dialect.sent_header or dialect.sent_member
+    return bool(named) or policy.key_format in keys.TIMED
+
+
 def lifetime_of(policy: Policy) -> timedelta | None:
     """How long a record lives: longer than its key may be sent, if the key carries its time."""
-    dialect = dialect_of(policy)
-    carries_time = policy.key_format in keys.TIMED or dialect.sent_header or dialect.sent_member
-    if policy.ttl is None or not carries_time:
+    if policy.ttl is None or not carries_time(policy):
         return policy.ttl
     # A key from 5 minutes in the future, and a server whose clock is 5 minutes slow.
-    longer = policy.ttl + 2 * CLOCK_SKEW
-    return (
-        SlidingTTL(seconds=longer.total_seconds()) if isinstance(policy.ttl, SlidingTTL) else longer
-    )
+    return policy.ttl + 2 * CLOCK_SKEW
 
 
 def derived_key(policy: Policy, invocation: Invocation) -> str | None:

@@ -16,8 +16,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ... import __version__
 from ...checks.inventory import Endpoint, endpoints
-from ...conf import conf
-from ...policy import keys
+from ...policy import keys, project_dialect
+from ...policy.identity import header_of
 
 REPORTED: Final = {
     "broken": "The endpoint has a policy and cannot be protected.",
@@ -233,7 +233,7 @@ def _summary(lines: Sequence[Line], others: int) -> str:
 
 def _as_json(lines: Sequence[Line]) -> str:
     shown = [{field.name: getattr(line, field.name) for field in fields(line)} for line in lines]
-    document = {"header": conf.header, "endpoints": shown}
+    document = {"header": header_of(project_dialect()), "endpoints": shown}
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
