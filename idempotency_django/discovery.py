@@ -97,14 +97,20 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.varies or endpoint.policy is None:
         return shown  # a promise that does not hold for a request is worse than none
     policy = endpoint.policy.resolved()
-    lifetime = int(policy.ttl.total_seconds()) if policy.ttl is not None else None
+    lifetime = key_lifetime = None
+    if policy.ttl is not None:
+        lifetime = int(policy.ttl.total_seconds())
+        # An old key that carries its time is refused for good.
+        is_timed = policy.key_format in keys.TIMED or dialect_of(policy).sent_header
+        reserved = int((policy.ttl + policy.reserved).total_seconds())
+        key_lifetime = None if is_timed else reserved
     reads_header = policy.key is None or keys.reads_header(policy.key)
     return {
         **shown,
         "required": policy.requires_key(endpoint.method.replace("*", "POST")),
         "key_format": policy.key_format if reads_header else None,
         "lifetime": lifetime,
-        "key_lifetime": lifetime,
+        "key_lifetime": key_lifetime,
         **_place(dialect_of(policy)),
     }
 

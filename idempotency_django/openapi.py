@@ -80,7 +80,7 @@ class _Documented:
         policy = endpoint.policy.resolved()
         component = _component(dialect_of(policy))
         self.registry.register_on_missing(component)  # type: ignore[attr-defined]
-        describe(operation, policy, self.method, component.ref)
+        describe(operation, policy, self.method, component.ref, varies=endpoint.varies)
         return operation
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +14,7 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import Group
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
-from django.urls import include, path, set_script_prefix
+from django.urls import clear_url_caches, include, path, set_script_prefix
 from django.views.decorators.http import require_http_methods
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -75,6 +78,14 @@ urlpatterns = [
     path("hidden/idempotency", login_required(discovery)),
 ]
 pytestmark = pytest.mark.urls(__name__)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    module._forget()
+    yield
+    module._forget()
+    clear_url_caches()
 
 
 def operation(method: str, path: str, **members: Any) -> dict[str, Any]:
@@ -145,6 +156,28 @@ def test_settings(settings: Any) -> None:
     document = Client().get(WHERE).json()
     assert document["header"] == "Request-Id"
     assert document["operations"][-1]["lifetime"] == 7200
+
+
+@pytest.mark.parametrize(
+    ("fields", "key_lifetime"),
+    [
+        ({"dialect": "oasis"}, None),
+        ({"key_format": "uuid7"}, None),
+        ({"key_ttl": timedelta(days=7)}, 7 * 86400),
+        ({"ttl": None}, None),
+    ],
+    ids=str,
+)
+def test_key_lifetime(
+    fields: dict[str, Any], key_lifetime: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that outlives its response, or that is refused for its age, says so."""
+    other = [path("other/", post(idempotent(**fields)(plain)))]
+    monkeypatch.setattr(sys.modules[__name__], "urlpatterns", other)
+    clear_url_caches()
+    response = discovery(RequestFactory().get(WHERE), routes="/other/")
+    [shown] = json.loads(response.content)["operations"]  # type: ignore[attr-defined]
+    assert shown["key_lifetime"] == key_lifetime
 
 
 def test_script_prefix() -> None:

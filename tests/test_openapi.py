@@ -80,6 +80,13 @@ class Decorated(Base):
         return super().post(request)
 
 
+class PerRequest(IdempotentViewMixin, Base):
+    idempotency_policy = PAYMENT
+
+    def get_idempotency_policy(self) -> Policy | None:
+        return None
+
+
 class Derived(Base):
     idempotency_policy = Policy(key=keys.instead_of_header(keys.natural("reference")))
 
@@ -111,6 +118,7 @@ urlpatterns = [
     path("things/preview/", Things.as_view({"post": "preview"})),
     path("decorated/", Decorated.as_view()),
     path("derived/", Derived.as_view()),
+    path("perrequest/", PerRequest.as_view()),
     path("documented/", Documented.as_view()),
     path("exempt/", idempotency_exempt(Base.as_view())),
     path("foreign/", Foreign.as_view()),
@@ -153,7 +161,8 @@ def test_protected(schema: dict[str, Any]) -> None:
     }
     component = schema["components"]["schemas"]["IdempotencyProblem"]
     members = problem_of(StoreUnavailable())
-    assert component["properties"].keys() == members.keys() == set(component["required"])
+    assert members.keys() == set(component["required"])
+    assert component["properties"].keys() - members.keys() == {"resource"}
     assert members["state"] in component["properties"]["state"]["description"]
 
 
@@ -247,6 +256,13 @@ def test_settings(schema: dict[str, Any]) -> None:
     assert "Replayed" in operation["responses"]["201"]["headers"]
     assert "422" not in operation["responses"]
     assert "different request" in operation["responses"]["400"]["description"]
+
+
+def test_policy_per_request(schema: dict[str, Any]) -> None:
+    """Where each request has a policy of its own, nothing is promised, and no key required."""
+    operation = schema["paths"]["/perrequest/"]["post"]
+    assert operation["x-idempotency"] == {"varies": True}
+    assert [each["required"] for each in key_of(operation)] == [False]
 
 
 def test_reference_app() -> None:

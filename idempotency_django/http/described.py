@@ -51,6 +51,10 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
             "type": "boolean",
             "description": "Whether the operation can be repeated with a new key.",
         },
+        "resource": {
+            "type": "string",
+            "description": "The URL of what the operation has created, if it is known.",
+        },
     },
     "required": [
         "type",
@@ -66,7 +70,12 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
 
 
 def describe(
-    operation: dict[str, Any], policy: Policy, method: str, problem: dict[str, Any]
+    operation: dict[str, Any],
+    policy: Policy,
+    method: str,
+    problem: dict[str, Any],
+    *,
+    varies: bool = False,
 ) -> None:
     """Add to an OpenAPI operation what its endpoint promises; what it says already stays.
 
@@ -75,15 +84,17 @@ def describe(
         policy: the policy of the endpoint, resolved.
         method: the HTTP method.
         problem: the schema of a problem, or a reference to it.
+        varies: whether each request may have another policy, so that this one promises nothing.
     """
-    dialect, required = dialect_of(policy), policy.requires_key(method)
+    dialect, required = dialect_of(policy), policy.requires_key(method) and not varies
     if policy.key is None or keys.reads_header(policy.key):
         if dialect.members:
             _add_member(operation, policy, required=required)
         else:
             _add_parameters(operation, policy, required=required)
     _add_responses(operation["responses"], policy, method, problem)
-    operation.setdefault("x-idempotency", promise_of(policy, method))
+    promise = {"varies": True} if varies else promise_of(policy, method)
+    operation.setdefault("x-idempotency", promise)
 
 
 def promise_of(policy: Policy, method: str) -> dict[str, Any]:
