@@ -56,7 +56,7 @@ class IdempotentAdapter(HTTPAdapter):
             return super().send(request, stream, *args, **options)
         if not isinstance(request.body, bytes | str | None):
             raise refuse_body(method, url)
-        header = self.retries.header
+        header = self.retries.header_of(url)
         if header not in request.headers:
             request.headers[header] = self.retries.header_value(new_key(method, url))
         value = request.headers[header]

@@ -183,7 +183,10 @@ def _problem(response: Any) -> dict[str, Any]:
     return members if isinstance(members, dict) else {}
 
 
-def origin_of(url: str) -> tuple[str, str | None, int | None]:
+Origin = tuple[str, str | None, int | None]
+
+
+def origin_of(url: str) -> Origin:
     """Scheme, host and port."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
@@ -203,10 +206,16 @@ def is_same_origin(url: str, other: str) -> bool:
 class Discovered(NamedTuple):
     """The lifetime of an operation, as the server's discovery document states it."""
 
-    origin: tuple[str, str | None, int | None]
+    origin: Origin
     method: str
     path: re.Pattern[str]
-    lifetime: float
+    lifetime: float | None  # None: it differs by request
+
+
+def _published(operation: Mapping[str, Any]) -> float | None:
+    if "lifetime" not in operation:
+        return None
+    return inf if operation["lifetime"] is None else float(operation["lifetime"])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -237,7 +246,12 @@ class Retries:
     quoted: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("lifetime", "deadline"):
+            value = getattr(self, name)
+            if not (isinstance(value, timedelta) or (name == "lifetime" and value is None)):
+                raise TypeError(f"{name} is {value!r}. Pass a timedelta: timedelta(hours=24).")
         self._discovered: tuple[Discovered, ...] = ()
+        self._headers: dict[Origin, str] = {}
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Retries:
@@ -247,6 +261,8 @@ class Retries:
 
     def learn(self, document: Mapping[str, Any], url: str) -> None:
         """Use the header and the lifetimes that a server publishes.
+
+        An operation that it doesn't list may be unprotected, so it is not sent again.
 
         Args:
             document: the discovery document.
@@ -258,27 +274,30 @@ class Retries:
                 origin,
                 operation["method"],
                 re.compile(re.sub(r"\\\{.*?\\\}", "[^/]+", re.escape(operation["path"]))),
-                inf if operation["lifetime"] is None else float(operation["lifetime"]),
+                _published(operation),
             )
             for operation in document["operations"]
-            if "lifetime" in operation  # else it differs by request
         ]
         others = (known for known in self._discovered if known.origin != origin)
         self._discovered = (*others, *learned)
-        self.header = document["header"]
+        self._headers[origin] = document["header"]
+
+    def header_of(self, url: str) -> str:
+        """The name of the key's header."""
+        return self._headers.get(origin_of(url), self.header)
 
     def lifetime_of(self, method: str, url: str) -> float:
         """Seconds; the shortest lifetime that the server may mean, else the client's own."""
         origin, path = origin_of(url), urlsplit(url).path
+        own = inf if self.lifetime is None else self.lifetime.total_seconds()
         published = [
-            known.lifetime
+            own if known.lifetime is None else known.lifetime
             for known in self._discovered
             if known.origin == origin
             and known.method in (method, "*")
             and known.path.fullmatch(path)
         ]
-        own = inf if self.lifetime is None else self.lifetime.total_seconds()
-        return min(published, default=own)
+        return min(published, default=0 if origin in self._headers else own)
 
     def header_value(self, key: object) -> str:
         """The value of the header for a key.
@@ -325,6 +344,7 @@ class Call:
 
     def __init__(self, retries: Retries, value: str, method: str, url: str) -> None:
         self.key = value.strip().removeprefix('"').removesuffix('"')
+        self.header = retries.header_of(url)
         self._retries = retries
         self._method = method
         self._url = url
@@ -424,6 +444,8 @@ class Call:
         begins = self._elapsed + wait
         if begins > retries.deadline.total_seconds():
             return f"the deadline is {retries.deadline.total_seconds():g} seconds"
+        if not self._lifetime:
+            return "the server publishes no lifetime for this operation"
         if begins >= self._lifetime:
             return f"the key's lifetime is {self._lifetime:g} seconds"
         if not retries.budget.take(cost):

@@ -34,15 +34,16 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
         if request.method in SAFE_METHODS:
             return None
         retries, method, url = self.retries, request.method, str(request.url)
+        header = retries.header_of(url)
         if KEY in request.extensions:
             if (key := request.extensions[KEY]) is None:
                 return None
-            request.headers[retries.header] = retries.header_value(key)
+            request.headers[header] = retries.header_value(key)
         if not _can_resend(request):
             raise refuse_body(method, url)
-        if retries.header not in request.headers:
-            request.headers[retries.header] = retries.header_value(new_key(method, url))
-        call = Call(retries, request.headers[retries.header], method, url)
+        if header not in request.headers:
+            request.headers[header] = retries.header_value(new_key(method, url))
+        call = Call(retries, request.headers[header], method, url)
         request.extensions = {**request.extensions, _CALL: call}
         hooks = self.event_hooks["request"]  # which also sees redirects
         if self._leave_key not in hooks:
@@ -52,7 +53,7 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
     def _remove_key(self, request: Any) -> None:
         call = request.extensions.get(_CALL)
         if call is not None and call.leaves(request.method, str(request.url)):
-            request.headers.pop(self.retries.header, None)
+            request.headers.pop(call.header, None)
 
     def _leave_key(self, request: Any) -> Any:
         raise NotImplementedError

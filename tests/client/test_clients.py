@@ -339,12 +339,13 @@ def test_discover(make: Make, server: Scripted) -> None:
     published = {
         "header": "Request-Key",
         "operations": [
-            {"method": "POST", "path": "/charges/{id}/", "lifetime": 0, "required": True},
+            {"method": "POST", "path": "/charges/{id}/", "lifetime": 1, "required": True},
             {"method": "*", "path": "/orders/", "lifetime": None},
         ],
     }
-    server.script = [Reply(200, body=json.dumps(published).encode()), CUT]
-    with pytest.raises(OutcomeUnknown, match="lifetime is 0 seconds"):
+    document = Reply(200, body=json.dumps(published).encode())
+    server.script = [document, Reply(503, {"Retry-After": "1"})]
+    with pytest.raises(OutcomeUnknown, match="lifetime is 1 seconds"):
         make().send(
             "POST",
             f"{server.url}/charges/17/",
@@ -371,9 +372,9 @@ def test_hooks_are_kept(server: Scripted) -> None:
 
 def test_lifetime(make: Make, server: Scripted) -> None:
     """A key is not sent again after its lifetime."""
-    server.script = [CUT]
-    with pytest.raises(OutcomeUnknown, match="lifetime is 0 seconds"):
-        make(lifetime=timedelta(0)).send("POST", server.url)
+    server.script = [Reply(503, {"Retry-After": "2"})]
+    with pytest.raises(OutcomeUnknown, match="lifetime is 2 seconds"):
+        make(lifetime=timedelta(seconds=2)).send("POST", server.url)
     assert len(server.received) == 1
 
 
