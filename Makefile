@@ -76,7 +76,7 @@ ANY_DRIVER := $(addprefix tests/, client docs seen transports \
         events fingerprints frameworks hosts house http http_dialects idempotent_jobs imports inventory \
         keys max_attempts message_plans messaging_app metadata middleware ninja observing optional_keys \
         placements plain_data policy probe public_names redis_store resources replay_authorization retry_loops \
-        running scopes seals seams shared_redis status status_address step_threads steps_changed \
+        running scopes seals seams shared_redis status status_address step_threads strawberry steps_changed \
         stopping store_defaults stored_answers stores tasks template_responses unprotected unwrapping \
         uploads waiting) \
     $(patsubst %,chaos/test_%.py,handlers) \

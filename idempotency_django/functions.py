@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, assert_never
 
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -32,7 +33,7 @@ from .errors import IdempotencyError, ResponseNotStored
 from .planning import Plan, plan_call
 from .policy import PROJECT_POLICY, UNSET, Policy, resolve
 from .policy.canonical import canonical, content_digest
-from .records import Payload
+from .records import Payload, Record
 from .stores.atomic_blocks import (
     atomic_request_databases,
     is_atomic,
@@ -122,7 +123,7 @@ async def aidempotent_call(
 ) -> Any:
     """:func:`idempotent_call` for a coroutine function."""
     plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
-    return (await _arun_plan(plan, function)).result
+    return (await arun_plan(plan, function)).result
 
 
 def idempotent_outcome(
@@ -158,35 +159,58 @@ async def aidempotent_outcome(
 ) -> CallOutcome:
     """:func:`idempotent_outcome` for a coroutine function."""
     plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
-    return await _arun_plan(plan, function)
+    return await arun_plan(plan, function)
 
 
-def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOutcome:
-    """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
+def run_plan(
+    plan: Plan,
+    function: Callable[[ExecutionContext], Any],
+    *,
+    answer: Callable[[Plan, Any], Result] | None = None,
+    admit: Callable[[Record], None] | None = None,
+) -> CallOutcome:
+    """:func:`idempotent_outcome` for an adapter that has planned the call itself.
+
+    Args:
+        plan: the plan.
+        function: what to do.
+        answer: makes the result for the engine of what the function returned.
+        admit: raises to refuse a replay.
+    """
     using = plan.store.using
     if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
         refuse_other_transactions(
             f"The result of {plan.operation.name}", using, atomic_request_databases()
         )
+    made = answer or answer_of
 
     def execute(execution: ExecutionContext) -> Result:
-        return answer_of(plan, function(execution))
+        return made(plan, function(execution))
 
     try:
-        return _result(engine.run(plan.store, plan.operation, execute, _raise), plan)
+        outcome = engine.run(plan.store, plan.operation, execute, _raise, admit=admit)
+        return _result(outcome, plan)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
         raise
 
 
-async def _arun_plan(
-    plan: Plan, function: Callable[[ExecutionContext], Awaitable[Any]]
+async def arun_plan(
+    plan: Plan,
+    function: Callable[[ExecutionContext], Awaitable[Any]],
+    *,
+    answer: Callable[[Plan, Any], Result] | None = None,
+    admit: Callable[[Record], None] | None = None,
 ) -> CallOutcome:
+    """:func:`run_plan` for a coroutine function; ``answer`` may use the database."""
+
     async def execute(execution: ExecutionContext) -> Result:
-        return answer_of(plan, await function(execution))
+        value = await function(execution)
+        return await sync_to_async(answer)(plan, value) if answer else answer_of(plan, value)
 
     try:
-        return _result(await engine.arun(plan.store, plan.operation, execute, _raise), plan)
+        outcome = await engine.arun(plan.store, plan.operation, execute, _raise, admit=admit)
+        return _result(outcome, plan)
     except IdempotencyError as error:
         error.foreign = True
         raise

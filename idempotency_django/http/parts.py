@@ -1,0 +1,71 @@
+"""A part of a request that has a key of its own: a mutation of GraphQL, an item of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+
+from ..policy import Policy, dialect_of
+from ..policy.invocation import Invocation, Parsed
+from ..records import Record
+from .messages import invocation_of, meta_name, refuse_result
+
+
+class RequestPart:
+    """One part of a request, to be planned (a :class:`~..planning.PlanRequest`).
+
+    Its caller is the request's; its key, its name and what it asks for are its own.
+
+    Args:
+        request: Django's request.
+        policy: the policy of the part, resolved.
+        key: the key, as the client sent it; ``None``: it sent none.
+        name: the name of the operation.
+        content: what is asked for, as plain data.
+        own: the request as the framework's own views know it, if that is another one.
+    """
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        policy: Policy,
+        *,
+        key: str | None,
+        name: str,
+        content: Any,
+        own: Any = None,
+    ) -> None:
+        self.method = request.method or ""
+        self._request = request
+        self._policy = policy
+        self._key = key
+        self._name = name
+        self._content = content
+        self._own = request if own is None else own
+
+    def header(self) -> str | None:
+        """The key of the part."""
+        return self._key
+
+    def sent_header(self) -> str | None:
+        """When the client sent the request first, as the header of the policy's dialect says."""
+        name = dialect_of(self._policy).sent_header
+        value: str | None = self._request.META.get(meta_name(name))
+        return value
+
+    def scope(self) -> str | None:
+        """The policy's."""
+        return None
+
+    def invocation(self, policy: Policy) -> Invocation:
+        """The invocation that the part is."""
+        whole = invocation_of(
+            self._request, policy, own=self._own, auth=getattr(self._own, "auth", None)
+        )
+        return whole.changed(name=self._name, media_type="", read=lambda: Parsed(self._content))
+
+    def admit(self, record: Record) -> None:
+        """Raise to refuse a replay, as the policy's ``check_replay`` says."""
+        if self._policy.check_replay is not None:
+            refuse_result(self._policy.check_replay(self._own, record), "check_replay of a policy")

@@ -1,0 +1,300 @@
+"""Strawberry: an extension that runs a mutation field once per key.
+
+::
+
+    @strawberry.mutation(extensions=[IdempotencyExtension(required=True)])
+    def create_order(self, info: strawberry.Info, reference: str) -> Order: ...
+
+A retry gets the stored result, from which the client's selection is resolved again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Awaitable, Callable
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
+from django.db.models import Model
+from django.http import HttpRequest
+from graphql import GraphQLError
+from strawberry.annotation import StrawberryAnnotation
+from strawberry.extensions import FieldExtension
+from strawberry.types import Info
+from strawberry.types.arguments import StrawberryArgument
+from strawberry.types.field import StrawberryField
+
+from .conf import conf
+from .engine import Result
+from .engine.context import ExecutionContext
+from .errors import (
+    IdempotencyError,
+    OperationInProgress,
+    ResponseNotStored,
+    StoreUnavailable,
+)
+from .functions import CallOutcome, arun_plan, run_plan
+from .http.messages import key_header, problem_of
+from .http.parts import RequestPart
+from .planning import Plan, plan
+from .policy import Policy, dialect_of, resolve
+from .records import Payload
+
+ARGUMENT: Final = "idempotency_key"
+_JSON: Final = (("Content-Type", "application/json"),)
+
+
+class IdempotencyExtension(FieldExtension):
+    """Runs a mutation once per key, and returns its stored result to retries.
+
+    The field gets the argument ``idempotencyKey``. Without it, the request's key header counts,
+    together with the field's alias, because a request may have several mutations. The resolver
+    runs in the transaction that stores its result. A raised error is rolled back and not stored.
+    It is the first of the field's extensions, so that all others run for every request, before a
+    replay, and ``permission_classes`` do, too.
+
+    Args:
+        policy: the field's policy; by default the project's. ``should_store`` is called with the
+            request and the result; ``False`` rolls back, for results that are errors.
+        store: turns a result into JSON, where it is no scalar, saved model, enum, or Strawberry
+            type, nor a list of such.
+        load: turns that JSON into a result again; the two come together.
+        fields: fields of :class:`~idempotency_django.policy.Policy`, instead of ``policy`` or in
+            addition to it.
+
+    Raises:
+        ImproperlyConfigured: ``store`` or ``load`` is missing.
+        TypeError: of the schema: another extension comes first, or the resolver takes the argument
+            itself.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        store: Callable[[Any], Any] | None = None,
+        load: Callable[[Any], Any] | None = None,
+        **fields: Any,
+    ) -> None:
+        if (store is None) is not (load is None):
+            raise ImproperlyConfigured(
+                "An IdempotencyExtension has only one of store= and load=. Pass both, or none."
+            )
+        self.policy = (policy or Policy()).replace(**fields) if fields else policy or Policy()
+        self._store = store
+        self._load = load
+
+    def apply(self, field: StrawberryField) -> None:
+        """Add the argument; called by Strawberry when it makes the schema."""
+        if next(each for each in field.extensions if each.has_resolver) is not self:
+            raise ImproperlyConfigured(
+                f"The IdempotencyExtension of {field.python_name} is not the first of its "
+                "extensions, so those before it, such as permissions, would not run before a "
+                "replay. Move it to the beginning of extensions=[…]."
+            )
+        taken = field.base_resolver.arguments if field.base_resolver else []
+        if any(each.python_name == ARGUMENT for each in taken):
+            raise ImproperlyConfigured(
+                f"The resolver of {field.python_name} has an argument {ARGUMENT}, which the "
+                "IdempotencyExtension adds and reads. Remove it from the resolver."
+            )
+        if all(each.python_name != ARGUMENT for each in field.arguments):
+            field.arguments = [
+                *field.arguments,
+                StrawberryArgument(
+                    python_name=ARGUMENT,
+                    graphql_name=None,
+                    type_annotation=StrawberryAnnotation(str | None),
+                    description=(
+                        "A new, unique key for each new operation, and the same key for each "
+                        "retry of it. A retry gets the first result."
+                    ),
+                    default=None,
+                ),
+            ]
+
+    def resolve(self, next_: Callable[..., Any], source: Any, info: Info, **kwargs: Any) -> Any:
+        """Run the resolver, or load its stored result."""
+        request = _request_of(info)
+        try:
+            part, planned = self._planned(request, info, kwargs)
+            if planned is None:
+                return next_(source, info, **kwargs)
+
+            def execute(execution: ExecutionContext) -> Any:
+                with _Running(request, execution):
+                    return next_(source, info, **kwargs)
+
+            answer = partial(self._answer, request)
+            outcome = run_plan(planned, execute, answer=answer, admit=part.admit)
+            return self._loaded(outcome, info)
+        except IdempotencyError as error:
+            raise _graphql_error(error, self.policy) from error
+
+    async def resolve_async(
+        self, next_: Callable[..., Awaitable[Any]], source: Any, info: Info, **kwargs: Any
+    ) -> Any:
+        """The same for an async resolver."""
+        request = _request_of(info)
+        try:
+            planning = sync_to_async(self._planned)
+            part, planned = await planning(request, info, kwargs, asynchronous=True)
+            if planned is None:
+                return await next_(source, info, **kwargs)
+
+            async def execute(execution: ExecutionContext) -> Any:
+                with _Running(request, execution):
+                    return await next_(source, info, **kwargs)
+
+            answer = partial(self._answer, request)
+            outcome = await arun_plan(planned, execute, answer=answer, admit=part.admit)
+            return await sync_to_async(self._loaded)(outcome, info)
+        except IdempotencyError as error:
+            raise _graphql_error(error, self.policy) from error
+
+    def _planned(
+        self,
+        request: HttpRequest,
+        info: Info,
+        kwargs: dict[str, Any],
+        *,
+        asynchronous: bool = False,
+    ) -> tuple[RequestPart, Plan | None]:
+        """The plan of the field; its key is taken out of the arguments."""
+        policy = resolve(self.policy)
+        key, name = kwargs.pop(ARGUMENT, None), info.field_name
+        if key is None:
+            key = key_header(request, dialect_of(policy))
+            name = ".".join(map(str, info.path.as_list()))
+        part = RequestPart(
+            request,
+            policy,
+            key=key,
+            name=f"mutation {name}",
+            content=(info.field_name, kwargs),
+        )
+        return part, plan(policy, part, asynchronous=asynchronous)
+
+    def _answer(self, request: HttpRequest, planned: Plan, value: Any) -> Result:
+        wanted = planned.policy.should_store
+        if wanted and wanted(request, value) is False:
+            return Result(value, None, error="The policy's should_store= rejected this result.")
+        try:
+            stored = _encoded(value) if self._store is None else self._store(value)
+            body = json.dumps(stored).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(
+                f"The result of {planned.operation.name} cannot be stored: {error}. Pass store= "
+                "and load= to the IdempotencyExtension, for example to store a primary key."
+            ) from error
+        kept = len(body) <= planned.policy.max_response_bytes
+        return Result(value, Payload(200, _JSON, body if kept else None))
+
+    def _loaded(self, outcome: CallOutcome, info: Info) -> Any:
+        if not outcome.replayed:
+            return outcome.result
+        try:
+            if self._load is not None:
+                return self._load(outcome.result)
+            return _decoded(outcome.result, info)
+        except ObjectDoesNotExist as error:
+            raise ResponseNotStored(
+                "The operation with this idempotency key was executed and is not executed again. "
+                f"Its result no longer exists: {error}"
+            ) from error
+
+
+class _Running:
+    """In the block, the request has the execution, as a view's has."""
+
+    def __init__(self, request: Any, execution: ExecutionContext) -> None:
+        self._request = request
+        self._execution = execution
+
+    def __enter__(self) -> None:
+        self._outer = getattr(self._request, "idempotency", None)
+        self._request.idempotency = self._execution
+
+    def __exit__(self, *raised: object) -> None:
+        self._request.idempotency = self._outer
+
+
+def _request_of(info: Info) -> HttpRequest:
+    context: Any = info.context
+    request = context.get("request") if isinstance(context, dict) else context.request
+    if isinstance(request, HttpRequest):
+        return request
+    raise ImproperlyConfigured(
+        f"The context of {info.field_name} has no request of Django. Serve the schema with a view "
+        "of strawberry.django.views."
+    )
+
+
+def _graphql_error(error: IdempotencyError, policy: Policy) -> GraphQLError:
+    """The refusal as an error of GraphQL, whose extensions are the members of the problem."""
+    members = problem_of(error, dialect_of(resolve(policy)))
+    if isinstance(error, OperationInProgress | StoreUnavailable):
+        members["retry_after"] = max(1, math.ceil(conf.retry_after.total_seconds()))
+    return GraphQLError(error.detail, extensions=members)
+
+
+# Results as JSON. Whatever is not JSON itself is a list, which begins with its kind.
+
+_TEXTS: Final[dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]]] = {
+    Decimal: ("decimal", str, Decimal),
+    UUID: ("uuid", str, UUID),
+    datetime: ("datetime", datetime.isoformat, datetime.fromisoformat),
+    date: ("date", date.isoformat, date.fromisoformat),
+    time: ("time", time.isoformat, time.fromisoformat),
+}
+_READ: Final = {kind: read for kind, _, read in _TEXTS.values()}
+
+
+def _encoded(value: Any) -> Any:
+    kind = type(value)
+    definition = getattr(kind, "__strawberry_definition__", None)
+    if kind in _TEXTS:
+        name, write, _ = _TEXTS[kind]
+        return [name, write(value)]
+    if isinstance(value, Enum) and definition is not None:
+        return ["enum", definition.name, value.name]
+    if value is None or kind in (str, int, float, bool):
+        return value
+    if kind in (list, tuple):
+        return ["list", *map(_encoded, value)]
+    if isinstance(value, Model):
+        if value.pk is None or value._state.adding:
+            raise TypeError(f"{kind.__name__} is not saved")
+        label, using = value._meta.label_lower, value._state.db
+        return ["model", label, using, value._meta.pk.value_to_string(value)]
+    if dataclasses.is_dataclass(value) and definition is not None and definition.name:
+        names = [each.name for each in dataclasses.fields(value) if each.init]
+        return ["type", definition.name, {each: _encoded(getattr(value, each)) for each in names}]
+    raise TypeError(f"{kind.__name__} is neither a scalar, a model, an enum nor a Strawberry type")
+
+
+def _decoded(stored: Any, info: Info) -> Any:
+    match stored:
+        case ["list", *items]:
+            return [_decoded(each, info) for each in items]
+        case ["model", label, using, pk]:
+            model = apps.get_model(label)
+            return model._default_manager.using(using).get(pk=pk)
+        case ["enum", name, member]:
+            definition: Any = info.schema.get_type_by_name(name)
+            return definition.wrapped_cls[member]
+        case ["type", name, fields]:
+            definition = info.schema.get_type_by_name(name)
+            return definition.origin(**{k: _decoded(each, info) for k, each in fields.items()})
+        case [kind, text]:
+            return _READ[kind](text)
+    return stored

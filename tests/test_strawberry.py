@@ -1,0 +1,541 @@
+"""Mutations of Strawberry: what runs once, what a retry gets, and who gets nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import json
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar
+
+import pytest
+import strawberry
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import connection
+from django.test import Client
+from django.urls import path
+from strawberry.django.views import AsyncGraphQLView, GraphQLView
+from strawberry.extensions import FieldExtension
+from strawberry.permission import BasePermission
+
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.strawberry import IdempotencyExtension
+from tests import ways
+from tests.models import Effect
+from tests.support import effects, new_key, record
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Serve = Callable[..., None]
+
+
+@strawberry.type
+class Query:
+    """What a schema must have."""
+
+    one: int = 1
+
+
+@strawberry.type
+class Order:
+    """A result that is no model."""
+
+    reference: str
+    number: int
+
+
+def once(function: Any, *others: Any, permission_classes: Any = (), **options: Any) -> Any:
+    """A mutation with our extension."""
+    return strawberry.mutation(
+        resolver=function,
+        extensions=[IdempotencyExtension(**options), *others],
+        permission_classes=permission_classes,
+    )
+
+
+def schema_of(**mutations: Any) -> strawberry.Schema:
+    """A schema with these mutations."""
+    return strawberry.Schema(Query, strawberry.type(type("Mutation", (), mutations)))
+
+
+@pytest.fixture
+def serve(settings: Any) -> Serve:
+    """Serve mutations at ``/graphql/``."""
+
+    def serve(view: Any = GraphQLView, **mutations: Any) -> None:
+        route = path("graphql/", view.as_view(schema=schema_of(**mutations)))
+        settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})
+
+    return serve
+
+
+def ask(client: Client, mutation: str, key: str | None = None, **headers: str) -> Any:
+    """Send a mutation; the whole answer."""
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    response = client.post(
+        "/graphql/",
+        json.dumps({"query": f"mutation {{ {mutation} }}"}),
+        "application/json",
+        headers=headers,
+    )
+    assert response.status_code == 200, response.content
+    return json.loads(response.content)
+
+
+def code_of(answer: Any) -> str:
+    """The code of the one problem in an answer."""
+    [error] = answer["errors"]
+    assert error["extensions"]["type"].endswith(error["extensions"]["code"])
+    return str(error["extensions"]["code"])
+
+
+def make(reference: str) -> Order:
+    """Make an effect."""
+    Effect.objects.create(reference=reference)
+    return Order(reference=reference, number=Effect.objects.count())
+
+
+async def amake(reference: str) -> Order:
+    """Make an effect."""
+    await Effect.objects.acreate(reference=reference)
+    return Order(reference=reference, number=await Effect.objects.acount())
+
+
+@pytest.fixture(params=["sync", "async"])
+def made(request: Any, serve: Serve) -> None:
+    """The mutation ``make``, sync or async."""
+    if request.param == "sync":
+        serve(make=once(make))
+    else:
+        serve(AsyncGraphQLView, make=once(amake))
+
+
+@pytest.mark.usefixtures("made")
+class TestKeys:
+    """Where the key is."""
+
+    def test_an_argument(self, client: Client) -> None:
+        """The resolver runs once; a retry gets its result, with any selection and any alias."""
+        key = new_key()
+        first = ask(client, f'make(reference: "a", idempotencyKey: "{key}") {{ number }}')
+        assert first["data"] == {"make": {"number": 1}}
+        again = ask(
+            client, f'b: make(reference: "a", idempotencyKey: "{key}") {{ reference number }}'
+        )
+        assert again["data"] == {"b": {"reference": "a", "number": 1}}
+        assert effects() == 1
+        assert record(key).operation == "mutation make"
+
+    def test_the_header(self, client: Client) -> None:
+        """One header serves all mutations of a request: each alias has a record of its own."""
+        key = new_key()
+        two = 'b: make(reference: "b") { number } a: make(reference: "a") { number }'
+        first = ask(client, two, key)
+        assert first["data"] == {"b": {"number": 1}, "a": {"number": 2}}
+        assert ask(client, two, key) == first
+        assert (effects(), effects("b")) == (1, 1)
+
+    def test_none(self, client: Client) -> None:
+        """Without a key, each request runs the resolver."""
+        for number in (1, 2):
+            assert ask(client, 'make(reference: "a") { number }')["data"]["make"] == {
+                "number": number
+            }
+        assert not IdempotencyKey.objects.exists()
+
+    def test_another_request(self, client: Client) -> None:
+        """Other arguments with the same key are refused."""
+        key = new_key()
+        ask(client, 'make(reference: "a") { number }', key)
+        assert code_of(ask(client, 'make(reference: "b") { number }', key)) == "mismatch"
+        assert effects("b") == 0
+
+    @pytest.mark.parametrize(
+        ("key", "code"), [("short", "key-guessable"), ("\\t", "key-malformed")]
+    )
+    def test_bad_keys(self, client: Client, key: str, code: str) -> None:
+        """They are refused as for any other request."""
+        answer = ask(client, f'make(reference: "a", idempotencyKey: "{key}") {{ number }}')
+        assert code_of(answer) == code
+        assert effects() == 0
+
+
+def test_a_required_key(serve: Serve, client: Client) -> None:
+    """Without its key, a mutation is refused."""
+    serve(make=once(make, required=True))
+    assert code_of(ask(client, 'make(reference: "a") { number }')) == "key-missing"
+    assert effects() == 0
+
+
+class TestErrors:
+    """Errors are not stored, though the status of the HTTP response is 200."""
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_raised(self, serve: Serve, client: Client, kind: str) -> None:
+        """A raised error takes back the effect, and a retry runs the resolver again."""
+
+        def fails(reference: str) -> Order:
+            made = make(reference)
+            if poor:
+                raise PermissionDenied("No money")
+            return made
+
+        async def afails(reference: str) -> Order:
+            if poor:
+                raise PermissionDenied("No money")
+            return await amake(reference)
+
+        if kind == "sync":
+            serve(make=once(fails))
+        else:
+            serve(AsyncGraphQLView, make=once(afails))
+        key, poor = new_key(), True
+        for _ in range(2):
+            answer = ask(client, 'make(reference: "a") { number }', key)
+            assert answer["errors"][0]["message"] == "No money"
+            assert effects() == 0
+        assert (record(key).status, record(key).attempt) == ("failed", 2)
+        poor = False
+        ask(client, 'make(reference: "a") { number }', key)
+        assert "errors" not in ask(client, 'make(reference: "a") { number }', key)
+        assert effects() == 1
+
+    def test_returned(self, serve: Serve, client: Client) -> None:
+        """A result that is an error is rolled back if the policy says so."""
+
+        @strawberry.type
+        class Refused:
+            why: str
+
+        def fails(reference: str) -> Order | Refused:
+            made = make(reference)
+            return Refused(why="No money") if reference == "a" else made
+
+        fails.__annotations__["return"] = Annotated[Order | Refused, strawberry.union("Result")]
+        serve(make=once(fails, should_store=lambda _, result: not isinstance(result, Refused)))
+        key, other = new_key(), new_key()
+        for _ in range(2):
+            answer = ask(client, 'make(reference: "a") { ... on Refused { why } }', key)
+            assert answer["data"] == {"make": {"why": "No money"}}
+        for _ in range(2):
+            answer = ask(client, 'make(reference: "b") { ... on Order { reference } }', other)
+            assert answer["data"] == {"make": {"reference": "b"}}
+        assert (effects(), effects("b")) == (0, 1)
+        assert record(key).attempt == 2
+
+    def test_within_atomic_requests(self, serve: Serve, client: Client) -> None:
+        """The request's transaction commits; the failed mutation's part is rolled back."""
+
+        def fails(reference: str) -> Order:
+            made = make(reference)
+            if reference == "a":
+                raise PermissionDenied("No money")
+            return made
+
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        try:
+            serve(make=once(fails))
+            key = new_key()
+            for _ in range(2):
+                ask(
+                    client,
+                    'b: make(reference: "b") { number } a: make(reference: "a") { number }',
+                    key,
+                )
+        finally:
+            connection.settings_dict["ATOMIC_REQUESTS"] = False
+        assert (effects(), effects("b")) == (0, 1)
+
+
+@strawberry.enum
+class Color(enum.Enum):
+    """An enum of the schema."""
+
+    RED = "r"
+
+
+@strawberry.type
+class Everything:
+    """A result with every kind of value."""
+
+    amount: Decimal
+    number: uuid.UUID
+    at: dt.datetime
+    on: dt.date
+    time: dt.time
+    color: Color
+    orders: list[Order]
+    nothing: str | None
+    share: float
+    ok: bool
+    id: strawberry.ID
+
+    @strawberry.field
+    def doubled(self) -> Decimal:
+        """A field that is resolved from the others."""
+        return self.amount * 2
+
+
+EVERYTHING = Everything(
+    amount=Decimal("1.20"),
+    number=uuid.UUID(int=7),
+    at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+    on=dt.date(2026, 1, 1),
+    time=dt.time(1, 2),
+    color=Color.RED,
+    orders=[Order(reference="a", number=1)],
+    nothing=None,
+    share=0.5,
+    ok=True,
+    id=strawberry.ID("x"),
+)
+SELECTION = "{ amount number at on time color orders { number } nothing share ok id doubled }"
+
+
+@strawberry.type
+class EffectType:
+    """How a model is shown."""
+
+    reference: str
+
+
+class TestResults:
+    """What a retry gets is made of what was stored."""
+
+    def test_types(self, serve: Serve, client: Client) -> None:
+        """A Strawberry type comes back whole, and its own resolvers run on it."""
+        serve(make=once(everything))
+        key = new_key()
+        first = ask(client, f"make {SELECTION}", key)
+        assert first["data"]["make"]["doubled"] == "2.40"
+        assert ask(client, f"make {SELECTION}", key) == first
+
+    @pytest.mark.parametrize(
+        ("kind", "value"), [(int, 7), (str, "x"), (bool, True), (list[int], [1, 2]), (float, 0.5)]
+    )
+    def test_scalars(self, serve: Serve, client: Client, kind: Any, value: Any) -> None:
+        """Scalars and lists of them come back as they were."""
+        ran: list[Any] = []
+
+        def returns() -> Any:
+            ran.append(value)
+            return value
+
+        returns.__annotations__["return"] = kind
+        serve(make=once(returns))
+        key = new_key()
+        assert ask(client, "make", key) == ask(client, "make", key) == {"data": {"make": value}}
+        assert ran == [value]
+
+    def test_models(self, serve: Serve, client: Client) -> None:
+        """A model comes back as its row is now; if the row is gone, the retry is told so."""
+
+        def creates(reference: str) -> Any:
+            return Effect.objects.create(reference=reference)
+
+        creates.__annotations__["return"] = EffectType
+        serve(make=once(creates))
+        key = new_key()
+        mutation = 'make(reference: "a") { reference }'
+        assert ask(client, mutation, key)["data"]["make"] == {"reference": "a"}
+        Effect.objects.update(reference="b")
+        assert ask(client, mutation, key)["data"]["make"] == {"reference": "b"}
+        Effect.objects.all().delete()
+        assert code_of(ask(client, mutation, key)) == "response-not-stored"
+        assert not Effect.objects.exists()
+
+    def test_what_cannot_be_stored(self, serve: Serve, client: Client) -> None:
+        """It is refused at the first execution, which is rolled back; store= and load= help."""
+
+        def returns(reference: str) -> Any:
+            make(reference)
+            return dataclasses.make_dataclass("Plain", ["reference"])(reference)
+
+        returns.__annotations__["return"] = EffectType
+        serve(make=once(returns))
+        [error] = ask(client, 'make(reference: "a") { reference }', new_key())["errors"]
+        assert "Pass store= and load= to the IdempotencyExtension" in error["message"]
+        assert effects() == 0
+        serve(
+            make=once(
+                returns,
+                store=lambda result: result.reference,
+                load=lambda stored: EffectType(reference=stored),
+            )
+        )
+        key = new_key()
+        first = ask(client, 'make(reference: "a") { reference }', key)
+        assert ask(client, 'make(reference: "a") { reference }', key) == first
+        assert effects() == 1
+
+    def test_too_large(self, serve: Serve, client: Client) -> None:
+        """A result that is too large is not kept; a retry is told so, and runs nothing."""
+        serve(make=once(make, max_response_bytes=10))
+        key = new_key()
+        ask(client, 'make(reference: "a") { number }', key)
+        assert code_of(ask(client, 'make(reference: "a") { number }', key)) == "response-not-stored"
+        assert effects() == 1
+
+
+def everything() -> Everything:
+    """Return every kind of value."""
+    return EVERYTHING
+
+
+class Allowed(BasePermission):
+    """A permission that the test withdraws."""
+
+    message = "Not allowed"
+    given: ClassVar[bool] = True
+
+    def has_permission(self, source: Any, info: Any, **kwargs: Any) -> bool:
+        """Whether it is given."""
+        return Allowed.given
+
+
+class Notes(FieldExtension):
+    """Another extension."""
+
+    ran: ClassVar[list[str]] = []
+
+    def resolve(self, next_: Any, source: Any, info: Any, **kwargs: Any) -> Any:
+        """Note that it ran."""
+        self.ran.append(info.field_name)
+        return next_(source, info, **kwargs)
+
+
+class TestCallers:
+    """A replay goes only to who would be allowed the operation now."""
+
+    @pytest.fixture
+    def key(self, serve: Serve) -> str:
+        serve(make=once(make))
+        return new_key()
+
+    @staticmethod
+    def number(answer: Any) -> Any:
+        return (answer["data"] or {}).get("make")
+
+    def test_sessions(self, key: str) -> None:
+        """Neither another user nor an anonymous caller gets another's result."""
+        alice, bob, nobody = Client(), Client(), Client()
+        alice.force_login(User.objects.create_user("alice"))
+        bob.force_login(User.objects.create_user("bob"))
+        mutation = 'make(reference: "a") { number }'
+        assert self.number(ask(alice, mutation, key)) == {"number": 1}
+        assert self.number(ask(bob, mutation, key)) == {"number": 2}
+        assert self.number(ask(nobody, mutation, key)) == {"number": 3}
+        assert self.number(ask(alice, mutation, key)) == {"number": 1}
+
+    @pytest.mark.parametrize("how", ["header", "argument"])
+    def test_tokens(self, key: str, client: Client, how: str) -> None:
+        """Where no user is known, the credentials of the request are whose result it is."""
+        argument = f', idempotencyKey: "{key}"' if how == "argument" else ""
+        mutation = f'make(reference: "a"{argument}) {{ number }}'
+        sent = key if how == "header" else None
+        first = ask(client, mutation, sent, Authorization="Bearer alice")
+        assert ask(client, mutation, sent, Authorization="Bearer alice") == first
+        assert code_of(ask(client, mutation, sent, Authorization="Bearer bob")) == "mismatch"
+        assert code_of(ask(client, mutation, sent)) == "mismatch"
+        assert effects() == 1
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_permissions(self, serve: Serve, client: Client, kind: str) -> None:
+        """They are asked before a replay."""
+        Allowed.given = True
+        if kind == "sync":
+            serve(make=once(make, permission_classes=[Allowed]))
+        else:
+            serve(AsyncGraphQLView, make=once(amake, permission_classes=[Allowed]))
+        key = new_key()
+        ask(client, 'make(reference: "a") { number }', key)
+        Allowed.given = False
+        refused = ask(client, 'make(reference: "a") { number }', key)
+        assert refused["data"] is None
+        assert refused["errors"][0]["message"] == "Not allowed"
+
+    def test_other_extensions(self, serve: Serve, client: Client) -> None:
+        """They run for each request, before a replay; one that would not is refused."""
+        Notes.ran.clear()
+        serve(make=once(make, Notes()))
+        key = new_key()
+        for _ in range(2):
+            ask(client, 'make(reference: "a") { number }', key)
+        assert (Notes.ran, effects()) == (["make", "make"], 1)
+        field = strawberry.mutation(resolver=make, extensions=[Notes(), IdempotencyExtension()])
+        with pytest.raises(TypeError, match="not the first of its extensions"):
+            schema_of(make=field)
+
+    def test_check_replay(self, serve: Serve, client: Client) -> None:
+        """The policy's check_replay can refuse a replay."""
+
+        def check(request: Any, record: Any) -> None:
+            raise PermissionDenied("Not yours any more")
+
+        serve(make=once(make, policy=Policy(check_replay=check)))
+        key = new_key()
+        ask(client, 'make(reference: "a") { number }', key)
+        refused = ask(client, 'make(reference: "a") { number }', key)
+        assert refused["errors"][0]["message"] == "Not yours any more"
+
+
+def test_an_argument_of_the_same_name(serve: Serve) -> None:
+    """A resolver that takes the argument itself is refused."""
+
+    def takes(reference: str, idempotency_key: str) -> int: ...
+
+    with pytest.raises(TypeError, match="Remove it from the resolver"):
+        schema_of(make=once(takes))
+
+
+def test_one_of_store_and_load() -> None:
+    """One alone is refused."""
+    with pytest.raises(ImproperlyConfigured, match="Pass both"):
+        IdempotencyExtension(store=str)
+
+
+def test_a_field_in_two_schemas() -> None:
+    """It has the argument once."""
+    field = once(make)
+    mutation = strawberry.type(type("Mutation", (), {"make": field}))
+    for _ in range(2):
+        text = str(strawberry.Schema(Query, mutation))
+        assert text.count("idempotencyKey: String = null") == 1
+
+
+def test_the_execution(serve: Serve, client: Client) -> None:
+    """The resolver has the execution as ``request.idempotency``, for steps and derived keys."""
+
+    def steps(info: strawberry.Info) -> str:
+        return str(info.context.request.idempotency.derive_key("charge"))
+
+    serve(make=once(steps))
+    key = new_key()
+    assert ask(client, "make", key) == ask(client, "make", key)
+
+
+def test_a_context_without_a_request(client: Client) -> None:
+    """A schema that is not served by Django is refused clearly."""
+    result = schema_of(make=once(make)).execute_sync(
+        'mutation { make(reference: "a") { number } }', context_value={}
+    )
+    assert "has no request of Django" in str(result.errors)
+
+
+def test_below_the_middleware(serve: Serve, client: Client, settings: Any) -> None:
+    """The middleware refuses a key for the view, whose 200 may hold errors; exempt it."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    serve(make=once(make))
+    key = new_key()
+    with pytest.raises(ImproperlyConfigured, match="a view of Strawberry"):
+        ask(client, 'make(reference: "a") { number }', key)
+    settings.IDEMPOTENCY = {"MIDDLEWARE_EXEMPT": ["strawberry"]}
+    for _ in range(2):
+        ask(client, 'make(reference: "a") { number }', key)
+    assert effects() == 1
