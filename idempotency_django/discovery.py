@@ -79,8 +79,8 @@ def _listed(routes: tuple[str, ...]) -> list[Endpoint]:
     return [
         each
         for each in endpoints()
-        if each.policy is not None
-        and not (each.problem or each.in_admin or each.is_built_in)
+        if each.enforced is not None
+        and not (each.in_admin or each.is_built_in)
         and each.route.startswith(routes)
         and not each.route.rstrip("/").endswith(".{format}")  # another name of the same endpoint
     ]

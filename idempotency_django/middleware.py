@@ -34,7 +34,7 @@ from .http.unwrapping import (
     policy_of,
     protected_part,
 )
-from .http.wrapping import log_unclaimed, protect
+from .http.wrapping import log_unclaimed, log_unobserved, protect
 from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, dialect_of, keys, resolve
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
@@ -137,10 +137,13 @@ class IdempotencyMiddleware:
             or key_header(request, dialect) is not None
             or (dialect.sent_header and meta_name(dialect.sent_header) in request.META)
         )
-        if not (has_key or policy.key or policy.requires_key(method)):
+        observes = policy.mode == "observe"
+        if not (has_key or policy.key or policy.requires_key(method) or observes):
             log_unread_field(request)
             return None
         if conf.middleware_exempt and is_exempt_by_module(view):
+            return None
+        if observes and not known.is_observable:
             return None
         request._idempotency_view = view  # type: ignore[attr-defined]
         return known
@@ -174,6 +177,16 @@ class _ViewFacts:
         if protected_part(part, method) is not None:
             return True, None
         return False, None if is_exempt(part) else policy_of(part, method)
+
+    @cached_property
+    def is_observable(self) -> bool:
+        """Whether the view can be protected; if not, that is logged, and it runs as usual."""
+        try:
+            protect(self.view, PROJECT_POLICY)
+        except ImproperlyConfigured as error:
+            log_unobserved(self.view, error)
+            return False
+        return True
 
     @cached_property
     def protected(self) -> Any:

@@ -76,6 +76,12 @@ class NinjaAdapter(ViewAdapter):
     async def arespond(self) -> HttpResponseBase:
         return self._made(await self._view())
 
+    def run_view(self) -> HttpResponseBase:
+        return self.respond()  # what a function returns is no response yet
+
+    async def arun_view(self) -> HttpResponseBase:
+        return await self.arespond()
+
     def _made(self, result: Any) -> HttpResponseBase:
         """The response, made within the transaction, because it is stored."""
         operation, request = self.operation, self.http_request
@@ -153,8 +159,9 @@ def _prepare(operation: Any, policy: Policy) -> None:
     bare = MethodType(type(operation).run, operation)
     operation.run = reduce(lambda run, decorate: decorate(run), operation._run_decorators, bare)
     methods = UNSAFE_METHODS.intersection(operation.methods)
-    if methods:
-        operation.openapi_extra = _documented(operation, policy.resolved(), min(methods))
+    resolved = policy.resolved()
+    if methods and resolved.mode != "observe":
+        operation.openapi_extra = _documented(operation, resolved, min(methods))
 
 
 def _noting(run: Any) -> Callable[..., Any]:

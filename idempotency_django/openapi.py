@@ -75,9 +75,8 @@ class _Documented:
         if operation is None:
             return None
         endpoint = endpoint_of(self.callback, self.method, path)
-        if endpoint is None or endpoint.policy is None or endpoint.problem:
+        if endpoint is None or (policy := endpoint.enforced) is None:
             return operation
-        policy = endpoint.policy.resolved()
         component = _component(dialect_of(policy))
         self.registry.register_on_missing(component)  # type: ignore[attr-defined]
         describe(operation, policy, self.method, component.ref, varies=endpoint.varies)

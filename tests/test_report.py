@@ -117,7 +117,7 @@ def test_fail_on() -> None:
         report("--fail-on=unprotected")
     with pytest.raises(CommandError, match="5 of 9"):
         report("--fail-on=unprotected,optional,broken")
-    with pytest.raises(CommandError, match="not one of broken, unprotected, optional"):
+    with pytest.raises(CommandError, match="not one of broken, unprotected, observed"):
         report("--fail-on=required")
 
 

@@ -86,6 +86,14 @@ class Endpoint:
         return f"{view.__module__}.{getattr(view, '__qualname__', type(view).__qualname__)}"
 
     @property
+    def enforced(self) -> Policy | None:
+        """The policy that every request with a key is held to, resolved; ``None``: there is none,
+        it only observes, or the endpoint cannot be protected.
+        """
+        policy = None if self.policy is None or self.problem else self.policy.resolved()
+        return None if policy is None or policy.mode == "observe" else policy
+
+    @property
     def is_built_in(self) -> bool:
         """Whether the view is one of Django, REST framework or this package."""
         return self.view_name.startswith(_BUILT_IN)

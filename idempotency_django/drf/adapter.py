@@ -197,6 +197,9 @@ class DRFAdapter(Adapter):
         response = self._finalized(self._handler())
         return response.render() if hasattr(response, "render") else response
 
+    def run_view(self) -> HttpResponseBase:
+        return self._handler()  # type: ignore[no-any-return]
+
     def _check_permissions(self, check: Callable[[Request, Any], None], *args: Any) -> None:
         """Check permissions on an object, but refuse to do so if no replay would check them."""
         view = self.view

@@ -36,12 +36,13 @@ logger = logging.getLogger("idempotency_django")
 Kind = Literal["network", "process", "file", "database"]
 Situation = Literal["transactional", "leased", "observed"]
 
-_DID: Final[dict[Kind, str]] = {
+DID: Final[dict[Kind, str]] = {
     "network": "talked to",
     "process": "started",
     "file": "wrote to",
     "database": "wrote to the table",
 }
+"""What an effect of each kind did to its peer."""
 _ADVICE: Final[dict[Situation, str]] = {
     "transactional": (
         "within its transaction{where}. No rollback undoes that, and a retry does it again. Do it "
@@ -79,7 +80,7 @@ class Effect:
         where = f" at {self.where}" if self.where else ""
         advice = _ADVICE[self.situation].format(where=where)
         space = "" if self.situation == "observed" else " "
-        return f"{self.operation} {_DID[self.kind]} {self.peer}{space}{advice}"
+        return f"{self.operation} {DID[self.kind]} {self.peer}{space}{advice}"
 
 
 @contextmanager

@@ -253,7 +253,7 @@ def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
     if not signal.has_listeners(Operation):
         return
     try:
-        with _savepoints():
+        with savepoints():
             results = signal.send_robust(Operation, operation=operation, **arguments)
             for _, result in results:
                 if isinstance(result, DatabaseFault):
@@ -268,8 +268,8 @@ def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
 
 
 @contextmanager
-def _savepoints() -> Iterator[None]:
-    """A savepoint in each open transaction, to contain the errors of receivers."""
+def savepoints() -> Iterator[None]:
+    """A savepoint in each open transaction, to contain the errors of what the project adds."""
     with ExitStack() as savepoints:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and not connection.needs_rollback:

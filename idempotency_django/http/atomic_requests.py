@@ -137,6 +137,12 @@ class RequestTransactions(Atomic):
         with store.transaction() if is_shared else nullcontext(), _atomic(others):
             yield is_shared
 
+    def after(self, function: Callable[[BaseException | None], None]) -> None:
+        """Call the function when the transactions have ended, with the error if they rolled back
+        because of one.
+        """
+        self._after.push(lambda _, error, __: function(error))
+
     def own_transactions(self) -> AbstractContextManager[None]:
         """For what rolls back the request's transactions, as REST framework's handler of errors.
 

@@ -406,6 +406,14 @@ class Adapter(ABC):
         """The same, of an async view."""
         raise NotImplementedError
 
+    def run_view(self) -> HttpResponseBase:
+        """Run the view as if it was not protected: its framework renders the answer later."""
+        return self.respond()
+
+    async def arun_view(self) -> HttpResponseBase:
+        """The same, of an async view."""
+        return await self.arespond()
+
     @abstractmethod
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         """The answer to the view's error, rendered or not; or raise the error again."""
@@ -506,18 +514,24 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
     """The result for the engine: the response, and the payload to store or the reason for storing
     none.
     """
-    status = response.status_code
-    if status >= 500:
-        return Result(response, None, error=f"The response had the status {status}.", failed=True)
-    if policy.should_store or status in NEVER_STORED or getattr(response, "context_data", None):
-        unwanted = _unwanted(adapter, response, policy)
-        if unwanted:
-            return Result(response, None, error=unwanted)
+    unwanted = reason_not_to_store(adapter, response, policy)
+    if unwanted:
+        return Result(response, None, error=unwanted, failed=response.status_code >= 500)
     payload = _payload(adapter, response, policy)
     resource = getattr(adapter.http_request.idempotency, "resource", None)  # type: ignore[attr-defined]
     if resource is not None:
         payload = with_resource(payload, resource, _owner(adapter, policy))
     return Result(response, payload)
+
+
+def reason_not_to_store(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> str:
+    """The reason for storing nothing of a response; empty: it is stored."""
+    status = response.status_code
+    if status >= 500:
+        return f"The response had the status {status}."
+    if policy.should_store or status in NEVER_STORED or getattr(response, "context_data", None):
+        return _unwanted(adapter, response, policy)
+    return ""
 
 
 def _owner(adapter: Adapter, policy: Policy) -> str:

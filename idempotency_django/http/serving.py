@@ -56,6 +56,7 @@ from .messages import (
 from .replays import CSRF_USED, CsrfTokenTracker
 from .resources import url_of
 from .sessions import SessionSnapshot, save_session
+from .shadow import aserve_observed, serve_observed
 from .status import accepted_response
 
 logger = logging.getLogger("idempotency_django")
@@ -98,6 +99,8 @@ def serve(
     """
     request, adapter.policy = adapter.http_request, policy
     takes_part = init_idempotency(request) and adapter.method in UNSAFE_METHODS
+    if takes_part and policy.mode == "observe":
+        return serve_observed(adapter, policy, transactions)
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
         if takes_part and policy.mode != "transactional":
@@ -178,6 +181,8 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     adapter.policy = policy
     if not (init_idempotency(adapter.http_request) and adapter.method in UNSAFE_METHODS):
         return await adapter.arespond()
+    if policy.mode == "observe":
+        return await aserve_observed(adapter, policy)
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
     if plan is None:

@@ -96,19 +96,27 @@ class ViewAdapter(Adapter):
             check_object(self._instance, record)
 
     def respond(self) -> HttpResponseBase:
-        response = self._view()
-        if not isinstance(response, HttpResponseBase):
-            raise self._no_response(response)
+        response = self.run_view()
         # A template is rendered here, inside the transaction, because its output is stored.
         return response.render() if hasattr(response, "render") else response
 
     async def arespond(self) -> HttpResponseBase:
-        response = await self._view()
-        if not isinstance(response, HttpResponseBase):
-            raise self._no_response(response)
+        response = await self.arun_view()
         if not hasattr(response, "render"):
             return response
         return await sync_to_async(render)(response)
+
+    def run_view(self) -> HttpResponseBase:
+        response = self._view()
+        if not isinstance(response, HttpResponseBase):
+            raise self._no_response(response)
+        return response
+
+    async def arun_view(self) -> HttpResponseBase:
+        response = await self._view()
+        if not isinstance(response, HttpResponseBase):
+            raise self._no_response(response)
+        return response
 
     def _no_response(self, response: object) -> TypeError:
         return TypeError(
@@ -366,12 +374,13 @@ def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
             if asks_for_transaction(view.dispatch):
                 # method_decorator has decorated a stand-in that is not async: Django cannot know.
                 raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
-            replace_handler(view, request, functools.partial(aserve_view, chosen, view))
+            replace_handler(view, request, functools.partial(aserve_view, chosen, view), chosen)
             return _achecked(view, request, dispatch(view, *args, **kwargs))
         left_out = getattr(view, "idempotency_left_out", getattr(view.dispatch, NON_ATOMIC, None))
         transactions = None if left_out is None else request_transactions(left_out)
         view._idempotency_transactions = transactions  # type: ignore[attr-defined]
-        replace_handler(view, request, functools.partial(_serve_once, chosen, transactions, view))
+        serve_once = functools.partial(_serve_once, chosen, transactions, view)
+        replace_handler(view, request, serve_once, chosen)
         with transactions if transactions and transactions.aliases else _NOTHING:
             response = dispatch(view, *args, **kwargs)
         log_unreached(view, request, response)
@@ -406,7 +415,7 @@ def _serve_once(
 # The handler of a class-based view.
 
 
-def replace_handler(view: Any, request: HttpRequest, serve: Serve) -> None:
+def replace_handler(view: Any, request: HttpRequest, serve: Serve, policy: Policy) -> None:
     """Replace the request's handler with one that lets ``serve`` run it.
 
     Decorators on the handler run for every request. A handler that is protected already stays.
@@ -415,6 +424,7 @@ def replace_handler(view: Any, request: HttpRequest, serve: Serve) -> None:
         view: the instance of a class-based view that answers this request.
         request: the request.
         serve: called with the request, as the handler gets it, and what runs the handler.
+        policy: the handler's. If it only observes, a handler that cannot be replaced stays.
 
     Raises:
         ImproperlyConfigured: the handler has a decorator that is not known, or is not a method.
@@ -429,8 +439,15 @@ def replace_handler(view: Any, request: HttpRequest, serve: Serve) -> None:
         handler = before[1]  # its own again: a loop around dispatch() runs the view again
     if handler is None:
         return
-    function = method_of(view, handler)
-    once = cached_on(function, _ONCE, functools.partial(protect_innermost, function, _once))
+    try:
+        function = method_of(view, handler)
+        once = cached_on(function, _ONCE, functools.partial(protect_innermost, function, _once))
+    except ImproperlyConfigured as error:
+        if resolve(policy).mode != "observe":
+            raise
+        log_unobserved(type(view), error)
+        view._idempotency_reached = True
+        return
     stand_in = MethodType(once, view)
     setattr(view, name, stand_in)
     view._idempotency_placed = (stand_in, handler)
@@ -465,6 +482,17 @@ def _once(function: Any) -> Any:
         return instance._idempotency_serve(request, run)
 
     return markcoroutinefunction(once) if iscoroutinefunction(function) else once
+
+
+_unobserved: Final[set[str]] = set()
+
+
+def log_unobserved(view: Any, error: ImproperlyConfigured) -> None:
+    """Log once that a view cannot be observed, because it could not be protected either."""
+    name = name_of(view)
+    if name not in _unobserved:
+        _unobserved.add(name)
+        logger.error("%s is not observed, because it cannot be protected: %s", name, error)
 
 
 def log_unreached(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:

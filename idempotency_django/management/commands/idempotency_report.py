@@ -6,27 +6,50 @@ import inspect
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import router
 
 from ... import __version__
 from ...checks.inventory import Endpoint, endpoints
+from ...conf import conf
+from ...engine.effects import DID
+from ...http import shadow
+from ...models import IdempotencyObservation
 from ...policy import keys, project_dialect
 from ...policy.identity import header_of
+from ...stores import stores
 
 REPORTED: Final = {
     "broken": "The endpoint has a policy and cannot be protected.",
     "unprotected": "Nothing protects the endpoint: a retry repeats its effects.",
+    "observed": "The endpoint is only observed (mode='observe'): a retry repeats its effects.",
     "optional": "The endpoint is protected for requests that have a key, and accepts others.",
 }
 """The statuses that ``--fail-on`` takes, the worst first."""
 
-_LEVELS: Final = {"broken": "error", "unprotected": "warning", "optional": "note"}
+DUPLICATES: Final = "duplicates"
+_DUPLICATES_TEXT: Final = "The endpoint is only observed, and executed duplicates."
+_COLUMNS: Final = {
+    "replayed": "Executed again",
+    "in_progress": "At the same time",
+    "mismatched": "Other content",
+    "missing": "No key",
+    "refused": "Bad key",
+}
+_LEVELS: Final = {
+    "broken": "error",
+    "unprotected": "warning",
+    "observed": "warning",
+    "optional": "note",
+    DUPLICATES: "error",
+}
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -39,9 +62,10 @@ class Line:
         method: the method; ``"*"``: the view does not declare its methods.
         view: the dotted name of the view.
         status: ``"required"``, ``"optional"`` or ``"derived"``, by how a request gets its key;
-            ``"exempt"``, ``"unprotected"``, or ``"broken"``.
+            ``"observed"``, ``"exempt"``, ``"unprotected"``, or ``"broken"``.
         how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``; else empty.
-        mode: ``"transactional"``, ``"leased"``, or ``"auto"``; empty if it is not protected.
+        mode: ``"transactional"``, ``"leased"``, ``"auto"`` or ``"observe"``; empty if it is not
+            protected.
         lifetime: for how many seconds a retry gets the first response; ``None``: without limit, or
             it is not protected.
         problem: why it is broken, and what to do.
@@ -108,8 +132,24 @@ class Command(BaseCommand):
             dest="everything",
             help="Include the views of Django, REST framework and this package.",
         )
+        parser.add_argument(
+            "--shadow",
+            action="store_true",
+            help="Report what was counted at endpoints with mode='observe': which of them executed "
+            "duplicates.",
+        )
+        parser.add_argument(
+            "--reset",
+            action="store_true",
+            help="With --shadow: delete the counts after the report.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["shadow"]:
+            self._report_shadow(options)
+            return
+        if options["reset"]:
+            raise CommandError("--reset needs --shadow.")
         fail_on, file = options["fail_on"], options["baseline"]
         if options["update_baseline"] and not (file and fail_on):
             raise CommandError("--update-baseline needs --baseline FILE and --fail-on STATUS.")
@@ -126,7 +166,7 @@ class Command(BaseCommand):
             case "json":
                 self.stdout.write(_as_json(lines))
             case "sarif":
-                self.stdout.write(_as_sarif(lines, accepted))
+                self.stdout.write(_as_sarif(_results(lines, accepted), REPORTED))
             case _:
                 self.stdout.write("\n".join([*_table(lines), "", _summary(lines, others)]))
         findings = {line.name for line in lines if line.status in REPORTED}
@@ -140,6 +180,26 @@ class Command(BaseCommand):
                 f"{len(new)} of {len(lines)} endpoints need attention: {names}. Protect them, "
                 "mark them with @idempotency_exempt, or accept them with --update-baseline."
             )
+
+    def _report_shadow(self, options: dict[str, Any]) -> None:
+        if options["fail_on"] or options["baseline"]:
+            raise CommandError("--shadow takes neither --fail-on nor --baseline.")
+        shadows = _shadows(options["everything"])
+        match options["format"]:
+            case "json":
+                shown = {
+                    "header": header_of(project_dialect()),
+                    "endpoints": [asdict(each) for each in shadows],
+                }
+                self.stdout.write(json.dumps(shown, indent=2, default=datetime.isoformat))
+            case "sarif":
+                results = [each.result for each in shadows if each.duplicates]
+                self.stdout.write(_as_sarif(results, {DUPLICATES: _DUPLICATES_TEXT}))
+            case _:
+                self.stdout.write("\n".join(_shadow_table(shadows)))
+        if options["reset"]:
+            for using in _databases():
+                IdempotencyObservation.objects.using(using).all().delete()
 
 
 def _statuses(value: str) -> tuple[str, ...]:
@@ -189,6 +249,8 @@ def _line(endpoint: Endpoint) -> Line:
     if endpoint.policy is None:
         return Line(**known, status=endpoint.how or "unprotected")
     policy = endpoint.policy.resolved()
+    if policy.mode == "observe":
+        return Line(**known, status="observed", how=endpoint.how, mode=policy.mode)
     status = "required" if policy.requires_key(endpoint.method.replace("*", "POST")) else "optional"
     return Line(
         **known,
@@ -211,17 +273,22 @@ def _source(view: Any) -> tuple[str, int]:
 
 
 def _table(lines: Sequence[Line]) -> Iterator[str]:
-    rows = [("Method", "Route", "Status", "By", "Mode", "View")]
+    rows = [["Method", "Route", "Status", "By", "Mode", "View"]]
     rows += [
-        (each.method, each.route, each.status, each.how, each.mode, each.view) for each in lines
+        [each.method, each.route, each.status, each.how, each.mode, each.view] for each in lines
     ]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row, line in zip(rows, [None, *lines], strict=True):
-        yield "  ".join(
-            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
+    for text, line in zip(_aligned(rows), [None, *lines], strict=True):
+        yield text
         if line and line.problem:
             yield f"    {line.problem}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(f"{cell:<{width}}" for cell, width in cells).rstrip()
 
 
 def _summary(lines: Sequence[Line], others: int) -> str:
@@ -237,7 +304,33 @@ def _as_json(lines: Sequence[Line]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def _as_sarif(lines: Sequence[Line], accepted: dict[str, str]) -> str:
+def _result(rule: str, name: str, text: str, file: str, number: int) -> dict[str, Any]:
+    """A result of SARIF for an endpoint."""
+    result: dict[str, Any] = {
+        "ruleId": f"idempotency/{rule}",
+        "level": _LEVELS[rule],
+        "message": {"text": f"{name}: {text}"},
+        "partialFingerprints": {"endpoint/v1": name},
+    }
+    if file:
+        location = {"artifactLocation": {"uri": Path(file).as_posix()}}
+        region = {"startLine": number}
+        result["locations"] = [{"physicalLocation": {**location, "region": region}}]
+    return result
+
+
+def _results(lines: Sequence[Line], accepted: dict[str, str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.status not in REPORTED:
+            continue
+        text = line.problem or REPORTED[line.status]
+        result = _result(line.status, line.name, text, line.file, line.number)
+        if accepted.get(line.name) == line.status:
+            result["suppressions"] = [{"kind": "external", "justification": "In the baseline."}]
+        yield result
+
+
+def _as_sarif(results: Iterable[dict[str, Any]], texts: Mapping[str, str]) -> str:
     """SARIF 2.1.0, for GitHub code scanning and others."""
     rules = [
         {
@@ -245,30 +338,117 @@ def _as_sarif(lines: Sequence[Line], accepted: dict[str, str]) -> str:
             "shortDescription": {"text": text},
             "defaultConfiguration": {"level": _LEVELS[status]},
         }
-        for status, text in REPORTED.items()
+        for status, text in texts.items()
     ]
-    results = []
-    for line in lines:
-        if line.status not in REPORTED:
-            continue
-        location = {"artifactLocation": {"uri": Path(line.file).as_posix()}}
-        result: dict[str, Any] = {
-            "ruleId": f"idempotency/{line.status}",
-            "level": _LEVELS[line.status],
-            "message": {"text": f"{line.name}: {line.problem or REPORTED[line.status]}"},
-            "partialFingerprints": {"endpoint/v1": line.name},
-        }
-        if line.file:
-            region = {"startLine": line.number}
-            result["locations"] = [{"physicalLocation": {**location, "region": region}}]
-        if accepted.get(line.name) == line.status:
-            result["suppressions"] = [{"kind": "external", "justification": "In the baseline."}]
-        results.append(result)
     driver = {
         "name": "idempotency_django",
         "version": __version__,
         "informationUri": "https://idempotency-django.readthedocs.io/",
         "rules": rules,
     }
-    runs = [{"tool": {"driver": driver}, "results": results}]
+    runs = [{"tool": {"driver": driver}, "results": list(results)}]
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": runs}, indent=2)
+
+
+# The shadow mode.
+
+
+@dataclass(slots=True)
+class Shadow:
+    """An observed endpoint, and what was counted there.
+
+    Attributes:
+        endpoint: the method and the route.
+        since: when its first request was counted; ``None``: there was none.
+        counts: the requests by outcome; see :data:`~idempotency_django.http.shadow.OUTCOMES`.
+        differs: the duplicates whose response was not the first one.
+        effects: what its view did outside of the database, and how often a duplicate did it again.
+        file: where the view is defined, relative to the working directory; empty: unknown.
+        number: of the line there.
+    """
+
+    endpoint: str
+    since: datetime | None = None
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(shadow.OUTCOMES, 0))
+    differs: int = 0
+    effects: list[dict[str, Any]] = field(default_factory=list)
+    file: str = ""
+    number: int = 1
+
+    @property
+    def duplicates(self) -> int:
+        """How many duplicates were executed."""
+        return sum(self.counts[outcome] for outcome in shadow.DUPLICATES)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Its finding for SARIF."""
+        text = f"executed {self.duplicates} duplicates. {' '.join(self.told_effects)}".rstrip()
+        return _result(DUPLICATES, self.endpoint, text, self.file, self.number)
+
+    @property
+    def told_effects(self) -> list[str]:
+        """A sentence for each of its effects."""
+        return [
+            f"It {DID[each['kind']]} {each['peer']}"
+            f"{' at ' + each['where'] if each['where'] else ''}, {each['repeated']} times again."
+            for each in self.effects
+        ]
+
+    def add(self, row: IdempotencyObservation) -> None:
+        """Add what was counted."""
+        self.since = min(self.since or row.since, row.since)
+        if row.what == shadow.DIFFERS:
+            self.differs += row.count
+        elif row.what in self.counts:
+            self.counts[row.what] += row.count
+        else:
+            effect = {"kind": row.what, "peer": row.peer, "where": row.place}
+            self.effects.append({**effect, "repeated": row.count})
+
+
+def _databases() -> set[str]:
+    """The databases with counts: those of the stores, or that of the model."""
+    usual = router.db_for_write(IdempotencyObservation)
+    return {stores[alias].using or usual for alias in conf.stores}
+
+
+def _shadows(everything: bool) -> list[Shadow]:
+    """The observed endpoints, and those that have been: most duplicates first."""
+    lines = {line.name: line for line in _lines(everything)[0]}
+    shadows = {
+        line.name: Shadow(line.name)
+        for line in lines.values()
+        if line.status == "observed" and line.method != "*"
+    }
+    for using in _databases():
+        for row in IdempotencyObservation.objects.using(using).order_by("pk"):
+            shadows.setdefault(row.endpoint, Shadow(row.endpoint)).add(row)
+    for name, each in shadows.items():
+        route = name.partition(" ")[2]
+        if line := lines.get(name) or lines.get(f"* {route}"):
+            each.file, each.number = line.file, line.number
+    return sorted(shadows.values(), key=lambda each: (-each.duplicates, each.endpoint))
+
+
+def _shadow_table(shadows: Sequence[Shadow]) -> Iterator[str]:
+    rows = [["Endpoint", "Requests", *_COLUMNS.values(), "Response differs"]]
+    rows += [
+        [
+            each.endpoint,
+            str(sum(each.counts.values())),
+            *(str(each.counts[outcome]) for outcome in _COLUMNS),
+            str(each.differs),
+        ]
+        for each in shadows
+    ]
+    for text, shown in zip(_aligned(rows), [None, *shadows], strict=True):
+        yield text
+        if shown:
+            yield from (f"    {sentence}" for sentence in shown.told_effects)
+    yield ""
+    found = [each for each in shadows if each.duplicates]
+    total = sum(each.duplicates for each in found)
+    since = min((each.since for each in shadows if each.since), default=None)
+    begun = f" since {since:%Y-%m-%d %H:%M}" if since else ""
+    yield f"{len(found)} of {len(shadows)} observed endpoints executed {total} duplicates{begun}."

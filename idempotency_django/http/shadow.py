@@ -1,0 +1,296 @@
+"""Shadow mode, ``Policy(mode="observe")``: nothing is enforced, and duplicates are counted.
+
+The view runs as if this package were not there. Afterwards, when the transactions around it have
+ended, the request is recorded under its key, as any first request, and counted. So the observation
+holds no lock while the view runs, joins none of its transactions, and cannot fail it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.db import router, transaction
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.crypto import salted_hmac
+
+from ..engine.effects import Effect, observed_effects
+from ..engine.outcomes import savepoints
+from ..errors import IdempotencyError, KeyMissing, StoreUnavailable
+from ..logs import escaped
+from ..planning import plan as planned
+from ..policy import Policy
+from ..records import Claim, Operation, Payload, Record, Status
+from ..stores import Store, stores
+from ..stores.atomic_blocks import is_open
+from .atomic_requests import RequestTransactions
+from .messages import Adapter, reason_not_to_store
+from .routes import readable
+
+logger = logging.getLogger("idempotency_django")
+
+OUTCOMES: Final = {
+    "executed": "the first request with its key",
+    "replayed": "a duplicate that was executed again",
+    "in_progress": "a duplicate that was executed while the first request was",
+    "mismatched": "a key that was sent with another request before",
+    "missing": "no key",
+    "refused": "a malformed or guessable key",
+    "released": "a response that is not stored, so that a retry executes again",
+}
+"""What becomes of an observed request, and what that means. Each request has one outcome."""
+
+DUPLICATES: Final = ("replayed", "in_progress")
+DIFFERS: Final = "differs"
+"""A duplicate whose response was not the first one; it is counted in addition to its outcome."""
+
+PREFIX: Final = "observed "
+"""Begins the key of a record of the shadow mode. No other key has a space: none is ever equal."""
+
+_LONGEST: Final = timedelta(days=30)  # that a record is kept where responses are kept forever
+_PAUSE: Final = 10.0  # seconds until a store is tried again
+_DIGEST: Final = ":digest"  # notes in a record's headers, which are never sent
+_ENDED: Final = ":ended"
+
+_away: Final[dict[str, float]] = {}
+"""When what has failed is tried again, by its name. Its failure has been logged."""
+
+
+def serve_observed(
+    adapter: Adapter, policy: Policy, transactions: RequestTransactions | None
+) -> HttpResponseBase:
+    """Run the view of a request, and count what its policy would have done.
+
+    Args:
+        adapter: the request, as its adapter handles it.
+        policy: the view's policy, resolved.
+        transactions: what the adapter opened around the request.
+    """
+    observation = _Observation(adapter, policy, transactions)
+    try:
+        with observed_effects(observation.endpoint) as observation.effects:
+            response = adapter.run_view()
+    except Exception:
+        observation.after_all(None)
+        raise
+    observation.after_all(response)
+    return response
+
+
+async def aserve_observed(adapter: Adapter, policy: Policy) -> HttpResponseBase:
+    """:func:`serve_observed` for an async view."""
+    # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
+    observation = await sync_to_async(_Observation)(adapter, policy, None)
+    try:
+        with observed_effects(observation.endpoint) as observation.effects:
+            response = await adapter.arun_view()
+    except Exception:
+        await sync_to_async(observation.after_all)(None)
+        raise
+    await sync_to_async(observation.after_all)(response)
+    return response
+
+
+class _Observation:
+    """One observed request.
+
+    Args:
+        adapter: the request.
+        policy: its policy.
+        transactions: what the adapter opened around the request.
+    """
+
+    effects: Sequence[Effect] = ()
+
+    def __init__(
+        self, adapter: Adapter, policy: Policy, transactions: RequestTransactions | None
+    ) -> None:
+        self.adapter = adapter
+        self.policy = policy
+        self.transactions = transactions
+        self.began = time.time()
+        match = adapter.http_request.resolver_match
+        path = escaped(adapter.http_request.path)
+        route = path if match is None or match.route is None else readable(match.route)
+        self.endpoint = f"{adapter.method} {route}"[:255]
+        self.operation: Operation | None = None
+        self.outcome = ""
+        with self._unnoticed():
+            _attempt(f"identify requests of {self.endpoint}", 0.0, self._identify)
+
+    @contextmanager
+    def _unnoticed(self) -> Iterator[None]:
+        """The session does not count as accessed in the block: its response would vary by it."""
+        session: Any = getattr(self.adapter.http_request, "session", None)
+        accessed = getattr(session, "accessed", None)
+        try:
+            yield
+        finally:
+            if accessed is False:
+                session.accessed = False
+
+    def _identify(self) -> None:
+        try:
+            with savepoints():  # the policy's callables may ask the database
+                plan = planned(self.policy, self.adapter)
+        except KeyMissing:
+            plan = None
+        except IdempotencyError as error:
+            if error.foreign or isinstance(error, StoreUnavailable):
+                raise
+            self.outcome = "refused"
+            return
+        if plan is None:
+            self.outcome = "missing"
+            return
+        operation = plan.operation
+        key = PREFIX + operation.key
+        if len(key) > 255:
+            key = PREFIX + hashlib.sha256(operation.key.encode()).hexdigest()
+        self.operation = replace(
+            operation,
+            key=key,
+            ttl=operation.ttl or _LONGEST,
+            retention=timedelta(0),
+            reserved=timedelta(0),
+            hold=False,
+            count_replays=False,
+        )
+
+    def after_all(self, response: HttpResponseBase | None) -> None:
+        """Record and count the request when its response is rendered and its transactions ended.
+
+        Args:
+            response: the view's; ``None``: it raised an error.
+        """
+        if response is not None and not getattr(response, "is_rendered", True):
+            unrendered: Any = response
+            unrendered.add_post_render_callback(self._after_transactions)
+        elif self.transactions is not None and self.transactions.aliases:
+            self.transactions.after(partial(self._after_ours, response))
+        else:
+            self._after_transactions(response)
+
+    def _after_ours(self, response: HttpResponseBase | None, error: BaseException | None) -> None:
+        self._after_transactions(None if error is not None else response)
+
+    def _after_transactions(self, response: HttpResponseBase | None) -> None:
+        """Record it after the transactions that others have opened; if they roll back, never."""
+        _attempt(self._name, 0.0, self._schedule, response)
+
+    @property
+    def _name(self) -> str:
+        return f"record requests in the store {self.policy.store!r}"
+
+    def _schedule(self, response: HttpResponseBase | None) -> None:
+        counters = apps.get_model("idempotency_django", "IdempotencyObservation")  # ready by now
+        using = stores[self.policy.store].using or router.db_for_write(counters)
+        write = partial(
+            _attempt,
+            self._name,
+            _PAUSE,
+            self._write,
+            counters._default_manager.using(using),
+            response,
+        )
+        if is_open(using):
+            transaction.on_commit(write, using=using, robust=True)
+        else:
+            write()
+
+    def _write(self, counters: Any, response: HttpResponseBase | None) -> None:
+        differs = False
+        if self.operation is not None:
+            payload = self._payload(response)
+            record = _recorded(stores[self.policy.store], self.operation, payload)
+            self.outcome = self._outcome_of(self.operation, record, payload)
+            if self.outcome in DUPLICATES and record and record.payload:
+                differs = payload is None or not _alike(record.payload, payload)
+        if self.outcome:
+            self._count(counters, differs=differs)
+
+    def _payload(self, response: HttpResponseBase | None) -> Payload | None:
+        """What is recorded of a response; ``None``: a retry of it is executed."""
+        if response is None or reason_not_to_store(self.adapter, response, self.policy):
+            return None
+        content = response.content if isinstance(response, HttpResponse) else b""
+        digest = salted_hmac("idempotency_django.observed", content, algorithm="sha256")
+        # By this machine's clock, which is enough for a statistic.
+        notes = ((_DIGEST, digest.hexdigest()), (_ENDED, f"{time.time():.3f}"))
+        return Payload(response.status_code, notes, None)
+
+    def _outcome_of(
+        self, operation: Operation, record: Record | None, payload: Payload | None
+    ) -> str:
+        if record is None:
+            return "executed" if payload else "released"
+        if record.fingerprint not in ("", operation.fingerprint, *operation.aliases):
+            return "mismatched"
+        if record.payload is None:
+            return "in_progress"
+        ended = float(dict(record.payload.headers)[_ENDED])
+        return "in_progress" if self.began < ended else "replayed"
+
+    def _count(self, counters: Any, *, differs: bool) -> None:
+        counters.add(self.endpoint, self.outcome)
+        if differs:
+            counters.add(self.endpoint, DIFFERS)
+        again = int(self.outcome in DUPLICATES)
+        for effect in {(each.kind, each.where): each for each in self.effects}.values():
+            counters.add(self.endpoint, effect.kind, effect.where, effect.peer, by=again)
+
+
+def _recorded(store: Store, operation: Operation, payload: Payload | None) -> Record | None:
+    """Store the request as its key's first one; the record if there is one already.
+
+    Without a payload, it only looks.
+    """
+    if payload is None:
+        known = store.get(operation.key, operation.scope)
+        return known if known and known.status is Status.COMPLETED and not known.expired else None
+    with store.transaction():
+        found = store.acquire(operation)
+        if isinstance(found, Claim):
+            store.complete(found, payload)
+            return None
+        return found
+
+
+def _alike(first: Payload, second: Payload) -> bool:
+    digests = [dict(each.headers)[_DIGEST] for each in (first, second)]
+    return first.status == second.status and digests[0] == digests[1]
+
+
+def _attempt(what: str, pause: float, function: Callable[..., None], *args: Any) -> None:
+    """Call the function, and keep its errors from the request; the first of them is logged.
+
+    Args:
+        what: what cannot be done after an error, for the log.
+        pause: seconds after an error in which the function is not called, so that no request waits
+            for a store that is away.
+        function: what to call.
+        args: its arguments.
+    """
+    if _away.get(what, 0.0) > time.monotonic():
+        return
+    try:
+        function(*args)
+    except Exception:
+        if what not in _away:
+            logger.exception(
+                "The shadow mode cannot %s. The requests are not affected, but not counted.", what
+            )
+        _away[what] = time.monotonic() + pause
+    else:
+        if pause:
+            _away.pop(what, None)

@@ -1,0 +1,644 @@
+"""The shadow mode: nothing is enforced, and what would have been is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from io import StringIO
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, connection, connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import AsyncClient, Client, TestCase
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views.decorators.http import require_POST
+from django.views.generic import View
+from drf_spectacular.generators import SchemaGenerator
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django import Policy, idempotent
+from idempotency_django.checks.inventory import endpoints
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.errors import StoreUnavailable
+from idempotency_django.functions import idempotent_call
+from idempotency_django.http import shadow
+from idempotency_django.models import IdempotencyKey, IdempotencyObservation
+from idempotency_django.policy import keys, scopes
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.testing import in_threads
+from tests import ways
+from tests.models import Effect
+from tests.servers import Server
+from tests.support import LONG_AGO, effects, is_replay, new_key, post
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+OBSERVE = {"POLICY": {"mode": "observe"}}
+MIDDLEWARE = ways.MIDDLEWARE
+REDIS = "idempotency_django.stores.redis.RedisStore"
+
+paused: dict[str, Callable[[], object]] = {}
+"""What a view waits for, by its reference."""
+
+
+def create(request: Any) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    paused.get(reference, bool)()
+    if reference == "boom":
+        raise LookupError(reference)
+    if reference == "gone":
+        raise Http404
+    status = int(reference) if reference.isdigit() else 201
+    return JsonResponse({"id": effects(reference)} if reference == "new" else {}, status=status)
+
+
+async def acreate(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    await Effect.objects.acreate(reference=reference)
+    if reference == "boom":
+        raise LookupError(reference)
+    return JsonResponse({}, status=201)
+
+
+def stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse([request.read()[:3], b"done"])
+
+
+def page(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    return TemplateResponse(request, engines["django"].from_string("n={{ n }}"), {"n": 1})
+
+
+def mailing(request: HttpRequest) -> HttpResponse:
+    subprocess.run(["true"], check=True)
+    return HttpResponse("done")
+
+
+def later(request: HttpRequest) -> HttpResponse:
+    with transaction.atomic():
+        transaction.on_commit(lambda: subprocess.run(["true"], check=True))
+    return HttpResponse("done")
+
+
+class Django(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+class Inner(View):
+    @method_decorator(idempotent(mode="observe"))
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+class Enforced(IdempotentViewMixin, APIView):
+    def post(self, request: Request) -> Response:
+        raise NotImplementedError
+
+
+class DRF(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+    idempotency_policy = Policy(mode="observe")
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference=request.data["reference"])
+        if request.data["reference"] == "invalid":
+            raise ValidationError
+        return Response({}, status=201)
+
+
+observe = idempotent(mode="observe")
+urlpatterns = [
+    *ways.urlpatterns,
+    path("view/", observe(create)),
+    path("required/", idempotent(mode="observe", required=True)(create)),
+    path("shared/", idempotent(mode="observe", scope=scopes.shared)(create)),
+    path("natural/", idempotent(mode="observe", key=keys.natural("reference"))(create)),
+    path("class/", observe(Django).as_view()),
+    path("inner/", Inner.as_view()),
+    path("drf/", DRF.as_view()),
+    path("enforced/", Enforced.as_view()),
+    path("mailing/", require_POST(observe(mailing))),
+    path("later/", observe(later)),
+    path("async/", observe(acreate)),
+    path("stream/", observe(stream)),
+    path("page/", observe(page)),
+    path("plain-page/", page),
+    path("plain/", create),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    shadow._away.clear()
+    paused.clear()
+    yield
+    paused.clear()
+
+
+def counts(endpoint: str = "", *, zeros: bool = False) -> dict[str, int]:
+    """What was counted at an endpoint, or at the only one."""
+    rows = IdempotencyObservation.objects.order_by("pk")
+    rows = rows.filter(endpoint=endpoint) if endpoint else rows
+    assert len({row.endpoint for row in rows}) <= 1
+    return {row.what: row.count for row in rows if row.count or zeros}
+
+
+WAYS = [pytest.param(way, id=way.name) for way in ways.WAYS]
+
+
+class TestEveryWay:
+    @pytest.mark.parametrize("way", WAYS)
+    def test_nothing_is_enforced(self, way: ways.Way, alice: Client, settings: Any) -> None:
+        """Whatever protects a view, a duplicate is executed again, unmarked, and counted."""
+        settings.MIDDLEWARE = MIDDLEWARE
+        settings.IDEMPOTENCY = OBSERVE
+        key = new_key()
+        first, second = (post(alice, way.path, key) for _ in range(2))
+        assert (first.status_code, second.status_code) == (201, 201)
+        assert second.content == first.content
+        assert not is_replay(second)
+        assert effects() == 2
+        assert counts() == {"executed": 1, "replayed": 1}
+        assert counts(f"POST {way.path}")
+
+    @pytest.mark.parametrize(
+        "refusal",
+        [pytest.param(each, id=each.name) for each in ways.REFUSED if each.by == "middleware"],
+    )
+    def test_what_cannot_be_protected(
+        self, refusal: ways.Refusal, alice: Client, settings: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A view that the middleware could not protect runs as usual."""
+        settings.MIDDLEWARE = MIDDLEWARE
+        settings.IDEMPOTENCY = OBSERVE
+        settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": [path("", refusal.make())]})
+        key = new_key()
+        seen = [post(alice, "/", key).status_code for _ in range(2)]
+        assert seen == [post(without_middleware(alice, settings), "/", key).status_code] * 2
+
+    def test_as_if_it_were_not_there(self, alice: Client, settings: Any) -> None:
+        """The middleware changes no response: not its headers, nor when a template is rendered."""
+        for client in (alice, Client()):
+            settings.MIDDLEWARE = [*MIDDLEWARE, f"{__name__}.Templates"]
+            settings.IDEMPOTENCY = OBSERVE
+            observed = [post(client, url, new_key()) for url in ("/plain/", "/plain-page/")]
+            bare = without_middleware(client, settings)
+            for response, url in zip(observed, ("/plain/", "/plain-page/"), strict=True):
+                plain = post(bare, url, new_key())
+                assert response.status_code == plain.status_code
+                assert response.headers == plain.headers
+                assert response.content == plain.content
+        assert counts("POST /plain-page/") == {"executed": 2}
+
+
+def without_middleware(client: Client, settings: Any) -> Client:
+    """The same caller of the project without this package."""
+    settings.MIDDLEWARE = [each for each in settings.MIDDLEWARE if "Idempotency" not in each]
+    bare = Client()
+    bare.cookies = client.cookies
+    return bare
+
+
+class Templates:
+    """A middleware that changes what a template shows."""
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+    def process_template_response(self, request: HttpRequest, response: Any) -> Any:
+        response["X-Rendered"] = str(response.is_rendered)
+        return response
+
+
+class TestOutcomes:
+    @pytest.mark.parametrize("url", ["/view/", "/class/", "/inner/", "/drf/"])
+    def test_first_and_duplicate(self, client: Client, url: str) -> None:
+        """The first request with a key is executed, and each later one is a duplicate."""
+        key = new_key()
+        for _ in range(3):
+            post(client, url, key)
+        post(client, url, new_key())
+        assert effects() == 4
+        assert counts() == {"executed": 2, "replayed": 2}
+
+    def test_differs(self, client: Client) -> None:
+        """A duplicate that got another response is counted as one, too."""
+        key = new_key()
+        for _ in range(3):
+            post(client, "/view/", key, "new")
+        assert counts() == {"executed": 1, "replayed": 2, "differs": 2}
+
+    def test_no_key(self, client: Client) -> None:
+        """A request without a key is counted, whether or not the policy requires one."""
+        for url in ("/view/", "/required/"):
+            assert post(client, url).status_code == 201
+            assert counts(f"POST {url}") == {"missing": 1}
+        assert IdempotencyKey.objects.count() == 0
+
+    def test_bad_key(self, client: Client) -> None:
+        """A malformed or guessable key refuses nothing, and is counted."""
+        for key in ("", "short"):
+            assert post(client, "/view/", key).status_code == 201
+        assert counts() == {"refused": 2}
+
+    def test_derived_key(self, client: Client) -> None:
+        """A key that the policy derives is observed like a client's."""
+        for _ in range(2):
+            post(client, "/natural/")
+        assert counts() == {"executed": 1, "replayed": 1}
+
+    def test_mismatch(self, client: Client) -> None:
+        """A key that comes with another request is a mismatch."""
+        key = new_key()
+        post(client, "/view/", key, "a")
+        assert post(client, "/view/", key, "b").status_code == 201
+        assert counts() == {"executed": 1, "mismatched": 1}
+
+    def test_two_users(self, settings: Any) -> None:
+        """Two users with the same key share no record; in a shared scope, the second mismatches."""
+        key = new_key()
+        for name in ("alice", "bob"):
+            client = Client()
+            client.force_login(User.objects.create_user(name))
+            post(client, "/view/", key)
+            post(client, "/shared/", key)
+        assert counts("POST /view/") == {"executed": 2}
+        assert counts("POST /shared/") == {"executed": 1, "mismatched": 1}
+
+    @pytest.mark.parametrize(
+        ("url", "reference"),
+        [("/view/", "500"), ("/view/", "409"), ("/view/", "gone"), ("/drf/", "invalid")],
+    )
+    def test_released(self, client: Client, url: str, reference: str) -> None:
+        """A response that would not be stored leaves the key to the next request."""
+        key = new_key()
+        client.raise_request_exception = False
+        for _ in range(2):
+            post(client, url, key, reference)
+        assert counts() == {"released": 2}
+
+    @pytest.mark.parametrize("url", ["/view/", "/async/"])
+    def test_failed_duplicate(self, client: Client, url: str, settings: Any) -> None:
+        """A duplicate whose view raises was executed again, and its response differs."""
+        client.raise_request_exception = False
+        key = new_key()
+        settings.IDEMPOTENCY = {"POLICY": {"fingerprint": lambda invocation: "same"}}
+        post(client, url, key, "a")
+        assert post(client, url, key, "boom").status_code == 500
+        assert counts() == {"executed": 1, "replayed": 1, "differs": 1}
+
+    def test_in_progress(self, client: Client) -> None:
+        """A duplicate that began before the first request ended would have been refused."""
+        key = new_key()
+        both = threading.Barrier(2, timeout=20)
+        paused["a"] = both.wait
+        in_threads([lambda: post(Client(), "/view/", key)] * 2)
+        assert effects() == 2
+        paused.clear()
+        post(client, "/view/", key)
+        assert counts() == {"executed": 1, "in_progress": 1, "replayed": 1}
+
+    def test_storm(self) -> None:
+        """However many requests come at once, each is counted."""
+        key = new_key()
+        own = [key if number % 2 else new_key() for number in range(8)]
+        in_threads([partial(post, Client(), "/view/", each) for each in own])
+        found = counts()
+        assert effects() == 8
+        assert found["executed"] == 5
+        assert found.get("in_progress", 0) + found.get("replayed", 0) == 3
+
+    def test_streams_and_pages(self, client: Client) -> None:
+        """A stream is read by its view and sent as ever; a page is recorded when it is rendered."""
+        key = new_key()
+        for _ in range(2):
+            response = post(client, "/stream/", key)
+            assert b"".join(response.streaming_content) == b'{"rdone'
+            post(client, "/page/", key)
+        assert counts("POST /stream/") == {"executed": 1, "replayed": 1}
+        assert counts("POST /page/") == {"executed": 1, "replayed": 1}
+
+    def test_async(self) -> None:
+        """An async view is observed, too, and so is one that is cancelled: it counts nothing."""
+        key = new_key()
+
+        async def send() -> None:
+            client = AsyncClient()
+            for _ in range(2):
+                await client.post(
+                    "/async/",
+                    json.dumps({"reference": "a"}),
+                    content_type="application/json",
+                    headers={"Idempotency-Key": key},
+                )
+
+        asyncio.run(send())
+        assert effects() == 2
+        assert counts() == {"executed": 1, "replayed": 1}
+
+    def test_not_views(self, settings: Any) -> None:
+        """What is no view is protected, whatever the project observes."""
+        settings.IDEMPOTENCY = OBSERVE
+        for _ in range(2):
+            idempotent_call(lambda _: Effect.objects.create(reference="a").pk, key="a", scope="b")
+        assert effects() == 1
+        assert counts() == {}
+
+
+class TestTransactions:
+    @pytest.fixture(autouse=True)
+    def _atomic(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+
+    @pytest.mark.parametrize("url", ["/view/", "/class/", "/inner/", "/drf/"])
+    def test_duplicate(self, client: Client, url: str) -> None:
+        """The record waits for the end of the request's transaction, and is in none."""
+        key = new_key()
+        for _ in range(2):
+            assert post(client, url, key).status_code == 201
+        assert effects() == 2
+        assert counts() == {"executed": 1, "replayed": 1}
+
+    @pytest.mark.parametrize("url", ["/view/", "/class/", "/drf/"])
+    def test_rolled_back(self, client: Client, url: str) -> None:
+        """What rolls back is counted as such: a retry of it has to execute."""
+        client.raise_request_exception = False
+        reference = "invalid" if url == "/drf/" else "boom"
+        post(client, url, new_key(), reference)
+        assert effects(reference) == 0
+        assert counts() == {"released": 1}
+
+    def test_rolled_back_by_django(self, client: Client) -> None:
+        """Where Django's own transaction surrounds the view, one that rolls back is not counted."""
+        client.raise_request_exception = False
+        post(client, "/inner/", new_key(), "boom")
+        assert counts() == {}
+
+    def test_statements(self, client: Client) -> None:
+        """Within the view's transaction it sends no more than a savepoint."""
+        with CaptureQueriesContext(connection) as captured:
+            post(client, "/view/", new_key())
+        statements = [each["sql"].split()[0] for each in captured.captured_queries]
+        view = statements[: statements.index("COMMIT") + 1]
+        assert [each for each in view if each not in ("SAVEPOINT", "RELEASE")] == [
+            "BEGIN",
+            "INSERT",
+            "COMMIT",
+        ]
+
+
+class TestSwitching:
+    def test_to_enforcing(self, client: Client, settings: Any) -> None:
+        """A view that enforces sees no record of when it observed, and the other way around."""
+        settings.MIDDLEWARE = MIDDLEWARE
+        key = new_key()
+        settings.IDEMPOTENCY = OBSERVE
+        post(client, "/plain/", key)
+        settings.IDEMPOTENCY = {}
+        assert not is_replay(post(client, "/plain/", key))
+        assert is_replay(post(client, "/plain/", key))
+        assert effects() == 2
+        settings.IDEMPOTENCY = OBSERVE
+        assert not is_replay(post(client, "/plain/", key))
+        assert counts() == {"executed": 1, "replayed": 1}
+
+    def test_long_key(self, client: Client) -> None:
+        """The longest key is observed, and two of them are two."""
+        for key in ("k" * 255, "k" * 254 + "l", "k" * 255):
+            post(client, "/view/", key)
+        assert counts() == {"executed": 2, "replayed": 1}
+
+    def test_purge(self, client: Client) -> None:
+        """Its records expire like others, and the purge deletes them."""
+        key = new_key()
+        post(client, "/view/", key)
+        IdempotencyKey.objects.update(expires_at=LONG_AGO, purge_at=LONG_AGO)
+        post(client, "/view/", key)
+        assert counts() == {"executed": 2}
+        IdempotencyKey.objects.update(expires_at=LONG_AGO, purge_at=LONG_AGO)
+        call_command("purge_idempotency_keys", verbosity=0)
+        assert IdempotencyKey.objects.count() == 0
+
+    def test_permanent(self, client: Client, settings: Any) -> None:
+        """A record of the shadow mode is never kept forever."""
+        settings.IDEMPOTENCY = {"POLICY": {"mode": "observe", "ttl": None}}
+        post(client, "/view/", new_key())
+        assert IdempotencyKey.objects.get().expires_at is not None
+
+
+class TestStores:
+    def test_statements(self, client: Client) -> None:
+        """A request with a key costs a claim, its completion and a count; one without, a count."""
+        post(client, "/view/", new_key())
+        post(client, "/view/")
+        with CaptureQueriesContext(connection) as first:
+            post(client, "/view/", new_key())
+        with CaptureQueriesContext(connection) as keyless:
+            post(client, "/view/")
+        ours = [each["sql"] for each in first.captured_queries if "tests_effect" not in each["sql"]]
+        words = [statement.split()[0] for statement in ours]
+        assert [word for word in words if word not in ("BEGIN", "COMMIT")] in (
+            ["INSERT", "UPDATE", "UPDATE"],
+            ["SELECT", "SELECT", "UPDATE"],  # by functions on the server
+            ["BEGIN;", "UPDATE", "UPDATE"],
+        ) or len(words) <= 5
+        assert len(keyless.captured_queries) == 2
+
+    def test_redis(self, client: Client, settings: Any, redis_server: Server) -> None:
+        """The records are in the policy's store, and the counts in the database."""
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url}
+        settings.CACHES = {"default": cache}
+        settings.IDEMPOTENCY = {
+            **OBSERVE,
+            "STORES": {"default": {"BACKEND": REDIS}},
+        }
+        key = new_key()
+        for reference in ("a", "a", "b"):
+            post(client, "/view/", key, reference)
+        assert counts() == {"executed": 1, "replayed": 1, "mismatched": 1}
+        assert IdempotencyKey.objects.count() == 0
+
+    @pytest.mark.parametrize("url", ["/view/", "/drf/", "/async/"])
+    @pytest.mark.parametrize("error", [StoreUnavailable(), DatabaseError("no table")])
+    def test_away(
+        self,
+        client: Client,
+        url: str,
+        error: Exception,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """While the store is away, views run; it is logged once, and not asked by each request."""
+        asked = []
+
+        def acquire(self: Any, operation: Any) -> Any:
+            asked.append(operation)
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DatabaseStore, "acquire", acquire)
+            with caplog.at_level(logging.ERROR, "idempotency_django"):
+                for _ in range(3):
+                    assert post(client, url, new_key()).status_code == 201
+        assert len(asked) == 1
+        assert caplog.text.count("The shadow mode cannot record requests in the store") == 1
+        assert effects() == 3
+        shadow._away.update(dict.fromkeys(shadow._away, 0.0))  # the pause is over
+        post(client, url, new_key())
+        assert counts() == {"executed": 1}
+        assert not shadow._away
+
+    def test_callable_fails(self, client: Client, settings: Any, caplog: Any) -> None:
+        """An error of a policy's callable is logged, and the view runs."""
+
+        def scope(invocation: Any) -> str:
+            Effect.objects.get(reference="nobody")
+            raise AssertionError
+
+        settings.IDEMPOTENCY = {"POLICY": Policy(mode="observe", scope=scope)}
+        for _ in range(2):
+            assert post(client, "/view/", new_key()).status_code == 201
+        assert caplog.text.count("The shadow mode cannot identify requests of POST /view/") == 1
+        assert counts() == {}
+
+    def test_wrong_store(self, client: Client, settings: Any, caplog: Any) -> None:
+        """A store that does not exist is logged, too."""
+        settings.IDEMPOTENCY = {"POLICY": {"mode": "observe", "store": "none"}}
+        assert post(client, "/view/", new_key()).status_code == 201
+        assert post(client, "/view/").status_code == 201
+        assert "The shadow mode cannot" in caplog.text
+
+
+class TestInATestCase(TestCase):
+    def test_duplicate(self) -> None:
+        """In a test's transaction it counts as elsewhere."""
+        key = new_key()
+        for _ in range(2):
+            post(self.client, "/view/", key)
+        assert counts() == {"executed": 1, "replayed": 1}
+
+    def test_within_a_transaction(self) -> None:
+        """What a caller's transaction rolls back is not counted."""
+        with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+            post(self.client, "/view/", new_key())
+            assert counts() == {}
+        assert counts() == {"executed": 1}
+
+
+def report(*arguments: str) -> str:
+    """What ``idempotency_report --shadow`` says."""
+    written = StringIO()
+    call_command("idempotency_report", "--shadow", *arguments, stdout=written)
+    return written.getvalue()
+
+
+class TestReport:
+    @pytest.fixture(autouse=True)
+    def _traffic(self, client: Client) -> None:
+        key = new_key()
+        for _ in range(3):
+            post(client, "/mailing/", key)
+        post(client, "/mailing/")
+        post(client, "/view/", new_key())
+
+    def test_table(self) -> None:
+        """The table has each observed endpoint, the worst first, and what its view repeated."""
+        lines = report().splitlines()
+        assert lines[0].split("  ")[0] == "Endpoint"
+        mailing = next(line for line in lines if line.startswith("POST /mailing/"))
+        assert mailing.split()[2:] == ["4", "2", "0", "0", "1", "0", "0"]
+        assert lines[1] == mailing
+        assert lines[2].startswith("    It started true at tests/test_shadow.py:")
+        assert lines[2].endswith(", 2 times again.")
+        assert any(line.split() == ["POST", "/inner/", *"0000000"] for line in lines)
+        assert re.search(r"\n1 of \d+ observed endpoints executed 2 duplicates since 20", report())
+
+    def test_json(self) -> None:
+        """Programs get the same, with the place of the view."""
+        first, *others = json.loads(report("--format", "json"))["endpoints"]
+        assert first["endpoint"] == "POST /mailing/"
+        assert first["counts"]["replayed"] == 2
+        assert first["file"] == "tests/test_shadow.py"
+        assert first["effects"][0]["kind"] == "process"
+        assert first["effects"][0]["repeated"] == 2
+        assert {each["endpoint"] for each in others} >= {"POST /view/", "POST /drf/"}
+
+    def test_sarif(self) -> None:
+        """Code scanning gets an error for each endpoint that executed duplicates."""
+        [run] = json.loads(report("--format", "sarif"))["runs"]
+        [result] = run["results"]
+        assert result["ruleId"] == run["tool"]["driver"]["rules"][0]["id"]
+        assert "POST /mailing/: executed 2 duplicates. It started true" in result["message"]["text"]
+        assert result["locations"]
+
+    def test_reset(self) -> None:
+        """The counts start again, for example after a change of the clients."""
+        report("--reset")
+        assert IdempotencyObservation.objects.count() == 0
+        assert "0 of" in report()
+
+    def test_arguments(self) -> None:
+        """What makes no sense together is refused."""
+        for arguments in (["--fail-on", "broken"], ["--baseline", "a.json"]):
+            with pytest.raises(CommandError, match="--shadow takes neither"):
+                report(*arguments)
+        with pytest.raises(CommandError, match="--reset needs --shadow"):
+            call_command("idempotency_report", "--reset")
+
+    def test_not_protected(self) -> None:
+        """Observed is not protected: neither in the report nor for what promises something."""
+        found = {f"{each.method} {each.route}": each for each in endpoints()}
+        assert found["POST /drf/"].policy is not None
+        assert found["POST /drf/"].enforced is None
+        assert found["POST /enforced/"].enforced is not None
+        written = StringIO()
+        with pytest.raises(CommandError, match=re.escape("POST /drf/ (observed)")):
+            call_command("idempotency_report", "--fail-on", "observed", stdout=written)
+        assert re.search(r"POST +/drf/ +observed +mixin +observe ", written.getvalue())
+
+
+def test_openapi() -> None:
+    """The schema promises nothing for an observed endpoint."""
+    patterns = [path("drf/", DRF.as_view()), path("enforced/", Enforced.as_view())]
+    with CaptureQueriesContext(connection):
+        schema = SchemaGenerator(patterns=patterns).get_schema(request=None, public=True)
+    assert "x-idempotency" in schema["paths"]["/enforced/"]["post"]
+    operation = schema["paths"]["/drf/"]["post"]
+    assert "x-idempotency" not in operation
+    assert "parameters" not in operation
+    assert list(operation["responses"]) == ["200"]
+
+
+class TestEffects:
+    def test_after_the_commit(self, client: Client) -> None:
+        """What a view does in its own on_commit() hook is no effect of the view."""
+        key = new_key()
+        for _ in range(2):
+            post(client, "/later/", key)
+        assert counts("POST /later/", zeros=True) == {"executed": 1, "replayed": 1}
+
+    def test_noted_at_first(self, client: Client) -> None:
+        """An effect is known from the first request on, before any duplicate repeats it."""
+        post(client, "/mailing/", new_key())
+        assert counts("POST /mailing/", zeros=True) == {"executed": 1, "process": 0}
