@@ -81,7 +81,7 @@ ANY_DRIVER := $(addprefix tests/, client docs seen transports \
         uploads waiting) \
     $(patsubst %,chaos/test_%.py,handlers) \
     $(patsubst %,concurrency/test_%.py,conditions django_conditions forms preconditions) \
-    $(patsubst %,conformance/test_%.py,command faults) \
+    $(patsubst %,conformance/test_%.py,command dialects faults) \
     $(patsubst %,contract/test_%.py,machine redis) \
     $(patsubst %,outbox/test_%.py,admin topics views) \
     $(patsubst %,publishing/test_%.py,brokers celery debezium http unreachable) \

@@ -138,7 +138,7 @@ class Dialect:
     says: str
     key: dict[str, Any]
     statuses: dict[str, list[int]] = field(default_factory=dict)
-    marker: dict[str, str] = field(default_factory=dict)
+    marker: dict[str, Any] = field(default_factory=dict)
     required: bool = False
 
     def numbers(self, names: Iterable[int | str]) -> set[int]:
@@ -198,7 +198,7 @@ def dialect_of(name: str, entry: Mapping[str, Any]) -> Dialect:
     key = dialect.key
     if key.get("in") not in {"header", "body"} or not key.get("name"):
         raise CatalogueError(f"The dialect {name}: its key needs 'in' (header, body) and 'name'.")
-    if unknown := set(key) - {"in", "name", "form", "max", "companion"}:
+    if unknown := set(key) - {"in", "name", "form", "max", "format", "first_sent"}:
         raise CatalogueError(f"The dialect {name}: its key has no {', '.join(sorted(unknown))}.")
     if unknown := set(dialect.statuses) - set(STATUSES):
         raise CatalogueError(f"The dialect {name}: there is no status {', '.join(unknown)}.")

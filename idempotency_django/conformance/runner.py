@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import shlex
 import socket
 import subprocess
@@ -274,12 +275,12 @@ class Runner:
         key = self.dialect.key
         texts = [_filled(text, values) for text in _listed(step.key)]
         if key["in"] == "body":
-            return [], {**body, key["name"]: texts[0]} if isinstance(body, dict) else body
+            return [], _with_member(body, key["name"], texts[0])
         form = step.form or key.get("form", "bare")
         lines = [(key["name"], _quoted(text) if form == "quoted" else text) for text in texts]
-        companion = key.get("companion", {})
-        if companion and (isinstance(step.headers, str) or companion["header"] not in step.headers):
-            lines.append((companion["header"], formatdate(usegmt=True)))
+        first_sent = key.get("first_sent")
+        if first_sent and (isinstance(step.headers, str) or first_sent not in step.headers):
+            lines.append((first_sent, values["{first_sent}"]))
         return lines, body
 
     def deliver(
@@ -354,7 +355,8 @@ class _Run:
     def __init__(self, runner: Runner, requirement: Requirement | None) -> None:
         self._runner, self._requirement = runner, requirement
         longest = runner.dialect.key.get("max")
-        key, key2, unique = (str(uuid.uuid4()) for _ in range(3))
+        new = _uuid7 if runner.dialect.key.get("format") == "uuid7" else uuid.uuid4
+        key, key2, unique = str(new()), str(new()), uuid.uuid4().hex
         long = key.ljust(longest + 1 if longest else OVERLONG, "a")
         self._values = {
             "{k}": key,
@@ -362,7 +364,8 @@ class _Run:
             "{K}": key.upper(),
             "{long}": long,
             "{long2}": f"{long[:-1]}b",
-            "{unique}": unique.replace("-", ""),
+            "{unique}": unique,
+            "{first_sent}": formatdate(usegmt=True),  # a retry repeats it
         }
         if longest:
             self._values["{max}"] = key.ljust(longest, "a")
@@ -497,7 +500,7 @@ class _Run:
 
     def _expect_mark(self, step: Expect, response: Response) -> None:
         marker = self._runner.dialect.marker
-        if not step.marked and (not marker or marker.get("on") == "all"):
+        if not step.marked and (not marker or marker.get("every")):
             return
         if not marker:
             raise NotTested("the dialect has no marker of a replay")
@@ -507,7 +510,7 @@ class _Run:
 
     def _expect_own(self, step: Expect, response: Response) -> None:
         name, first = step.expect, self._first(step.own)
-        if self._runner.dialect.marker.get("on") != "all" and self._marked(response):
+        if not self._runner.dialect.marker.get("every") and self._marked(response):
             raise NotMet(f"{name} is marked as a replay")
         if not response.succeeded or response.told != first.told:
             return
@@ -612,6 +615,20 @@ def _encoded(body: Any, kind: str) -> tuple[bytes, str]:
 def _quoted(key: str) -> str:
     """The key as a String of RFC 9651."""
     return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _with_member(body: Any, path: str, value: str) -> Any:
+    """The JSON body with a member; what is no object stays as it is."""
+    name, _, rest = path.partition(".")
+    if not isinstance(body, dict):
+        return body
+    return {**body, name: _with_member(body.get(name, {}), rest, value) if rest else value}
+
+
+def _uuid7() -> uuid.UUID:
+    """A UUID that begins with the time in milliseconds (RFC 9562)."""
+    number = (time.time_ns() // 10**6) << 80 | secrets.randbits(80)
+    return uuid.UUID(int=number & ~(0xF000 << 64 | 0xC000 << 48) | 0x7000 << 64 | 0x8000 << 48)
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

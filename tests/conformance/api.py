@@ -76,7 +76,7 @@ class Api:
 
     def refusal(self, error: Refused) -> Answer:
         headers = {"Content-Type": PROBLEM}
-        if error.status == 409 and self.fault != "conflicts without Retry-After":
+        if "later" in str(error) and self.fault != "conflicts without Retry-After":
             headers["Retry-After"] = "1"
         if self.fault == "errors in plain text":
             return Answer(
@@ -135,7 +135,10 @@ class Api:
     def key(self, environ: dict[str, Any], body: Any) -> str | None:
         where = self.dialect.key
         if where["in"] == "body":
-            key = body.get(where["name"])
+            key = body
+            for member in where["name"].split("."):
+                key = key.get(member, {})
+            key = None if key == {} else key
         else:
             name = where["name"].upper().replace("-", "_")
             key = environ.get(f"HTTP_{name}")
@@ -247,7 +250,7 @@ class Api:
                 return raw.decode(errors="replace")
         if isinstance(body, bytes):
             return ""
-        name = self.dialect.key["name"]
+        name = self.dialect.key["name"].partition(".")[0]
         return json.dumps({k: v for k, v in body.items() if k != name}, sort_keys=True)
 
     def claim(self, scope: tuple[str, ...], fingerprint: str) -> Record | None:
@@ -280,7 +283,7 @@ class Api:
     def replay(self, answer: Answer) -> Answer:
         headers = {**answer.headers}
         marker = self.dialect.marker
-        if marker and marker.get("on") != "all" and self.fault != "no marker":
+        if marker and not marker.get("every") and self.fault != "no marker":
             headers[marker["header"]] = marker["value"]
         if self.fault == "loses Location":
             headers.pop("Location", None)
@@ -309,7 +312,7 @@ class Api:
         answer = self.json(201, {"id": number, "caller": caller})
         answer.headers["Location"] = f"/charges/{number}"
         marker = self.dialect.marker
-        if marker.get("on") == "all" and self.fault != "no marker":
+        if marker.get("every") and self.fault != "no marker":
             key = marker["value"] == "key"
             answer.headers[marker["header"]] = self.header(environ) if key else marker["value"]
         if self.fault == "marks everything":
