@@ -135,8 +135,8 @@ def is_retryable(outcome: object) -> bool:
     """Whether it makes sense to send the same request again, with the same key.
 
     It does after a lost connection, a timeout, 408, 425, 429, any status from 500, and a 409 with
-    ``Retry-After``. In a problem, the member ``retryable`` decides instead. A replay is always
-    final.
+    ``Retry-After``. In a problem, the member ``retryable`` decides instead, and in Stripe's dialect
+    ``Stripe-Should-Retry``. A replay is always final.
 
     Args:
         outcome: a response or an exception of httpx, httpx2 or requests.
@@ -154,9 +154,9 @@ def is_retryable(outcome: object) -> bool:
     headers = response.headers  # type: ignore[attr-defined]
     if _is_replayed(headers):
         return False
-    retryable = _problem(response).get("retryable")
-    if isinstance(retryable, bool):
-        return retryable
+    advice = headers.get("Stripe-Should-Retry") or _problem(response).get("retryable")
+    if advice in (True, False, "true", "false"):
+        return advice in (True, "true")
     return status != _IN_PROGRESS or "Retry-After" in headers
 
 

@@ -62,9 +62,10 @@ class Bearer(TokenAuthentication):
 
 
 class StripeChargeView(IdempotentViewMixin, EffectView):
-    """A view for Stripe's own clients: they send forms, and their keys without quotes."""
+    """A view for Stripe's own clients: keys, refusals and replays are like Stripe's."""
 
     kind = Kind.CHARGE
+    idempotency_policy = Policy(dialect="stripe")
     authentication_classes = [Bearer, TokenAuthentication]
 
 

@@ -47,6 +47,7 @@ def make(request: pytest.FixtureRequest) -> Make:
         Reply(429, {"Retry-After": "0"}),
         Reply(409, {"Retry-After": "0"}),
         Reply(409, {"Content-Type": "application/problem+json"}, b'{"retryable": true}'),
+        Reply(409, {"Stripe-Should-Retry": "true"}),
     ],
     ids=str,
 )
@@ -74,6 +75,7 @@ def test_same_key(make: Make, server: Scripted, fault: Reply | str) -> None:
         Reply(500, {"Idempotent-Replayed": "true"}),
         Reply(503, {"Idempotency-Status": "replayed; ttl=86399; attempt=1"}),
         Reply(503, {"Content-Type": "application/problem+json"}, b'{"retryable": false}'),
+        Reply(500, {"Stripe-Should-Retry": "false"}),
     ],
     ids=str,
 )

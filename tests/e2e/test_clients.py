@@ -206,6 +206,22 @@ def test_outage(server: Server, send: Send, size: int) -> None:
     assert size < network.requests <= size * 1.1
 
 
+@pytest.mark.usefixtures("quick_stripe")
+def test_stripe(server: Server) -> None:
+    """Stripe's own client gets replays, and its own error for a key that was used before."""
+    client = stripe.StripeClient("alice-token", base_addresses={"api": server.url})
+    order: Any = {"reference": uuid.uuid4().hex, "amount": 100, "currency": "EUR"}
+    key: Any = {"idempotency_key": str(uuid.uuid4())}
+
+    first, replay = (client.v1.charges.create(order, key) for _ in range(2))
+    with pytest.raises(stripe.IdempotencyError, match="different request"):
+        client.v1.charges.create({**order, "amount": 200}, key)
+
+    assert first.id == replay.id
+    assert replay.last_response
+    assert replay.last_response.headers["Idempotent-Replayed"] == "true"
+
+
 def test_a_new_key_would_be_executed_twice(server: Server) -> None:
     """The network of these tests does what it says: without keys, effects are doubled."""
     reference = uuid.uuid4().hex
