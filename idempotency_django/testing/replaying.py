@@ -208,31 +208,39 @@ def _caller(response: Any) -> Any:
 
 
 def _double(user: Any) -> Any:
-    """Save a second user with the same rights.
-
-    Raises:
-        TypeError: there is no value for one of its unique fields.
-    """
+    """Save a second user with the same rights."""
     model = user.__class__
     double = model._base_manager.get(pk=user.pk)
-    name = uuid4().hex
-    for each in model._meta.concrete_fields:
-        if isinstance(each, models.AutoField):
-            setattr(double, each.attname, None)
-        elif isinstance(each, models.UUIDField) and each.unique:
-            setattr(double, each.attname, uuid4())
-        elif isinstance(each, models.EmailField) and each.unique:
-            setattr(double, each.attname, f"{name}@example.com")
-        elif isinstance(each, models.CharField) and each.unique:
-            setattr(double, each.attname, name[: each.max_length])
-        elif each.unique:
-            raise TypeError(each.name)
+    vars(double).update(_unique_values(model._meta.concrete_fields))
     double._state.adding = True
     double.save_base(raw=True, force_insert=True)
     for each in model._meta.many_to_many:
         if each.remote_field.through._meta.auto_created:
             getattr(double, each.name).set(getattr(user, each.name).all())
     return double
+
+
+def _unique_values(fields: Iterable[Any]) -> dict[str, Any]:
+    """New values for the unique ones of these fields.
+
+    Raises:
+        TypeError: one of them is of a kind that nobody knows values of.
+    """
+    made = uuid4()
+    values: dict[str, Any] = {}
+    for each in fields:
+        match each:
+            case models.AutoField():
+                values[each.attname] = None
+            case models.UUIDField(unique=True):
+                values[each.attname] = made
+            case models.EmailField(unique=True):
+                values[each.attname] = f"{made.hex}@example.com"
+            case models.CharField(unique=True):
+                values[each.attname] = made.hex[: each.max_length]
+            case models.Field(unique=True):
+                raise TypeError(each.name)
+    return values
 
 
 class _Sending:
@@ -533,7 +541,6 @@ class Replays:
         except BaseException:
             if test and test.findings:  # which may be the reason
                 item.add_report_section("call", "idempotency replay", test.report)
-                test.findings.clear()
             raise
         if test and test.findings:
             pytest.fail(test.report, pytrace=False)

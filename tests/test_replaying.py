@@ -1,0 +1,695 @@
+"""``--idempotency-replay``, request by request: what is a finding, and what is not."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from celery import Celery
+from django.contrib.auth.models import Group, User
+from django.core import mail
+from django.core.cache import cache
+from django.db import connection, connections, models, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.authentication import TokenAuthentication
+from rest_framework.authtoken.models import Token
+from rest_framework.decorators import api_view, authentication_classes
+from rest_framework.test import APIClient
+
+from idempotency_django import idempotency_exempt, idempotent
+from idempotency_django.jobs.celery import IdempotentTask
+from idempotency_django.policy.dialects import DIALECTS
+from idempotency_django.testing import replaying
+from idempotency_django.testing.plugin import IGNORE
+from idempotency_django.testing.replaying import Replays
+from idempotency_django.testing.writes import _named
+from tests.models import Effect
+from tests.settings import ALIASES
+
+pytest_plugins = ["pytester"]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+tasks = Celery("replaying")
+tasks.conf.task_always_eager = True
+
+
+@tasks.task(name="tests.shipped")
+def shipped() -> None:
+    """Stands for a task."""
+
+
+@tasks.task(base=IdempotentTask, name="tests.paid", key="paid-{order}")
+def paid(order: str) -> None:
+    """Stands for a task that is idempotent itself."""
+
+
+def done(reference: str = "a", using: str = "default") -> HttpResponse:
+    Effect.objects.using(using).create(reference=reference)
+    return HttpResponse("done", status=201)
+
+
+@csrf_exempt
+def unprotected(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@idempotency_exempt
+@csrf_exempt
+def exempt(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
+@idempotent
+def protected(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+class Calls:
+    """What the views below have done in a test, outside of the database."""
+
+    count = 0
+
+
+@csrf_exempt
+def odd(request: HttpRequest) -> HttpResponse:
+    """Does what its name says."""
+    Calls.count += 1
+    match request.GET["what"]:
+        case "mail":
+            mail.send_mail("Hello", "", None, ["carol@example.com"])
+        case "hook":
+            transaction.on_commit(odd_hook)
+        case "task":
+            shipped.delay()
+        case "idempotent task":
+            paid.delay("a")
+        case "process":
+            subprocess.run(["true"], check=True)
+        case "cache":
+            cache.set("visits", cache.get("visits", 0) + 1)
+        case "log":
+            logging.getLogger("shop").warning("visited")
+        case "raise":
+            raise ValueError("no")
+        case "fail":
+            done()
+            return HttpResponse(status=503)
+        case "refuse":
+            done()
+            return HttpResponse(status=400)
+        case "savepoint":
+            with suppress(ZeroDivisionError), transaction.atomic():
+                done()
+                raise ZeroDivisionError
+        case "unchanged":
+            Effect.objects.filter(reference="missing").update(reference="b")
+        case "update":
+            Effect.objects.update(reference="b")
+        case "session":
+            request.session["visits"] = Calls.count
+        case "unique":
+            User.objects.create(username="erin")
+    return HttpResponse("done")
+
+
+def odd_hook() -> None:
+    """Runs after the commit."""
+
+
+protected_odd = csrf_exempt(idempotent(odd))
+
+
+def outside(view: Any) -> Any:
+    """Something around a protected view."""
+
+    @csrf_exempt
+    def around(request: HttpRequest) -> HttpResponse:
+        Calls.count += 1
+        if request.GET.get("around") == "write":
+            done("outside")
+        if request.GET.get("around") == "raise" and Calls.count > 1:
+            raise ValueError("the second time")
+        if request.GET.get("around") == "status" and Calls.count > 1:
+            return HttpResponse("changed", status=200)
+        if request.GET.get("around") == "throttle" and Calls.count > 1:
+            return HttpResponse("later", status=429)
+        return view(request)
+
+    return around
+
+
+@csrf_exempt
+@idempotent
+def streamed(request: HttpRequest) -> StreamingHttpResponse:
+    done()
+    return StreamingHttpResponse([b"done"])
+
+
+@csrf_exempt
+@idempotent
+def page(request: HttpRequest) -> HttpResponse:
+    done()
+    return HttpResponse("<p>done</p>")
+
+
+@csrf_exempt
+@idempotent(replay_status={201: 200})
+def other_status(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
+@idempotent(should_store=lambda request, response: False)
+def unstored(request: HttpRequest) -> HttpResponse:
+    Calls.count += 1
+    return HttpResponse(f"{Calls.count}")
+
+
+@csrf_exempt
+@idempotent(dialect="aip155")
+def in_body(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
+@idempotent(key_format="uuid7")
+def timed(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
+@idempotent(dialect="paypal")
+def paypal(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
+def by_key(request: HttpRequest) -> HttpResponse:
+    """Looks responses up by the key alone, or by key and user."""
+    user = request.user.pk if request.GET.get("by") == "user" else ""
+    name = f"{user}-{request.headers['Idempotency-Key']}"
+    if request.GET.get("by") == "nothing":
+        effect, _ = Effect.objects.get_or_create(reference="everybody's")
+    elif (pk := cache.get(name)) is None:
+        effect = Effect.objects.create(reference="a")
+        cache.set(name, effect.pk)
+    else:
+        effect = Effect.objects.get(pk=pk)
+    return JsonResponse({"id": effect.pk})
+
+
+@api_view(["POST"])
+@authentication_classes([TokenAuthentication])
+def by_token(request: Any) -> HttpResponse:
+    assert request.user.is_authenticated
+    return by_key(request._request)  # type: ignore[no-any-return]
+
+
+urlpatterns = [
+    path("unprotected/", unprotected),
+    path("protected/", protected),
+    path("exempt/", exempt),
+    path("odd/", odd),
+    path("protected/odd/", protected_odd),
+    path("outside/", outside(protected)),
+    path("streamed/", streamed),
+    path("page/", page),
+    path("other/", other_status),
+    path("unstored/", unstored),
+    path("body/", in_body),
+    path("timed/", timed),
+    path("paypal/", paypal),
+    path("by-key/", by_key),
+    path("by-token/", by_token),
+]
+
+
+class Driver:
+    """Runs requests as those of one test after another."""
+
+    def __init__(self, replays: Replays) -> None:
+        self.replays = replays
+
+    def begin(self, ignore: tuple[str, ...] = (), **mark: Any) -> None:
+        """Begin a test, with this marker."""
+        Calls.count = 0
+        config = SimpleNamespace(getini={IGNORE: list(ignore)}.__getitem__)
+        marks = [SimpleNamespace(kwargs=mark)]
+        item: Any = SimpleNamespace(nodeid="shop/tests.py::test", config=config)
+        item.iter_markers = lambda name: marks
+        self.replays._test = replaying._Test(self.replays, item)
+
+    @property
+    def test(self) -> Any:
+        """The test that runs."""
+        return self.replays._test
+
+    @property
+    def findings(self) -> str:
+        """What was found."""
+        return str(self.test.report)
+
+
+@pytest.fixture(params=["all"])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    replays = Replays(request.param)
+    replays.pytest_sessionstart()
+    driver = Driver(replays)
+    driver.begin()
+    cache.clear()
+    yield driver
+    replays.pytest_sessionfinish()
+
+
+only_protected = pytest.mark.parametrize("driver", ["protected"], indirect=True)
+KEY = {"Idempotency-Key": "2d0e0bd4-4a83-4ac2-9ea3-4c5c8a3c8a31"}
+
+
+# What is sent twice.
+
+
+def test_unprotected(driver: Driver, client: Client) -> None:
+    """A second INSERT is a finding, with what to do; the test sees the first effect only."""
+    assert client.post("/unprotected/").status_code == 201
+    assert Effect.objects.count() == 1
+    assert "POST /unprotected/ of shop/tests.py::test was sent again, and had an effect:" in (
+        driver.findings
+    )
+    assert "INSERT INTO" in driver.findings
+    assert "Protect it with" in driver.findings
+    assert "ignore={'tests_effect'}" in driver.findings
+
+
+def test_protected(driver: Driver, client: Client) -> None:
+    """A protected view gets a key, and its retry a replay: no finding."""
+    client.post("/protected/")
+    client.post("/protected/", headers=KEY)
+    assert Effect.objects.count() == 2
+    assert (driver.findings, driver.test.sent) == ("", 2)
+
+
+@pytest.mark.parametrize("how", ["exempt/", "missing/"])
+def test_not_sent(driver: Driver, client: Client, how: str) -> None:
+    """Exempt views and missing pages are asked once."""
+    client.post(f"/{how}")
+    assert driver.test.sent == 0
+
+
+def test_safe(driver: Driver, client: Client) -> None:
+    """A GET is sent once."""
+    client.get("/unprotected/")
+    assert driver.test.sent == 0
+
+
+@only_protected
+def test_only_protected(driver: Driver, client: Client) -> None:
+    """With ``=protected``, an unprotected view is asked twice only if the request has a key."""
+    client.post("/unprotected/")
+    assert driver.test.sent == 0
+    client.post("/protected/")
+    assert (driver.test.sent, driver.findings) == (1, "")
+    Client(headers=KEY).post("/unprotected/")
+    assert "had an effect" in driver.findings
+
+
+def test_off(driver: Driver, client: Client) -> None:
+    """The marker turns it off for a test; outside of tests it is off."""
+    driver.begin(off=True)
+    client.post("/unprotected/")
+    assert driver.test.sent == 0
+    driver.replays._test = None
+    client.post("/unprotected/")
+
+
+def test_ignored(driver: Driver, client: Client) -> None:
+    """The marker and the setting name tables that a retry may write to."""
+    driver.begin(ignore=("tests_effect",))
+    client.post("/unprotected/")
+    driver.begin(ignore={"tests_effect"})
+    client.post("/unprotected/")
+    assert driver.findings == ""
+
+
+def test_threads(driver: Driver) -> None:
+    """Requests of other threads, as in a race, are sent once."""
+    sent = []
+    thread = threading.Thread(target=lambda: sent.append(Client().get("/missing/").status_code))
+    thread.start()
+    thread.join()
+    assert sent == [404]
+    assert driver.test.sent == 0
+
+
+def test_stream(driver: Driver, client: Client) -> None:
+    """A body that is not the client's own may be readable only once."""
+    client.request(
+        **{"REQUEST_METHOD": "POST", "PATH_INFO": "/unprotected/", "wsgi.input": BytesIO()}
+    )
+    assert (driver.test.sent, driver.test.skipped) == (0, 1)
+
+
+def test_counted_queries(driver: Driver, client: Client, django_assert_num_queries: Any) -> None:
+    """Where queries are counted, no key is added, and the second request is not counted."""
+    with django_assert_num_queries(1):
+        client.post("/protected/")
+    assert driver.test.skipped == 1
+    with django_assert_num_queries(1):
+        client.post("/unprotected/")
+    assert driver.test.sent == 1
+
+
+@pytest.mark.parametrize("path", ["/body/", "/timed/"])
+def test_keys_elsewhere(driver: Driver, client: Client, path: str) -> None:
+    """No key is added where it belongs into the body, or carries a time."""
+    client.post(path, {}, content_type="application/json")
+    assert "policy leaves it out. Send a key" in driver.findings
+
+
+def test_dialect(driver: Driver, client: Client) -> None:
+    """A key is added to the header of the endpoint's dialect."""
+    assert DIALECTS["paypal"].header
+    client.post("/paypal/")
+    assert (driver.test.sent, driver.findings) == (1, "")
+
+
+@pytest.mark.parametrize("what", ["raise", "fail"])
+def test_failed(driver: Driver, client: Client, what: str) -> None:
+    """After an error, a retry is executed, so none is sent."""
+    with suppress(ValueError):
+        client.post(f"/protected/odd/?what={what}")
+    assert driver.test.sent == 0
+
+
+def test_broken_transaction(driver: Driver, client: Client) -> None:
+    """Nor where the test's own transaction can only be rolled back."""
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        client.post("/odd/?what=nothing")
+    assert driver.test.sent == 0
+
+
+# What a retry may do, and what it may not.
+
+
+@pytest.mark.parametrize(
+    ("what", "finding"),
+    [
+        ("mail", "e-mail 'Hello'"),
+        ("hook", "on_commit hook tests.test_replaying.odd_hook"),
+        ("task", "task tests.shipped"),
+        ("update", "UPDATE"),
+    ],
+)
+def test_effects(driver: Driver, client: Client, what: str, finding: str) -> None:
+    """E-mails, hooks, tasks and updates are effects; a protected view repeats none of them."""
+    Effect.objects.create(reference="a")
+    client.post(f"/protected/odd/?what={what}", headers=KEY)
+    assert driver.findings == ""
+    client.post(f"/odd/?what={what}")
+    assert finding in driver.findings
+    assert len(mail.outbox) == (2 if what == "mail" else 0)
+    assert len([each for each in connection.run_on_commit if each[1] is odd_hook]) == (
+        2 if what == "hook" else 0
+    )
+
+
+@pytest.mark.parametrize(
+    "what", ["savepoint", "unchanged", "cache", "session", "unique", "refuse", "idempotent task"]
+)
+def test_no_effects(driver: Driver, client: Client, what: str) -> None:
+    """Not an effect: rows rolled back, sessions, caches, what the database refuses, refusals."""
+    client.post(f"/odd/?what={what}")
+    assert driver.findings == ""
+    assert Calls.count == (1 if what == "refuse" else 2)
+    assert cache.get("visits") == (1 if what == "cache" else None)
+
+
+def test_nothing_is_logged(
+    driver: Driver, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A test that counts log records sees those of the first request."""
+    client.post("/odd/?what=log")
+    assert [record.message for record in caplog.records] == ["visited"]
+    assert Calls.count == 2
+
+
+def test_login(driver: Driver, client: Client) -> None:
+    """The client's cookies are those of the first response."""
+    client.post("/odd/?what=session")
+    assert client.session["visits"] == 1
+
+
+@pytest.mark.parametrize("method", ["put", "delete"])
+def test_idempotent_methods(driver: Driver, client: Client, method: str) -> None:
+    """PUT and DELETE may update and delete again, but not add."""
+    Effect.objects.create(reference="a")
+    getattr(client, method)("/odd/?what=update")
+    assert driver.findings == ""
+    getattr(client, method)("/unprotected/")
+    assert "INSERT" in driver.findings
+
+
+@pytest.mark.parametrize(
+    ("around", "finding"),
+    [
+        ("write", "outside of what is protected"),
+        ("raise", "it raised ValueError: the second time"),
+        ("status", "its status is 200, not 201: 'changed'"),
+    ],
+)
+def test_around(driver: Driver, client: Client, around: str, finding: str) -> None:
+    """What is around a protected view must neither write nor refuse its retry."""
+    client.post(f"/outside/?around={around}", headers=KEY)
+    assert finding in driver.findings
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/streamed/", "/page/", "/other/", "/unstored/", "/outside/?around=throttle"],
+)
+def test_not_the_same(driver: Driver, client: Client, path: str) -> None:
+    """Not a finding: a response that is not stored, a replaced status, a page, a throttle."""
+    client.post(path)
+    assert (driver.test.sent, driver.findings) == (1, "")
+
+
+def test_first_is_a_replay(driver: Driver, client: Client) -> None:
+    """A test that sends a retry itself has two replays."""
+    for _ in range(2):
+        client.post("/protected/", headers=KEY)
+    assert (driver.test.sent, driver.findings) == (2, "")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_committed(driver: Driver, client: Client) -> None:
+    """In a test that commits, the second request does not."""
+    client.post("/unprotected/")
+    client.post("/protected/")
+    assert Effect.objects.count() == 2
+    assert driver.findings.count("had an effect") == 1
+
+
+@pytest.mark.django_db(databases="__all__")
+@pytest.mark.parametrize("name", ALIASES)
+def test_databases(driver: Driver, client: Client, name: str, monkeypatch: Any) -> None:
+    """It sees writes to each database."""
+    original = done
+    monkeypatch.setitem(globals(), "done", lambda: original(using=ALIASES[name]))
+    assert connections[ALIASES[name]].queries_log is not None
+    client.post("/unprotected/")
+    assert "INSERT INTO" in driver.findings
+    assert Effect.objects.using(ALIASES[name]).count() == 1
+
+
+def test_outside(driver: Driver, client: Client) -> None:
+    """What no rollback undoes is a finding, unless the marker names it."""
+    client.post("/protected/odd/?what=process", headers=KEY)
+    assert "POST /protected/odd/ started true within its transaction" in driver.findings
+    assert "ignore={'true'}" in driver.findings
+    driver.begin(ignore={"true"})
+    client.post("/protected/odd/?what=process", headers=KEY)
+    assert driver.findings == ""
+
+
+def test_own_hooks() -> None:
+    """The package's own hooks are no finding."""
+    assert _named(partial(partial(odd_hook))) == "tests.test_replaying.odd_hook"
+    assert _named(partial(idempotent)) == ""
+
+
+# Other users.
+
+
+@pytest.fixture
+def carol(db: None) -> User:
+    user = User.objects.create_user("carol", "carol@example.com")
+    user.groups.add(Group.objects.create(name="staff"))
+    return user
+
+
+@pytest.mark.parametrize(("by", "is_found"), [("key", True), ("user", False), ("nothing", False)])
+def test_other_user(driver: Driver, client: Client, carol: User, by: str, is_found: bool) -> None:
+    """A key that gives another user the first one's response is a finding, once."""
+    client.force_login(carol)
+    for number in range(2):
+        client.post(f"/by-key/?by={by}", headers={"Idempotency-Key": f"{number}"})
+    assert driver.findings.count("gave another user the same response") == is_found
+    assert User.objects.count() == 1
+
+
+def test_other_token(driver: Driver, client: Client, carol: User) -> None:
+    """The same for REST framework, whatever it authenticates by."""
+    token = Token.objects.create(user=carol)
+    client.post("/by-token/", headers={**KEY, "Authorization": f"Token {token}"})
+    assert "gave another user" in driver.findings
+
+
+def test_force_authenticate(driver: Driver, carol: User) -> None:
+    """And for users that nobody authenticates."""
+    client = APIClient()
+    client.force_authenticate(carol)
+    client.post("/by-token/", headers=KEY)
+    assert "gave another user" in driver.findings
+
+
+def test_anonymous(driver: Driver, client: Client) -> None:
+    """Where nobody is logged in, there is no other user."""
+    client.post("/by-key/", headers=KEY)
+    assert driver.findings == ""
+
+
+def test_unique_values(client: Client) -> None:
+    """Another user has other unique values; if they cannot be made, nobody is asked."""
+    fields: dict[str, models.Field[Any, Any]] = {
+        "id": models.BigAutoField(primary_key=True),
+        "number": models.UUIDField(unique=True),
+        "email": models.EmailField(unique=True),
+        "name": models.CharField(max_length=8, unique=True),
+        "last_name": models.CharField(max_length=8),
+    }
+    for name, each in fields.items():
+        each.set_attributes_from_name(name)
+    values = replaying._unique_values(fields.values())
+    assert list(values) == ["id", "number", "email", "name"]
+    assert values["id"] is None
+    assert values["email"] == f"{values['number'].hex}@example.com"
+    assert len(values["name"]) == 8
+    with pytest.raises(TypeError):
+        replaying._unique_values([models.IntegerField(unique=True)])
+    assert replaying._other_client(client, SimpleNamespace()) is None
+
+
+# The AsyncClient.
+
+
+@pytest.mark.django_db(transaction=True)
+def test_async_client(driver: Driver) -> None:
+    """Its requests are sent twice, too, with their keys and bodies."""
+
+    async def send() -> list[int]:
+        client = AsyncClient()
+        responses = [
+            await client.post("/unprotected/", {"a": "b"}),
+            await client.post("/protected/", {"a": "b"}),
+            await client.post("/protected/", headers=KEY),
+            await client.get("/unprotected/"),
+        ]
+        return [response.status_code for response in responses]
+
+    assert async_to_sync(send)() == [201] * 4
+    assert driver.findings.count("had an effect") == 1
+    assert (driver.test.sent, Effect.objects.count()) == (3, 4)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_async_errors(driver: Driver, carol: User) -> None:
+    """What the second request raises does not reach the test, and other users are tried."""
+
+    async def send() -> None:
+        client = AsyncClient()
+        await client.aforce_login(carol)
+        await client.post("/odd/?what=unique")
+        await client.post("/by-key/", headers=KEY)
+        driver.replays._seen.clear()
+        await AsyncClient().post("/by-key/", headers={"Idempotency-Key": "other"})
+
+    async_to_sync(send)()
+    assert driver.findings.count("gave another user") == 1
+    assert driver.test.sent == 3
+
+
+# The plugin. These runs of pytest are within this process, without a database.
+
+SUITE = """
+    from io import BytesIO
+    from django.core import mail
+    from django.test import Client, override_settings
+    import pytest
+
+    @override_settings(ROOT_URLCONF="tests.test_replaying", EMAIL_BACKEND="{backend}")
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_mail(count):
+        stream = {{"REQUEST_METHOD": "POST", "PATH_INFO": "/odd/", "wsgi.input": BytesIO()}}
+        for _ in range(count):
+            Client().request(**stream, QUERY_STRING="what=nothing")
+        mail.outbox = []
+        Client().post("/odd/?what=mail")
+        assert len(mail.outbox) == count
+""".format(backend="django.core.mail.backends.locmem.EmailBackend")
+
+
+def run(pytester: pytest.Pytester, *options: str) -> Any:
+    pytester.makepyfile(SUITE)
+    return pytester.runpytest_inprocess("-p", "no:django", "-p", "no:cacheprovider", *options)
+
+
+def test_plugin(pytester: pytest.Pytester) -> None:
+    """A test that would pass fails with its findings, and a test that fails shows them, too."""
+    result = run(pytester, "--idempotency-replay", "--strict-markers")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "POST /odd/ of test_plugin.py::test_mail[[]1[]] was sent again, and had an effect:",
+            "    e-mail 'Hello'",
+            "Nothing protects this endpoint*",
+            "*assert 1 == 2*",
+            "POST /odd/ of *[[]2[]]*",
+            "2 requests were sent twice; 2 findings; 3 were sent once (*",
+        ]
+    )
+
+
+def test_unused(pytester: pytest.Pytester) -> None:
+    """Without the option, the plugin changes nothing, and says nothing."""
+    result = run(pytester)
+    result.assert_outcomes(passed=1, failed=1)
+    assert "idempotency replay" not in result.stdout.str()
+
+
+def test_help(pytester: pytest.Pytester) -> None:
+    """The option, the setting and the marker explain themselves; another value is refused."""
+    shown = run(pytester, "--help").stdout.str()
+    assert "--idempotency-replay" in shown
+    assert "idempotency_replay_ignore" in shown
+    assert "idempotency_replay(off=False" in run(pytester, "--markers").stdout.str()
+    assert "invalid choice: 'some'" in run(pytester, "--idempotency-replay=some").stderr.str()
+
+
+def test_no_django() -> None:
+    """pytest loads the plugin in every project, so it imports no Django."""
+    program = "import idempotency_django.testing.plugin, sys; assert 'django' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
