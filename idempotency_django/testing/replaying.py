@@ -75,7 +75,7 @@ class _Environ:
         return name in self.request or name in client.defaults
 
     def add_key(self, header: str) -> None:
-        """Add a key nobody else has."""
+        """Add a new key."""
         self.request[meta_name(header)] = str(uuid4())
 
     def again(self, *, anonymous: bool = False) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _unique_values(fields: Iterable[Any]) -> dict[str, Any]:
     """New values for the unique ones of these fields.
 
     Raises:
-        TypeError: one of them is of a kind that nobody knows values of.
+        TypeError: there is no new value for one of them, because of its kind.
     """
     made = uuid4()
     values: dict[str, Any] = {}
@@ -496,7 +496,7 @@ class Replays:
         return request
 
     def _sending(self, client: Any, message: _Environ) -> _Sending | None:
-        """What is to be sent twice; ``None``: the request is sent once, as it is."""
+        """The request, if it is sent twice; ``None``: it is sent once, as it is."""
         test = self._test
         if test is None or test.is_off or message.method not in UNSAFE_METHODS:
             return None

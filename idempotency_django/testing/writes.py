@@ -212,7 +212,7 @@ def rehearsal(ignore: Collection[str] = ()) -> Iterator[Effects]:
         ignore: tables that may be written to.
     """
     effects = Effects()
-    opened = [each for each in connections.all() if each.connection is not None]
+    opened = [each for each in connections.all() if each.connection is not None and _allows(each)]
     with ExitStack() as undo:
         undo.enter_context(_silence())
         for connection in connections.all():
@@ -265,6 +265,15 @@ def _noting_tasks(names: list[str]) -> Iterator[None]:
     finally:
         for signal in signals:
             signal.disconnect(note)
+
+
+def _allows(connection: BaseDatabaseWrapper) -> bool:
+    """Whether the test may use a database, which another test before it has opened."""
+    try:
+        connection.cursor().close()
+    except Exception:  # noqa: BLE001  # Django and pytest-django forbid it in different ways
+        return False
+    return True
 
 
 @contextmanager
