@@ -67,7 +67,7 @@ ROOMS := $(filter-out $(FAULTS)/ tests/e2e/,$(sort $(dir $(wildcard tests/*/test
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 
 # These test code above the database: one run is enough, whatever the driver.
-ANY_DRIVER := $(addprefix tests/, client docs seen transports \
+ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
     $(patsubst %,test_%.py, \
         admin_settling answer_forms benchmarks browsable_api browsers callers calls celery_checks \
         celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \
@@ -75,7 +75,8 @@ ANY_DRIVER := $(addprefix tests/, client docs seen transports \
         documented drf drf_responses errors \
         events fingerprints frameworks hosts house http http_dialects idempotent_jobs imports inventory \
         keys max_attempts message_plans messaging_app metadata middleware ninja observing optional_keys \
-        placements plain_data policy probe public_names redis_store resources replay_authorization retry_loops \
+        placements plain_data policy probe public_names redis_store resources replay_authorization \
+        replaying retry_loops \
         running scopes seals seams shared_redis status status_address step_threads strawberry steps_changed \
         stopping store_defaults stored_answers stores tasks template_responses unprotected unwrapping \
         uploads waiting) \
