@@ -78,7 +78,8 @@ ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
         placements plain_data policy probe public_names redis_store resources replay_authorization \
         replaying retry_loops \
         running scopes seals seams shared_redis status status_address step_threads strawberry steps_changed \
-        stopping store_defaults stored_answers stores tasks template_responses unprotected unwrapping \
+        stopping store_defaults store_only stored_answers stores switched_off tasks template_responses \
+        unprotected unwrapping \
         uploads waiting) \
     $(patsubst %,chaos/test_%.py,handlers) \
     $(patsubst %,concurrency/test_%.py,conditions django_conditions forms preconditions) \

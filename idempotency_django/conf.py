@@ -149,6 +149,9 @@ class Settings:
         """The project's :class:`~idempotency_django.policy.Policy`, or a dict of its fields."""
         return self.raw.get("POLICY", _NOTHING)
 
+    enabled = _setting("ENABLED", True, "True or False", lambda value: isinstance(value, bool))
+    """Whether requests, calls and tasks are protected at all."""
+
     header = _setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
     """The request header that carries the key."""
 

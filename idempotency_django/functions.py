@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from . import engine
+from .conf import conf
 from .engine import (
     Executed,
     Expired,
@@ -27,7 +28,7 @@ from .engine import (
     Result,
     refusal,
 )
-from .engine.context import ExecutionContext
+from .engine.context import ExecutionContext, UnprotectedContext
 from .engine.steps import encode_json, no_json
 from .errors import IdempotencyError, ResponseNotStored
 from .planning import Plan, plan_call
@@ -177,6 +178,9 @@ def run_plan(
         answer: makes the result for the engine of what the function returned.
         admit: raises to refuse a replay.
     """
+    if not conf.enabled:
+        value = function(UnprotectedContext(plan.store, plan.operation))
+        return CallOutcome((answer or answer_of)(plan, value).response, replayed=False)
     using = plan.store.using
     if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
         refuse_other_transactions(
@@ -203,10 +207,15 @@ async def arun_plan(
     admit: Callable[[Record], None] | None = None,
 ) -> CallOutcome:
     """:func:`run_plan` for a coroutine function; ``answer`` may use the database."""
+    make = sync_to_async(answer) if answer else None
+    if not conf.enabled:
+        value = await function(UnprotectedContext(plan.store, plan.operation))
+        result = await make(plan, value) if make else answer_of(plan, value)
+        return CallOutcome(result.response, replayed=False)
 
     async def execute(execution: ExecutionContext) -> Result:
         value = await function(execution)
-        return await sync_to_async(answer)(plan, value) if answer else answer_of(plan, value)
+        return await make(plan, value) if make else answer_of(plan, value)
 
     try:
         outcome = await engine.arun(plan.store, plan.operation, execute, _raise, admit=admit)

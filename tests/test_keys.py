@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 import uuid
@@ -227,6 +228,26 @@ def test_natural_key(value: str | int) -> None:
     """A natural key is the field's own text or number, from JSON at any depth."""
     key_of = keys.natural("order.number")
     assert key_of(a_call(Parsed({"order": {"number": value}}))) == str(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("items.0.id", "A-1"),
+        ("items.1.id", "7"),
+        ("items.2.id", None),
+        ("items.-1.id", None),
+        ("items.id", None),
+        ("items.0", None),
+        ("0.items", None),
+        ("named.0", "by name"),
+    ],
+)
+def test_natural_key_in_a_list(path: str, expected: str | None) -> None:
+    """A number in the path is a position in a list, or a member with that name."""
+    body = {"items": [{"id": "A-1"}, {"id": 7}], "named": {"0": "by name"}}
+    assert keys.natural(path)(a_call(Parsed(body))) == expected
+    assert keys.natural(path)(a_call(json.dumps(body).encode())) == expected
 
 
 @pytest.mark.parametrize(

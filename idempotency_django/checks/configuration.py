@@ -186,7 +186,16 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
     ]
     errors = [error for _, error in map(tried, readers) if error]
     wrong = [Error(error, id="idempotency_django.E002") for error in errors]
-    return [*unknown, *wrong, *_misnamed()]
+    return [*unknown, *wrong, *_misnamed(), *_switched_off()]
+
+
+def _switched_off() -> Iterator[CheckMessage]:
+    if tried(lambda: conf.enabled)[0] is False and not settings.DEBUG:
+        yield Warning(
+            "IDEMPOTENCY['ENABLED'] is False, so nothing is protected: a retry repeats effects.",
+            hint="Remove it from the settings of production. It is for development and tests.",
+            id="idempotency_django.W062",
+        )
 
 
 def _misnamed() -> Iterator[CheckMessage]:

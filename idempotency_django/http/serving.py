@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, assert_never, cast
+from uuid import uuid4
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -29,7 +30,7 @@ from ..engine import (
     Result,
     refusal,
 )
-from ..engine.context import ExecutionContext, NoKeyContext
+from ..engine.context import ExecutionContext, NoKeyContext, UnprotectedContext
 from ..errors import (
     IdempotencyError,
     OperationInProgress,
@@ -50,6 +51,7 @@ from .messages import (
     has_body,
     mark_replay,
     mark_response,
+    operation_name,
     result_of,
     result_of_error,
 )
@@ -99,6 +101,9 @@ def serve(
     """
     request, adapter.policy = adapter.http_request, policy
     takes_part = init_idempotency(request) and adapter.method in UNSAFE_METHODS
+    if takes_part and not conf.enabled:
+        with _switched_off(adapter, policy):
+            return adapter.respond()
     if takes_part and policy.mode == "observe":
         return serve_observed(adapter, policy, transactions)
     plan = planned(policy, adapter) if takes_part else None
@@ -132,6 +137,20 @@ def serve(
     except IdempotencyError as error:
         _explain(error, plan.operation)
         raise
+
+
+@contextmanager
+def _switched_off(adapter: Adapter, policy: Policy) -> Iterator[None]:
+    """The view runs in the block without protection; where it has a key, its steps are called."""
+    if adapter.header() is None and policy.key is None and not policy.requires_key(adapter.method):
+        yield
+        return
+    name = operation_name(adapter.http_request)
+    operation = Operation(
+        key=str(uuid4()), scope="disabled", name=name, fingerprint="", ttl=policy.ttl
+    )
+    with _running(adapter, UnprotectedContext(stores[policy.store], operation)):
+        yield
 
 
 def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> None:
@@ -181,6 +200,9 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     adapter.policy = policy
     if not (init_idempotency(adapter.http_request) and adapter.method in UNSAFE_METHODS):
         return await adapter.arespond()
+    if not conf.enabled:
+        with _switched_off(adapter, policy):
+            return await adapter.arespond()
     if policy.mode == "observe":
         return await aserve_observed(adapter, policy)
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.

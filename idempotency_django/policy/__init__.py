@@ -39,6 +39,7 @@ __all__ = [
     "project_dialect",
     "resolve",
     "store_errors",
+    "store_only",
 ]
 
 UNSAFE_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -68,6 +69,32 @@ def store_errors(request: Any, response: Any) -> bool | None:  # noqa: ARG001  #
     """
     status = response.status_code
     return True if status >= 400 and status not in NEVER_STORED else None
+
+
+@lru_cache(maxsize=64)  # the same policy for each request is equal to itself
+def store_only(*statuses: int) -> StoreFunction:
+    """Store responses with these statuses only: ``Policy(should_store=store_only(200, 201))``.
+
+    A response with another status rolls back and frees the key, also if the view returned it.
+
+    Args:
+        statuses: HTTP statuses below 500. A named one is stored even if it is temporary, or the
+            response to an error that the view raised.
+
+    Raises:
+        ImproperlyConfigured: a status is not between 200 and 499, or there is none.
+    """
+    if not statuses or not all(type(each) is int and 200 <= each < 500 for each in statuses):
+        raise ImproperlyConfigured(
+            f"store_only{statuses!r} needs HTTP statuses from 200 to 499, such as "
+            "store_only(200, 201)."
+        )
+    chosen = frozenset(statuses)
+
+    def stored(request: Any, response: Any) -> bool:  # noqa: ARG001  # as it is called
+        return response.status_code in chosen
+
+    return stored
 
 
 # The checks of a field's value.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from itertools import chain
@@ -20,6 +21,8 @@ from urllib.parse import parse_qsl
 
 from .canonical import canonical, framed
 from .invocation import Body, Form, Hashed, Invocation, Parsed
+
+_POSITION: Final = re.compile("[0-9]{1,9}")
 
 FingerprintFunction = Callable[[Invocation], bytes | str]
 
@@ -93,16 +96,22 @@ def _some_of(body: Body, included: frozenset[str], excluded: frozenset[str]) -> 
 
 
 def field_value(invocation: Invocation, path: str) -> Any:
-    """The value of one field of the body (``"card.number"``), or ``None`` if it is absent."""
+    """The value of one field of the body (``"card.number"``), or ``None`` if it is absent.
+
+    A number is a position in a list: ``"items.0.id"``.
+    """
     body = invocation.body
     if isinstance(body, Form):
         values = body.fields.get(path)
         return values[-1] if values else None
     value = body.value if isinstance(body, Parsed) else _loaded(body, invocation.media_type)
     for name in path.split("."):
-        if not isinstance(value, Mapping):
+        if isinstance(value, list) and _POSITION.fullmatch(name):
+            value = value[int(name)] if int(name) < len(value) else None
+        elif isinstance(value, Mapping):
+            value = value.get(name)
+        else:
             return None
-        value = value.get(name)
     return value
 
 

@@ -162,7 +162,8 @@ def natural(path: str) -> KeyFunction:
     """The key is the value of a field of the body, for example an order number.
 
     Args:
-        path: the field; ``"order.number"`` is a nested JSON field.
+        path: the field; ``"order.number"`` is a nested JSON field, and ``"items.0.id"`` is one of
+            the first item of a list.
     """
 
     def natural_key(invocation: Invocation) -> str | None:
