@@ -77,7 +77,7 @@ ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
         keys max_attempts message_plans messaging_app metadata middleware ninja observing optional_keys \
         placements plain_data policy probe public_names redis_store resources replay_authorization \
         replaying retry_loops \
-        running scopes seals seams shared_redis status status_address step_threads strawberry steps_changed \
+        running scopes seals seams shared_redis status status_address step_threads stripe_client strawberry steps_changed \
         stopping store_defaults store_only stored_answers stores switched_off tasks template_responses \
         unprotected unwrapping \
         uploads waiting) \
