@@ -277,7 +277,7 @@ def _attempt(what: str, pause: float, function: Callable[..., None], *args: Any)
     Args:
         what: what cannot be done after an error, for the log.
         pause: seconds after an error in which the function is not called, so that no request waits
-            for a store that is away.
+            for a store that cannot be reached.
         function: what to call.
         args: its arguments.
     """
