@@ -192,6 +192,24 @@ class Settings:
     )
     """The response header that marks a replay."""
 
+    status_header: cached_property[str | None] = _setting(
+        "STATUS_HEADER",
+        "Idempotency-Status",
+        "the name of an HTTP header, or None",
+        lambda value: value is None or _is_header(value),
+    )
+    """The response header that says what became of a request with a key; ``None``: there is
+    none."""
+
+    unprotected_keys = _setting(
+        "UNPROTECTED_KEYS",
+        "mark",
+        "'mark' or 'refuse'",
+        lambda value: isinstance(value, str) and value in ("mark", "refuse"),
+    )
+    """What the middleware does with a key that is sent to a view without protection. ``"mark"``:
+    the response says that the key was ignored. ``"refuse"``: 400, and the view does not run."""
+
     record_replays = _setting(
         "RECORD_REPLAYS", True, "True or False", lambda value: isinstance(value, bool)
     )

@@ -7,7 +7,8 @@
     │   ├── KeyMissing             400  the operation requires a key, but none was sent
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
     │   ├── KeyGuessable           400  an anonymous caller's key that could be guessed
-    │   └── KeyTooOld              412  a key that carries its time is older than its lifetime
+    │   ├── KeyTooOld              412  a key that carries its time is older than its lifetime
+    │   └── KeyUnsupported         400  a key for a view without protection, if that is refused
     ├── OperationInProgress        409  another process is executing this operation
     ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
     ├── DeadLettered              409  a message failed too often; an operator must settle it
@@ -145,6 +146,17 @@ class KeyTooOld(KeyRefused):
     default_detail = (
         "This idempotency key is older than the responses that are kept, so the request is not "
         "executed. Look up the result of the operation. If it did not run, use a new key."
+    )
+
+
+class KeyUnsupported(KeyRefused):
+    """The view takes no keys, and ``IDEMPOTENCY["UNPROTECTED_KEYS"]`` is ``"refuse"``."""
+
+    slug = "key-unsupported"
+    title = "Idempotency key not supported"
+    default_detail = (
+        "This operation takes no idempotency key, so a retry of it would be executed again. "
+        "Nothing was executed. Send the request without the key if you never retry it."
     )
 
 
@@ -484,6 +496,7 @@ __all__ = [
     "KeyMissing",
     "KeyRefused",
     "KeyTooOld",
+    "KeyUnsupported",
     "OperationHeld",
     "OperationInProgress",
     "PreconditionFailed",

@@ -21,8 +21,10 @@ from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
 from .conf import WITH_POLICY, conf
+from .errors import KeyUnsupported
 from .http.atomic_requests import asks_for_transaction
-from .http.messages import key_header, meta_name
+from .http.marking import FAILED, IGNORED, mark, refused
+from .http.messages import PLANNED, key_header, meta_name, problem_response
 from .http.serving import log_unread_field
 from .http.unwrapping import (
     ViewFunction,
@@ -35,7 +37,15 @@ from .http.unwrapping import (
     protected_part,
 )
 from .http.wrapping import log_unclaimed, log_unobserved, protect
-from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, dialect_of, keys, resolve
+from .policy import (
+    PROJECT_POLICY,
+    UNSAFE_METHODS,
+    UNSET,
+    dialect_of,
+    keys,
+    project_dialect,
+    resolve,
+)
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -81,7 +91,7 @@ class IdempotencyMiddleware:
         """Run the view with protection, if it has a policy; otherwise Django runs it as usual."""
         known = self._to_protect(request, view)
         if known is None:
-            return None
+            return _refuse_unprotected(request, view)
         protected = known.protected
         if known.is_async:  # under WSGI, where Django calls it likewise
             protected = async_to_sync(protected)
@@ -102,7 +112,7 @@ class IdempotencyMiddleware:
     ) -> Any:
         known = self._to_protect(request, view)
         if known is None:
-            return None
+            return _refuse_unprotected(request, view)
         if not known.is_async:
             process_view = partial(IdempotencyMiddleware.process_view, self)
             return await sync_to_async(process_view)(request, view, args, kwargs)
@@ -119,12 +129,10 @@ class IdempotencyMiddleware:
         method = request.method or ""
         if method not in UNSAFE_METHODS:
             return None
-        known: _ViewFacts = cached_on(view, "_idempotency_in_middleware", partial(_ViewFacts, view))
+        known = _facts_of(view)
         if known.is_exempt or (known.is_async and asks_for_transaction(view)):
             return None  # Django refuses to run the latter, and says why
-        if method not in known.methods:
-            known.methods[method] = known.look_at(method)
-        is_inside, declared = known.methods[method]
+        is_inside, declared = known.knows(method)
         if is_inside:
             request._idempotency_view = view  # type: ignore[attr-defined]
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
@@ -171,6 +179,12 @@ class _ViewFacts:
         self.is_async = is_async(view)
         self.methods: dict[str, tuple[bool, Any]] = {}  # a cache
 
+    def knows(self, method: str) -> tuple[bool, Any]:
+        """:meth:`look_at`, once for each method."""
+        if method not in self.methods:
+            self.methods[method] = self.look_at(method)
+        return self.methods[method]
+
     def look_at(self, method: str) -> tuple[bool, Any]:
         """Whether a method is protected inside, and its policy; ``None``: it takes no part."""
         part = part_for(self.view, method)
@@ -193,6 +207,38 @@ class _ViewFacts:
         """The view with its innermost function protected."""
         declared = policy_of(self.view)
         return protect(self.view, PROJECT_POLICY if declared is UNSET else declared)
+
+
+def _facts_of(view: ViewFunction) -> _ViewFacts:
+    facts: _ViewFacts = cached_on(view, "_idempotency_in_middleware", partial(_ViewFacts, view))
+    return facts
+
+
+def _refuse_unprotected(request: HttpRequest, view: ViewFunction) -> HttpResponseBase | None:
+    """The problem of a key that nothing would honour, if the project refuses it.
+
+    Views that say themselves that they take no part are called.
+    """
+    header = _unhonoured_key(request) if conf.unprotected_keys == "refuse" else None
+    if header is None or keys.is_made_up(header):
+        return None
+    known = _facts_of(view)
+    if known.is_exempt or is_exempt_by_module(view):
+        return None
+    is_inside, declared = known.knows(request.method or "")
+    if is_inside or declared is not UNSET or conf.middleware_protects != WITH_POLICY:
+        return None
+    error = KeyUnsupported()
+    response = problem_response(error)
+    mark(response, refused(error))
+    return response
+
+
+def _unhonoured_key(request: HttpRequest) -> str | None:
+    """The key of an unsafe request, which no protected view has taken; ``None``: it has none."""
+    if request.method not in UNSAFE_METHODS:
+        return None
+    return key_header(request, project_dialect())
 
 
 def _loading_handler() -> Any:
@@ -234,10 +280,16 @@ def skipped_middleware() -> list[str]:
 
 
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Log an error if a protected view, or what is around it, has answered without a claim."""
+    """Log an error if a protected view, or what is around it, has answered without a claim.
+
+    Each response to a key says what became of it.
+    """
     view = getattr(request, "_idempotency_view", None)
     if view is not None and not hasattr(request, "idempotency"):  # the protected handler sets it
         log_unclaimed(view, request, response)
+    name = conf.status_header
+    if name and _unhonoured_key(request) is not None and not response.has_header(name):
+        mark(response, FAILED if hasattr(request, PLANNED) else IGNORED)
     return response
 
 

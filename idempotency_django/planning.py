@@ -75,7 +75,12 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
     header = request.header()
     if header is not None and keys.reads_header(policy.key):
         quoted = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
-        key = quoted[1] if quoted else identity.client_key(policy, header)
+        try:
+            key = quoted[1] if quoted else identity.client_key(policy, header)
+        except KeyMalformed:
+            if policy.requires_key(request.method) or not keys.is_made_up(header):
+                raise
+            key = None
         if quoted and len(key or "") > dialect.max_length:
             identity.refuse_too_long(policy, quoted[1])
     else:
@@ -104,7 +109,11 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
         identity.refuse_missing(policy, request.method)
         return None
     if not (derived or invocation.principal or keys.is_unguessable(key)):
-        raise KeyGuessable
+        if policy.requires_key(request.method) or not keys.is_made_up(header):
+            raise KeyGuessable
+        derived, key = True, identity.derived_key(policy, invocation)
+        if key is None:
+            return None
     if not derived and (sent is not None or dialect.sent_member or policy.key_format in keys.TIMED):
         made = identity.sent_at(policy, key, sent, invocation)
         if made is not None:

@@ -234,6 +234,11 @@ class DRFAdapter(Adapter):
             return super().rebuild(record, policy)
         return rebuild(record)  # type: ignore[no-any-return]
 
+    def can_rebuild(self, policy: Policy) -> bool:
+        view_class: Any = type(self.view)
+        hook = defining_module(view_class, "rebuild_idempotent_response")
+        return bool(hook) or super().can_rebuild(policy)
+
     def refuse_unacceptable(self, payload: Payload) -> None:
         if not self._shows_as_page(payload):
             super().refuse_unacceptable(payload)

@@ -35,6 +35,7 @@ from ..policy.identity import header_of
 from ..policy.invocation import Body, Invocation
 from ..records import REASON, Operation, Payload, Record
 from .bodies import body_of
+from .marking import mark, refused
 from .replays import (
     CSRF_USED,
     CsrfTokenTracker,
@@ -277,13 +278,17 @@ def replayed_header(dialect: Dialect) -> str:
     return conf.replayed_header if dialect.replayed_header is None else dialect.replayed_header
 
 
+PLANNED: Final = "_idempotency_planned"
+"""The attribute of a request that had a key, sent or derived."""
+
+
 def mark_response(
     response: HttpResponseBase,
     request: HttpRequest,
     dialect: Dialect,
     error: IdempotencyError | None = None,
 ) -> None:
-    """Give a response the headers that a dialect has on all of them, or on refusals.
+    """Give a response the headers that a dialect has on all of them, and the status of a refusal.
 
     Args:
         response: the response.
@@ -291,8 +296,10 @@ def mark_response(
         dialect: how the API says idempotency.
         error: why the request is refused; ``None``: it is not.
     """
-    key = key_header(request, dialect) if dialect.echoes_key else None
-    if key is not None:
+    key = key_header(request, dialect) if error or dialect.echoes_key else None
+    if error and (key is not None or hasattr(request, PLANNED)):
+        mark(response, refused(error))
+    if dialect.echoes_key and key is not None:
         response[header_of(dialect)] = key
     if dialect.result_header:
         response[dialect.result_header] = "rejected" if error else "accepted"
@@ -428,6 +435,10 @@ class Adapter(ABC):
             raise ResponseNotStored
         response: HttpResponseBase = policy.rebuild(record, self.http_request)
         return response
+
+    def can_rebuild(self, policy: Policy) -> bool:
+        """Whether a response whose body was not kept can be built again."""
+        return policy.rebuild is not None
 
     def authorize(self, record: Record, policy: Policy) -> None:
         """Raise to refuse a replay to a caller who would be refused with a new key."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, assert_never, cast
+from typing import Any, assert_never
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
@@ -45,10 +46,13 @@ from ..records import Operation, Record
 from ..stores import stores
 from ..stores.atomic_blocks import atomic_request_databases, refuse_other_transactions
 from .atomic_requests import RequestTransactions
+from .marking import IGNORED, IN_PROGRESS, NOT_STORED, executed, mark, replayed
 from .messages import (
+    PLANNED,
     Adapter,
     credentials_of,
     has_body,
+    key_header,
     mark_replay,
     mark_response,
     operation_name,
@@ -112,9 +116,11 @@ def serve(
             _give_none(request, policy, asynchronous=False)
         response = adapter.respond()
         if takes_part:
-            log_unread_field(request)
+            _note_unprotected(adapter, response)
         return response
 
+    setattr(request, PLANNED, True)
+    asked_at = time.monotonic()
     store, before = plan.store, SessionSnapshot(request)
     atomic = transactions if transactions and transactions.aliases else None
     if transactions is None:  # then Django opened the open transactions
@@ -131,9 +137,7 @@ def serve(
             undo=before.restore,
             admit=partial(_admit, adapter, policy),
         )
-        if isinstance(outcome, Executed) and not (plan.derived or dialect_of(policy).marks_all):
-            return cast("HttpResponseBase", outcome.response)
-        return _response(adapter, policy, plan, outcome)
+        return _response(adapter, policy, plan, outcome, asked_at)
     except IdempotencyError as error:
         _explain(error, plan.operation)
         raise
@@ -151,6 +155,13 @@ def _switched_off(adapter: Adapter, policy: Policy) -> Iterator[None]:
     )
     with _running(adapter, UnprotectedContext(stores[policy.store], operation)):
         yield
+
+
+def _note_unprotected(adapter: Adapter, response: HttpResponseBase) -> None:
+    """Say that a key of the request had no effect."""
+    log_unread_field(adapter.http_request)
+    if key_header(adapter.http_request, dialect_of(adapter.policy)) is not None:
+        mark(response, IGNORED)
 
 
 def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> None:
@@ -210,8 +221,11 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     if plan is None:
         _give_none(adapter.http_request, policy, asynchronous=True)
         response = await adapter.arespond()
-        log_unread_field(adapter.http_request)
+        _note_unprotected(adapter, response)
         return response
+
+    setattr(adapter.http_request, PLANNED, True)
+    asked_at = time.monotonic()
 
     async def execute(execution: ExecutionContext) -> Result:
         with _running(adapter, execution):
@@ -225,9 +239,9 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
         recover, admit = partial(_recover, adapter, policy), partial(_admit, adapter, policy)
         outcome = await engine.arun(plan.store, plan.operation, execute, recover, admit=admit)
         if isinstance(outcome, Replayed) and has_body(outcome.record):
-            return _response(adapter, policy, plan, outcome)
+            return _response(adapter, policy, plan, outcome, asked_at)
         # What rebuilds an answer may ask the database.
-        return await sync_to_async(_response)(adapter, policy, plan, outcome)
+        return await sync_to_async(_response)(adapter, policy, plan, outcome, asked_at)
     except IdempotencyError as error:
         _explain(error, plan.operation)
         raise
@@ -259,25 +273,40 @@ def _explain(error: IdempotencyError, operation: Operation) -> None:
         error.retry_after = _retry_after()
 
 
-def _response(adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome) -> HttpResponseBase:
-    """The response that the client gets; a header tells it the key that was derived."""
+def _response(
+    adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome, asked_at: float
+) -> HttpResponseBase:
+    """The response that the client gets; headers say what became of the request, and its key.
+
+    Args:
+        adapter: the request.
+        policy: the policy, resolved.
+        plan: what was run.
+        outcome: how that ended.
+        asked_at: a value of ``time.monotonic()`` from before that.
+    """
     response: HttpResponseBase
+    operation = plan.operation
     match outcome:
-        case Executed():
-            response = cast("HttpResponseBase", outcome.response)
+        case Executed(response, payload):
+            lost = payload is not None and payload.body is None and not adapter.can_rebuild(policy)
+            elapsed = time.monotonic() - asked_at
+            mark(response, NOT_STORED if lost else executed(outcome, operation, policy, elapsed))
         case Replayed(record):
             response = _replay(adapter, policy, record)
+            mark(response, replayed(record, operation, policy))
         case InProgress(busy=False) if policy.on_conflict == "accepted":
-            owner = plan.operation.principal + plan.operation.since
+            owner = operation.principal + operation.since
             if policy.principal:  # which the status view does not know
                 owner = credentials_of(adapter.http_request)
-            accepted = accepted_response(plan.store, plan.operation, owner, _retry_after())
+            accepted = accepted_response(plan.store, operation, owner, _retry_after())
             response = adapter.native(accepted)
+            mark(response, IN_PROGRESS)
         case Expired() | InProgress() | Held() | Mismatched():
             raise refusal(outcome)
         case _:
             assert_never(outcome)
-    dialect, key = dialect_of(policy), plan.operation.key
+    dialect, key = dialect_of(policy), operation.key
     if plan.derived:
         response[header_of(dialect)] = keys.quoted(key) if dialect.quotes_key else key
     if dialect.marks_all:

@@ -36,6 +36,7 @@ USUAL: Final = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')
 """The value of a key header as most clients send it: quoted, no comma, nothing to unescape."""
 VALID: Final = re.compile(r"[\x21-\x7e]{1,255}")
 """A key that :func:`checked` lets pass."""
+_MADE_UP: Final = re.compile(r'"[1-9][0-9]{14,19}"')
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # the result of fit()
 _FORMATS: Final = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
@@ -151,6 +152,14 @@ _TIMES: Final[Mapping[str, Callable[[str], int]]] = {
 }
 TIMED: Final = frozenset(_TIMES)
 """The formats of keys that say when they were made."""
+
+
+def is_made_up(header: str | None) -> bool:
+    """Whether a browser may have made the value of the key header up.
+
+    Firefox can send a new one with each POST and PATCH, also of a form: 64 bits as a quoted number.
+    """
+    return header is not None and _MADE_UP.fullmatch(header) is not None
 
 
 def is_unguessable(key: str) -> bool:

@@ -1,0 +1,101 @@
+"""``Idempotency-Status``: what became of a request, for the program that sent it.
+
+The value is an item of RFC 9651, a token with parameters: ``executed; ttl=86400``. The tokens:
+
+===============  ================================================================================
+``executed``     the view ran. ``ttl``: for so many seconds, a retry gets this response;
+                 ``stored=?0``: no retry gets it
+``replayed``     the response of an earlier request; ``ttl`` likewise, and the ``attempt`` it is of
+``not-replayed`` the operation was executed earlier, and its response cannot be given
+``in-progress``  another request executes the operation
+``held``         the operation waits for an operator
+``expired``      the operation was executed earlier; its response has expired, and its key has not
+``mismatch``     the key was used for another request
+``refused``      the key cannot be used
+``failed``       an error ended the request; its problem says what is known
+``ignored``      the key had no effect: nothing protects the request
+===============  ================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from django.http.response import HttpResponseBase
+
+from ..conf import conf
+from ..engine import Executed
+from ..errors import (
+    AnswerNotAcceptable,
+    DeadLettered,
+    FingerprintMismatch,
+    IdempotencyError,
+    KeyRefused,
+    OperationHeld,
+    OperationInProgress,
+    ResponseExpired,
+    ResponseNotStored,
+)
+from ..policy import Policy
+from ..records import Operation, Record
+
+IGNORED: Final = "ignored"
+IN_PROGRESS: Final = "in-progress"
+FAILED: Final = "failed"
+NOT_STORED: Final = "executed; stored=?0"
+
+_REFUSALS: Final[tuple[tuple[type[IdempotencyError], str], ...]] = (
+    (OperationInProgress, IN_PROGRESS),
+    (FingerprintMismatch, "mismatch"),
+    (ResponseExpired, "expired"),
+    (ResponseNotStored, "not-replayed"),
+    (AnswerNotAcceptable, "not-replayed"),
+    (OperationHeld, "held"),
+    (DeadLettered, "held"),
+    (KeyRefused, "refused"),
+)
+
+
+def mark(response: HttpResponseBase, status: str) -> None:
+    """Tell the client what became of its request, unless the project has switched that off."""
+    name = conf.status_header
+    if name is not None:
+        response[name] = status
+
+
+def executed(outcome: Executed, operation: Operation, policy: Policy, elapsed: float) -> str:
+    """The status of a response that this request has executed.
+
+    Args:
+        outcome: how it ended. Its payload has a body, or can be rebuilt, if it is stored.
+        operation: what was executed.
+        policy: the policy of the operation, resolved.
+        elapsed: seconds since before the operation was claimed.
+    """
+    if outcome.payload is None:
+        rolled_back = outcome.rolled_back
+        if rolled_back is None or rolled_back.payload is None:
+            return NOT_STORED
+    if operation.ttl is None:
+        return "executed"
+    return f"executed; ttl={_rest(operation, policy, operation.ttl.total_seconds() - int(elapsed))}"
+
+
+def replayed(record: Record, operation: Operation, policy: Policy) -> str:
+    """The status of a replay."""
+    if record.ttl_left is None:
+        return f"replayed; attempt={record.attempt}"
+    rest = _rest(operation, policy, record.ttl_left)
+    return f"replayed; ttl={rest}; attempt={record.attempt}"
+
+
+def _rest(operation: Operation, policy: Policy, seconds: float) -> int:
+    """The seconds for which a key is replayed whose record lives for so many."""
+    if operation.ttl is not policy.ttl and operation.ttl and policy.ttl:  # the key carries its time
+        seconds -= (operation.ttl - policy.ttl).total_seconds()
+    return max(0, int(seconds))
+
+
+def refused(error: IdempotencyError) -> str:
+    """The status of a refusal."""
+    return next((status for kind, status in _REFUSALS if isinstance(error, kind)), FAILED)
