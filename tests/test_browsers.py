@@ -174,7 +174,7 @@ def cors(**settings: Any) -> list[CheckMessage]:
 
 
 ALLOWED = ("accept", "content-type", "idempotency-key")
-EXPOSED = ("Idempotent-Replayed", "Retry-After")
+EXPOSED = ("Idempotent-Replayed", "Idempotency-Status", "Retry-After")
 
 
 class TestCors:
@@ -187,7 +187,7 @@ class TestCors:
         assert "'Idempotency-Key' is not in CORS_ALLOW_HEADERS" in allowed.msg
         assert "(*default_headers, 'idempotency-key')" in str(allowed.hint)
         assert exposed.id == "idempotency_django.W030"
-        assert "'Idempotent-Replayed', 'Retry-After' are not in CORS_EXPOSE_HEADERS" in exposed.msg
+        assert "'Idempotency-Status', 'Retry-After' are not in CORS_EXPOSE_HEADERS" in exposed.msg
 
     def test_configured(self) -> None:
         """Configured it is quiet, whatever the case of the names."""
@@ -197,7 +197,7 @@ class TestCors:
 
     def test_one_missing(self) -> None:
         """One header that is not exposed is named alone."""
-        (message,) = cors(CORS_ALLOW_HEADERS=ALLOWED, CORS_EXPOSE_HEADERS=["retry-after"])
+        (message,) = cors(CORS_ALLOW_HEADERS=ALLOWED, CORS_EXPOSE_HEADERS=list(EXPOSED[1:]))
         assert "'Idempotent-Replayed' is not in CORS_EXPOSE_HEADERS" in message.msg
 
     def test_wildcard(self) -> None:
@@ -208,7 +208,7 @@ class TestCors:
 
     def test_own_names(self) -> None:
         """The headers are those that the project has configured."""
-        own = {"HEADER": "X-Key", "REPLAYED_HEADER": "X-Replayed"}
+        own = {"HEADER": "X-Key", "REPLAYED_HEADER": "X-Replayed", "STATUS_HEADER": None}
         known = {"CORS_ALLOW_HEADERS": ALLOWED, "CORS_EXPOSE_HEADERS": EXPOSED}
         allowed, exposed = cors(IDEMPOTENCY=own, **known)
         assert "'X-Key'" in allowed.msg

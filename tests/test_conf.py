@@ -33,8 +33,10 @@ DEFAULTS = {
     "REPLAYED_HEADER": "Idempotent-Replayed",
     "RETRY_AFTER": timedelta(seconds=1),
     "STATUS_CODES": {},
+    "STATUS_HEADER": "Idempotency-Status",
     "STATUS_VIEW": "idempotency-status",
     "STORES": DEFAULT_STORES,
+    "UNPROTECTED_KEYS": "mark",
 }
 OTHERS = {
     "AROUND_EXECUTION": (nullcontext,),
@@ -55,8 +57,10 @@ OTHERS = {
     "REPLAYED_HEADER": "X-Replayed",
     "RETRY_AFTER": timedelta(seconds=4),
     "STATUS_CODES": {"mismatch": 409},
+    "STATUS_HEADER": None,
     "STATUS_VIEW": "operation",
     "STORES": {},
+    "UNPROTECTED_KEYS": "refuse",
 }
 
 

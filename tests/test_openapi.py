@@ -154,7 +154,8 @@ def test_protected(schema: dict[str, Any]) -> None:
     problem = operation["responses"]["409"]
     assert problem["content"].keys() == {"application/problem+json"}
     assert "Retry-After" in problem["headers"]
-    assert "Idempotent-Replayed" in operation["responses"]["201"]["headers"]
+    marks = operation["responses"]["201"]["headers"]
+    assert marks.keys() == {"Idempotent-Replayed", "Idempotency-Status"}
     assert operation["x-idempotency"] == {
         "required": True,
         "lifetime-seconds": int(PAYMENT.resolved().ttl.total_seconds()),  # type: ignore[union-attr]

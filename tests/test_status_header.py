@@ -18,6 +18,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from idempotency_django.checks.configuration import check_middleware
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import Executed
@@ -375,3 +376,14 @@ def test_key_of_a_browser_with_a_caller(admin_client: Client) -> None:
     assert post(admin_client, "/decorator/", FIREFOX)["Idempotency-Status"].startswith("executed")
     assert status_of(post(admin_client, "/decorator/", FIREFOX))[0] == "replayed"
     assert effects() == 1
+
+
+def test_refusing_needs_the_middleware() -> None:
+    """A check says that nothing refuses keys without the middleware."""
+    for refuse, middleware, expected in (
+        (REFUSE, [], ["idempotency_django.E068"]),
+        (REFUSE, MIDDLEWARE, []),
+        ({}, [], []),
+    ):
+        with override_settings(IDEMPOTENCY=refuse, MIDDLEWARE=middleware):
+            assert [message.id for message in check_middleware()] == expected

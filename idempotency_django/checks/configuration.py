@@ -122,9 +122,9 @@ def unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
 CORS = "corsheaders.middleware.CorsMiddleware"
 
 
-def _headers() -> tuple[str, str]:
+def _headers() -> tuple[str, str, str | None]:
     dialect = project_dialect()
-    return header_of(dialect), replayed_header(dialect)
+    return header_of(dialect), replayed_header(dialect), conf.status_header
 
 
 def check_cors(**_: Any) -> Iterator[CheckMessage]:
@@ -147,8 +147,8 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
     if hidden:
         yield Warning(
             f"{', '.join(map(repr, hidden))} {'are' if len(hidden) > 1 else 'is'} not in "
-            "CORS_EXPOSE_HEADERS. Scripts of other origins cannot see that a response is a "
-            "replay, or when to retry.",
+            "CORS_EXPOSE_HEADERS. Scripts of other origins cannot see what became of a "
+            "request, or when to retry.",
             hint=f"CORS_EXPOSE_HEADERS = {tuple(marks)!r}",
             id="idempotency_django.W030",
         )
@@ -293,6 +293,13 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
     """The place of :class:`~idempotency_django.middleware.IdempotencyMiddleware`."""
     paths = list(settings.MIDDLEWARE)
     if MIDDLEWARE not in paths:
+        if tried(lambda: conf.unprotected_keys)[0] == "refuse":
+            yield Error(
+                f"IDEMPOTENCY['UNPROTECTED_KEYS'] is 'refuse', but {MIDDLEWARE} is not in "
+                "MIDDLEWARE, so no key is refused.",
+                hint="Add it as the last one.",
+                id="idempotency_django.E068",
+            )
         return
     for path in skipped_middleware():
         yield Error(

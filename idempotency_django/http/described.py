@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args
 
+from ..conf import conf
 from ..errors import (
     AnswerNotAcceptable,
     FingerprintMismatch,
@@ -223,6 +224,14 @@ def _headers(dialect: Dialect) -> dict[str, Any]:
         shown[name] = {
             "schema": {"type": "string", "enum": ["true"]},
             "description": "The response is that of an earlier request with the same key.",
+        }
+    if conf.status_header:
+        shown[conf.status_header] = {
+            "schema": {"type": "string"},
+            "description": (
+                "An item of RFC 9651: executed or replayed; ttl: for how many more seconds a retry "
+                "is replayed."
+            ),
         }
     if dialect.result_header:
         shown[dialect.result_header] = {
