@@ -219,7 +219,8 @@ def _refuse_unprotected(request: HttpRequest, view: ViewFunction) -> HttpRespons
 
     Views that say themselves that they take no part are called.
     """
-    header = _unhonoured_key(request) if conf.unprotected_keys == "refuse" else None
+    refuses = conf.unprotected_keys == "refuse" and conf.enabled
+    header = _unhonoured_key(request) if refuses else None
     if header is None or keys.is_made_up(header):
         return None
     known = _facts_of(view)

@@ -324,6 +324,14 @@ def test_refused(client: Client) -> None:
     assert post(client, "/nowhere/", new_key()).status_code == 404
 
 
+@override_settings(MIDDLEWARE=MIDDLEWARE, IDEMPOTENCY=WITH_POLICY | REFUSE | {"ENABLED": False})
+@pytest.mark.parametrize("where", ["/middleware/", "/decorator/", "/mixin/"])
+def test_switched_off(client: Client, where: str) -> None:
+    """With the protection switched off, no key is refused, and each has no effect."""
+    response = post(client, where, new_key())
+    assert (response.status_code, response["Idempotency-Status"]) == (201, "ignored")
+
+
 @override_settings(MIDDLEWARE=MIDDLEWARE, IDEMPOTENCY=WITH_POLICY | REFUSE)
 def test_exempt_views_are_called(client: Client) -> None:
     """A view that says itself that it takes no part is called with any key."""
