@@ -35,6 +35,7 @@ from .http.unwrapping import (
     part_for,
     policy_of,
     protected_part,
+    view_class_of,
 )
 from .http.wrapping import log_unclaimed, log_unobserved, protect
 from .policy import (
@@ -140,8 +141,9 @@ class IdempotencyMiddleware:
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
         dialect = dialect_of(policy)
         has_key = keys.reads_header(policy.key) and (
-            # Whether the body holds a key is known when it is read, in the protected view.
+            # Whether the body holds a key, or the view finds one, is known in the protected view.
             bool(dialect.members)
+            or known.finds_key
             or key_header(request, dialect) is not None
             or (dialect.sent_header and meta_name(dialect.sent_header) in request.META)
         )
@@ -177,6 +179,7 @@ class _ViewFacts:
         self.view = view
         self.is_exempt = is_exempt(view)
         self.is_async = is_async(view)
+        self.finds_key = hasattr(view_class_of(view), "get_idempotency_key")
         self.methods: dict[str, tuple[bool, Any]] = {}  # a cache
 
     def knows(self, method: str) -> tuple[bool, Any]:

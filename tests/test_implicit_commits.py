@@ -55,6 +55,15 @@ ENDS = {
         "START TRANSACTION",
         "SET autocommit = 1",
         "SELECT 'it\\'s', 1 --1; COMMIT",
+        "/*! COMMIT */",
+        "/*!50003 COMMIT*/",
+        "/*M!100100 TRUNCATE tests_effect */",
+        "SELECT 1; /*!COMMIT*/",
+        "/*!50003 */ /* why */ COMMIT",
+        "SELECT '/*'; /*!COMMIT*/",
+        "TRUNCATE/*! TABLE*/ tests_effect",
+        "SET STATEMENT max_statement_time=1 FOR TRUNCATE tests_effect",
+        "SET STATEMENT max_statement_time=1, lock_wait_timeout=2 FOR DROP TABLE IF EXISTS spare",
     ],
     "sqlite": ["COMMIT", "rollback", "END TRANSACTION"],
 }
@@ -72,6 +81,8 @@ STAYS = {
         "CREATE TEMPORARY TABLE spare (id INT)",
         "DROP TEMPORARY TABLE spare",
         "SELECT 'a;COMMIT'",
+        "SELECT /*! SQL_NO_CACHE */ 1",
+        "SELECT '/*! COMMIT */'",
     ],
     "sqlite": [
         "CREATE TABLE spare (id INT)",
@@ -166,7 +177,7 @@ def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 class TestRefused:
     """What Django's cursors are given is looked at before it is executed."""
 
-    @pytest.mark.parametrize("number", range(8))
+    @pytest.mark.parametrize("number", range(max(map(len, ENDS.values()))))
     def test_refused(self, client: Client, number: int) -> None:
         """A statement that would end the transaction is refused, and nothing was done."""
         statements = ENDS[connection.vendor]

@@ -55,6 +55,20 @@ def create(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"reference": reference}, status=201)
 
 
+class FindsKey(APIView):
+    """A view that says itself where its key is, without the mixin."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def get_idempotency_key(self) -> str | None:
+        key: str | None = self.request.data.get("id")
+        return key
+
+    def post(self, request: Request) -> HttpResponse:
+        Effect.objects.create(reference="a")
+        return Response(status=201)
+
+
 def plain(request: HttpRequest) -> HttpResponse:
     return create(request)
 
@@ -167,6 +181,7 @@ router = routers.SimpleRouter()
 router.register("effects", Effects)
 urlpatterns = [
     path("plain/", plain),
+    path("finds-key/", FindsKey.as_view()),
     path("permitted/", permitted),
     path("method/", site.plain),
     path("decorated-method/", site.decorated),
@@ -186,6 +201,17 @@ urlpatterns = [
     path("async-class/", AsyncView.as_view()),
     path("", include(router.urls)),
 ]
+
+
+def test_own_key_without_the_mixin() -> None:
+    """A view that says where its key is needs no mixin for it, and no header."""
+    body, key = json.dumps({"id": new_key()}), {"content_type": "application/json"}
+    first, retry = [Client().post("/finds-key/", body, **key) for _ in range(2)]
+    assert first.status_code == 201
+    assert is_replay(retry)
+    assert effects() == 1
+    assert Client().post("/finds-key/", "{}", **key).status_code == 201
+    assert effects() == 2
 
 
 class TestProtection:

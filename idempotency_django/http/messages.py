@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -359,6 +360,8 @@ def problem_response(error: IdempotencyError, dialect: Dialect | None = None) ->
     return response
 
 
+logger = logging.getLogger("idempotency_django")
+
 _NOTHING: Final = nullcontext()
 _OURS: Final = "idempotency_django."
 
@@ -525,7 +528,19 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
     """The result for the engine: the response, and the payload to store or the reason for storing
     none.
     """
-    unwanted = reason_not_to_store(adapter, response, policy)
+    try:
+        unwanted = reason_not_to_store(adapter, response, policy)
+    except Exception:
+        operation: Operation = adapter.http_request.idempotency.operation  # type: ignore[attr-defined]
+        if operation.lease is None:
+            raise  # all of it rolls back
+        # Its effects stay. If it failed, a retry would repeat them.
+        logger.exception(
+            "%s was executed, and its should_store failed. Its response is not stored. A retry "
+            "gets 409, and is not executed.",
+            operation.name,
+        )
+        return Result(response, replace(payload_of(response, policy), body=None))
     if unwanted:
         return Result(response, None, error=unwanted, failed=response.status_code >= 500)
     payload = _payload(adapter, response, policy)

@@ -290,6 +290,16 @@ def _instance_of(args: tuple[Any, ...]) -> View | None:
 # Class-based views.
 
 
+_HOOKS: Final = (
+    "check_idempotent_replay",
+    "get_idempotency_key",
+    "get_idempotency_policy",
+    "get_idempotency_scope",
+    "rebuild_idempotent_response",
+)
+"""The methods of a mixin that a view may have without it."""
+
+
 def register_framework(base: type, mixin: type, request: type, serve_within: ServeWithin) -> None:
     """Protect the views of another framework; called by its adapter.
 
@@ -350,7 +360,9 @@ def _protected_class(view_class: Any, policy: Policy | None) -> Any:
         "__doc__": view_class.__doc__,
         PROTECTED: BY_DECORATOR,
         POLICY: policy,
-        POLICIES: getattr(view_class, POLICIES, {}),  # which the mixin's own would hide
+        # Those of the view, which the mixin's own would hide.
+        POLICIES: getattr(view_class, POLICIES, {}),
+        **{name: getattr(view_class, name) for name in _HOOKS if hasattr(view_class, name)},
     }
     if not mixins:
         body["dispatch"] = _protected_dispatch(view_class.dispatch, policy)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from django.db import Error as DatabaseFault
 from django.db import IntegrityError, OperationalError, connections, transaction
@@ -15,6 +16,11 @@ from ....models import IdempotencyKey
 from ....records import Claim, Operation
 from .base import Dialect, lock_digest, values_of
 
+_STRINGS: Final = (
+    r"'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\(?s:.))*+(?:\"|\\?\Z)|`[^`]*+(?:`|\Z)"
+)
+_UNCOMMENTED: Final = re.compile(rf"({_STRINGS})|/\*(?!M?!)(?s:.*?)(?:\*/|\Z)|/\*M?!\d*|\*/")
+"""Strings, which stay; comments; and the ends of comments that the server executes."""
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the protocol
 
 
@@ -29,16 +35,21 @@ class MySQL(Dialect):
     taken = busy | {1062}  # duplicate entry
     # What commits implicitly, too: almost all that is no query of data. Temporary tables do not.
     ends = (
-        r"COMMIT|ROLLBACK(?!(\s+WORK)?\s+TO\b)|BEGIN(?!\s+NOT\b)|START|TRUNCATE|ALTER|RENAME|"
+        r"(?:SET\s+STATEMENT\s[^;]*?\sFOR\s+)?(?:COMMIT|ROLLBACK(?!(\s+WORK)?\s+TO\b)|BEGIN(?!\s+NOT\b)|START|TRUNCATE|ALTER|RENAME|"
         r"(CREATE(\s+OR\s+REPLACE)?|DROP)(?!\s+(OR\s+REPLACE\s+)?TEMPORARY\b)|GRANT|REVOKE|LOCK|"
         r"UNLOCK|FLUSH|RESET|OPTIMIZE|REPAIR|CHECK|ANALYZE\s+(LOCAL\s+|NO_WRITE_TO_BINLOG\s+)?TABLE|"
         r"CACHE|LOAD\s+INDEX|INSTALL|UNINSTALL|STOP|CHANGE|SET\s+PASSWORD|"
-        r"SET\s+(SESSION\s+|@@(SESSION\.)?)?AUTOCOMMIT"
+        r"SET\s+(SESSION\s+|@@(SESSION\.)?)?AUTOCOMMIT)"
     )
     quoted = (
-        r"'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\(?s:.))*+(?:\"|\\?\Z)|`[^`]*+(?:`|\Z)|"
+        rf"{_STRINGS}|"
         r"--(?!\S)[^\n]*|#[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )
+
+    def ends_transaction(self, text: str) -> bool:
+        if "/*!" in text or "/*M!" in text:  # comments that the server executes
+            text = _UNCOMMENTED.sub(lambda part: part[1] or " ", text)
+        return super().ends_transaction(text)
 
     def claim(self, operation: Operation, token: str) -> int | None:
         given = values_of(operation, token)
