@@ -321,8 +321,9 @@ def test_digest(make: Make, server: Scripted) -> None:
 
 
 def test_stream(make: Make, server: Scripted) -> None:
-    """A streamed response is retried like any other, as far as its status tells."""
-    server.script = [Reply(503), Reply(201, body=b'{"id": 1}')]
+    """A streamed response is retried by its status, and by its problem, which is read for that."""
+    problem = Reply(409, {"Content-Type": "application/problem+json"}, b'{"retryable": true}')
+    server.script = [Reply(503), problem, Reply(201, body=b'{"id": 1}')]
     response = make().send("POST", server.url, stream=True)
     assert (response.json(), len(set(server.keys))) == ({"id": 1}, 1)
 
