@@ -69,7 +69,7 @@ OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 # These test code above the database: one run is enough, whatever the driver.
 ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
     $(patsubst %,test_%.py, \
-        admin_settling answer_forms benchmarks browsable_api browsers callers calls celery_checks \
+        admin_settling answer_forms batch_requests benchmarks browsable_api browsers callers calls celery_checks \
         celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \
         combinations conf conformance decorators derived_keys discovery \
         documented drf drf_responses errors \

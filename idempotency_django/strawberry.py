@@ -131,7 +131,7 @@ class IdempotencyExtension(FieldExtension):
                 return next_(source, info, **kwargs)
 
             def execute(execution: ExecutionContext) -> Any:
-                with _Running(request, execution):
+                with part.running(execution):
                     return next_(source, info, **kwargs)
 
             answer = partial(self._answer, request)
@@ -152,7 +152,7 @@ class IdempotencyExtension(FieldExtension):
                 return await next_(source, info, **kwargs)
 
             async def execute(execution: ExecutionContext) -> Any:
-                with _Running(request, execution):
+                with part.running(execution):
                     return await next_(source, info, **kwargs)
 
             answer = partial(self._answer, request)
@@ -211,21 +211,6 @@ class IdempotencyExtension(FieldExtension):
                 "The operation with this idempotency key was executed and is not executed again. "
                 f"Its result no longer exists: {error}"
             ) from error
-
-
-class _Running:
-    """In the block, the request has the execution, as a view's has."""
-
-    def __init__(self, request: Any, execution: ExecutionContext) -> None:
-        self._request = request
-        self._execution = execution
-
-    def __enter__(self) -> None:
-        self._outer = getattr(self._request, "idempotency", None)
-        self._request.idempotency = self._execution
-
-    def __exit__(self, *raised: object) -> None:
-        self._request.idempotency = self._outer
 
 
 def _request_of(info: Info) -> HttpRequest:

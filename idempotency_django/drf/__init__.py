@@ -18,6 +18,7 @@ from ..lazy import lazily
 
 if TYPE_CHECKING:
     from .adapter import IdempotencyAPIException
+    from .batch import idempotent_items
     from .filters import IdempotencyKeyFilter
     from .views import (
         IdempotencyStatusView,
@@ -33,6 +34,7 @@ __all__ = [
     "IdempotentRequest",
     "IdempotentViewMixin",
     "OptionallyIdempotentRequest",
+    "idempotent_items",
 ]
 
 # Lazily: REST framework imports the renderers of its settings before its own views.
@@ -46,5 +48,6 @@ __getattr__, __dir__ = lazily(
         "IdempotentRequest": "views",
         "IdempotentViewMixin": "views",
         "OptionallyIdempotentRequest": "views",
+        "idempotent_items": "batch",
     },
 )

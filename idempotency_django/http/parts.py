@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.http import HttpRequest
 
+from ..engine.context import ExecutionContext
 from ..policy import Policy, dialect_of
 from ..policy.invocation import Invocation, Parsed
 from ..records import Record
@@ -64,6 +67,17 @@ class RequestPart:
             self._request, policy, own=self._own, auth=getattr(self._own, "auth", None)
         )
         return whole.changed(name=self._name, media_type="", read=lambda: Parsed(self._content))
+
+    @contextmanager
+    def running(self, execution: ExecutionContext) -> Iterator[None]:
+        """In the block, the request has the execution of the part, as a view's has."""
+        request: Any = self._request
+        outer = getattr(request, "idempotency", None)
+        request.idempotency = execution
+        try:
+            yield
+        finally:
+            request.idempotency = outer
 
     def admit(self, record: Record) -> None:
         """Raise to refuse a replay, as the policy's ``check_replay`` says."""

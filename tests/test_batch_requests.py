@@ -1,0 +1,313 @@
+"""Batch requests: each item runs once per key of its own, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db import connection
+from django.test import Client
+from django.urls import path
+from rest_framework import serializers
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.drf import IdempotentViewMixin, idempotent_items
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy, store_errors
+from idempotency_django.testing import in_threads
+from tests.models import Effect
+from tests.support import effect_counts, effects, new_key, record
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+
+class Batch(APIView):
+    """A list of references; some of them fail."""
+
+    authentication_classes: ClassVar[list[Any]] = [SessionAuthentication]
+    item_policy = Policy()
+
+    def post(self, request: Request) -> Response:
+        """Execute the items."""
+        return Response(idempotent_items(self, self.create, policy=self.item_policy), status=207)
+
+    def create(self, item: Any) -> Response:
+        """Execute one item."""
+        reference = item["reference"]
+        Effect.objects.create(reference=reference)
+        if reference == "invalid":
+            raise serializers.ValidationError({"reference": ["wrong"]})
+        if reference == "boom":
+            raise LookupError("boom")
+        if reference == "killed":
+            raise SystemExit
+        if reference == "wrong":
+            return Response({"reference": {object()}})
+        status = int(reference) if reference.isdigit() else 201
+        return Response({"reference": reference, "number": Effect.objects.count()}, status=status)
+
+
+class Protected(IdempotentViewMixin, Batch):
+    """A batch that is protected itself, too."""
+
+
+class Strict(Batch):
+    """Stores raised errors."""
+
+    item_policy = Policy(should_store=store_errors)
+
+
+class Never(Batch):
+    """Stores nothing."""
+
+    item_policy = Policy(should_store=lambda request, response: False)
+
+
+class Derives(Batch):
+    """Needs its execution."""
+
+    def create(self, item: Any) -> Response:
+        """Execute one item."""
+        return Response(str(self.request.idempotency.derive_key("charge")))
+
+
+class Withdrawn(Batch):
+    """Refuses replays."""
+
+    @staticmethod
+    def check(request: Request, record: Any) -> None:
+        """Refuse it."""
+        raise PermissionDenied
+
+    item_policy = Policy(check_replay=check)
+
+
+class Meeting(Batch):
+    """Two requests meet before each item."""
+
+    both: ClassVar[threading.Barrier]
+
+    def create(self, item: Any) -> Response:
+        """Execute one item, once the other request is at one."""
+        self.both.wait()
+        return super().create(item)
+
+
+urlpatterns = [
+    path("batch/", Batch.as_view()),
+    path("protected/", Protected.as_view()),
+    path("strict/", Strict.as_view()),
+    path("withdrawn/", Withdrawn.as_view()),
+    path("never/", Never.as_view()),
+    path("derives/", Derives.as_view()),
+    path("meeting/", Meeting.as_view()),
+]
+
+
+def item(reference: str, key: str | None = None) -> dict[str, Any]:
+    """An item of a batch."""
+    return {"reference": reference, "idempotency_key": key or new_key()}
+
+
+def send(items: Any, where: str = "batch", client: Client | None = None, **headers: str) -> Any:
+    """Send a batch; the entries of the answer."""
+    response = (client or Client()).post(
+        f"/{where}/", json.dumps(items), "application/json", headers=headers
+    )
+    assert response.status_code == 207, response.content
+    return response.json()
+
+
+def outcomes(entries: Any) -> list[tuple[int, bool]]:
+    """The status of each entry, and whether it is a replay."""
+    return [(each["status"], each["replayed"]) for each in entries]
+
+
+def test_a_retry() -> None:
+    """It gets the responses of the first request, in its own order, and executes what is new."""
+    a, b, c = item("a"), item("b"), item("c")
+    first = send([a, b])
+    assert outcomes(first) == [(201, False), (201, False)]
+    assert first[0]["body"] == {"reference": "a", "number": 1}
+    again = send([c, b, a])
+    assert outcomes(again) == [(201, False), (201, True), (201, True)]
+    assert [each["body"] for each in again[1:]] == [each["body"] for each in first[::-1]]
+    assert effect_counts() == {"a": 1, "b": 1, "c": 1}
+    assert record(a["idempotency_key"]).operation == "item of POST /batch/"
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("bad", ["invalid", "boom", "503", "wrong", "429"])
+def test_a_failed_item(bad: str, atomic: bool) -> None:
+    """It is rolled back alone, also within ATOMIC_REQUESTS; a retry executes it again."""
+    items = [item("a"), item(bad), item("b")]
+    status = {"invalid": 400, "boom": 500, "503": 503, "wrong": 500, "429": 429}[bad]
+    connection.settings_dict["ATOMIC_REQUESTS"] = atomic
+    try:
+        for replayed in (False, True):
+            entries = send(items)
+            assert outcomes(entries) == [(201, replayed), (status, False), (201, replayed)]
+    finally:
+        connection.settings_dict["ATOMIC_REQUESTS"] = False
+    assert effect_counts() == {"a": 1, "b": 1}
+    assert record(items[1]["idempotency_key"]).attempt == 2
+    assert "Traceback" not in str(entries)
+
+
+def test_an_unexpected_error_is_logged(caplog: Any) -> None:
+    """The log has its traceback; the client is told no more than of any server error."""
+    [entry] = send([item("boom")])
+    assert entry["body"] == {"detail": "A server error occurred."}
+    [logged] = [each for each in caplog.records if each.name == "idempotency_django"]
+    assert "An item of the batch /batch/ failed" in logged.message
+    assert logged.exc_info[0] is LookupError
+
+
+def test_stored_errors() -> None:
+    """A returned 4xx is stored; the policy's should_store decides for any response."""
+    items = [item("422")]
+    assert outcomes(send(items)) == [(422, False)]
+    assert outcomes(send(items)) == [(422, True)]
+    assert effects("422") == 1
+    assert outcomes(send([item("429")], "strict")) == [(429, False)]
+    assert outcomes(send([item("a")], "never")) == [(201, False)]
+    assert effects() == 0
+
+
+def test_the_execution() -> None:
+    """An item is executed with its own execution as ``request.idempotency``."""
+    first, second = send([item("a"), item("b")], "derives")
+    assert (first["status"], second["status"]) == (200, 200)
+    assert first["body"] != second["body"]
+
+
+def test_a_killed_request() -> None:
+    """What was done before it stays done, and the retry does the rest."""
+    items = [item("a"), item("killed"), item("b")]
+    with pytest.raises(SystemExit):
+        send(items)
+    assert effect_counts() == {"a": 1}
+    items[1]["reference"] = "c"  # the fault is gone; the claim was rolled back with its record
+    assert outcomes(send(items)) == [(201, True), (201, False), (201, False)]
+
+
+def test_duplicates_in_one_batch() -> None:
+    """The second gets the response of the first; another item with its key is refused."""
+    a = item("a")
+    other = {**a, "reference": "b"}
+    entries = send([a, a, other])
+    assert outcomes(entries) == [(201, False), (201, True), (422, False)]
+    assert entries[2]["body"]["code"] == "mismatch"
+    assert effect_counts() == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("odd", "status", "code"),
+    [
+        ({"reference": "a"}, 400, "key-missing"),
+        ({"reference": "a", "idempotency_key": 7}, 400, "key-malformed"),
+        ({"reference": "a", "idempotency_key": "x y\n"}, 400, "key-malformed"),
+        ({"reference": "a", "idempotency_key": "short"}, 400, "key-guessable"),
+        ("a", 400, None),
+    ],
+)
+def test_odd_items(odd: Any, status: int, code: str | None) -> None:
+    """An item without a usable key is refused, and the others are executed."""
+    entries = send([odd, item("b")])
+    assert outcomes(entries) == [(status, False), (201, False)]
+    assert entries[0]["body"].get("code") == code
+    assert effect_counts() == {"b": 1}
+
+
+def test_no_list(client: Client) -> None:
+    """A body that is no list is refused as a whole."""
+    assert client.post("/batch/", "{}", "application/json").status_code == 400
+
+
+def test_too_large() -> None:
+    """A response that is not kept is not sent again; the item is not executed again either."""
+    Batch.item_policy, before = Policy(max_response_bytes=5), Batch.item_policy
+    try:
+        items = [item("a")]
+        assert outcomes(send(items)) == [(201, False)]
+        [entry] = send(items)
+    finally:
+        Batch.item_policy = before
+    assert entry["body"]["code"] == "response-not-stored"
+    assert effects() == 1
+
+
+def test_callers() -> None:
+    """An item's response goes only to its caller, who is the request's."""
+    alice, bob = Client(), Client()
+    alice.force_login(User.objects.create_user("alice"))
+    bob.force_login(User.objects.create_user("bob"))
+    items = [item("a", "order-1")]
+    assert outcomes(send(items, client=alice)) == [(201, False)]
+    assert outcomes(send(items, client=bob)) == [(201, False)]
+    assert outcomes(send(items, client=alice)) == [(201, True)]
+    assert effects() == 2
+
+
+def test_check_replay() -> None:
+    """The policy's check_replay refuses the replay of an item."""
+    items = [item("a")]
+    send(items, "withdrawn")
+    assert outcomes(send(items, "withdrawn")) == [(403, False)]
+    assert effects() == 1
+
+
+def test_a_protected_batch() -> None:
+    """A key of the request is one more guarantee; the items keep theirs."""
+    items, key = [item("a"), item("b")], new_key()
+    first = send(items, "protected", **{"Idempotency-Key": key})
+    assert send(items, "protected", **{"Idempotency-Key": key}) == first
+    again = send(items, "protected", **{"Idempotency-Key": new_key()})
+    assert outcomes(again) == [(201, True), (201, True)]
+    assert effect_counts() == {"a": 1, "b": 1}
+    assert IdempotencyKey.objects.count() == 4
+
+
+@pytest.fixture
+def _writers() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("one writer at a time")
+
+
+@pytest.mark.usefixtures("_writers")
+def test_the_same_items_in_another_order() -> None:
+    """Two requests at once, each in the middle of an item that the other has next: no deadlock."""
+    a, b = item("a"), item("b")
+    Meeting.both = threading.Barrier(2, timeout=60)
+    one, two = in_threads(
+        [lambda: _until_done([a, b], "meeting"), lambda: _until_done([b, a], "meeting")]
+    )
+    assert {each["status"] for each in one + two} == {201}
+    assert effect_counts() == {"a": 1, "b": 1}
+
+
+def _until_done(items: Any, where: str) -> Any:
+    """Send a batch, and again while an item is in progress elsewhere."""
+    entries = send(items, where)
+    while any(each["status"] == 409 for each in entries):
+        entries = send(items, where)
+    return entries
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("_writers")
+def test_a_storm() -> None:
+    """Many requests with the same items in many orders: each item once."""
+    items = [item(f"{number}x") for number in range(10)]
+    orders = [items[n:] + items[:n] for n in range(10)]
+    for entries in in_threads([lambda each=each: _until_done(each, "batch") for each in orders]):
+        assert {each["status"] for each in entries} == {201}
+    assert set(effect_counts().values()) == {1}
+    assert len(effect_counts()) == 10
