@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     sys.stdout.write(FORMATS[options.format](target, dialect, verdicts))
+    if all(each.result == "not tested" for each in verdicts):
+        return 2
     counts = {"MUST"} if options.fail_on == "must" else {"MUST", "SHOULD"}
     failed = [each for each in verdicts if each.result == "failed"]
     return int(any(each.requirement.level in counts for each in failed))
@@ -108,8 +111,10 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             _refuse(f"--config {options.config}: {error}", error)
         if not isinstance(given, dict):
             raise TargetError(f"--config {options.config}: it is not a YAML mapping.")
-        if isinstance(given.get("count"), dict):
-            given["count"] = (given["count"].get("url"), given["count"].get("pointer", ""))
+        if count := given.get("count"):
+            if not isinstance(count, dict) or not count.keys() <= {"url", "pointer"}:
+                raise TargetError(f"--config {options.config}: count has a url and a pointer.")
+            given["count"] = (count.get("url", ""), count.get("pointer", ""))
     known = {each.name for each in fields(Target)} - {"url"} | {"dialect"}
     if unknown := set(given) - known:
         raise TargetError(
@@ -131,6 +136,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 def _target(url: str, given: Mapping[str, Any]) -> Target:
     if not re.match(r"https?://[^/]", url):
         raise TargetError(f"The URL is not one of http or https: {url!r}.")
+    if "@" in urlsplit(url).netloc:
+        raise TargetError("The URL has credentials. Send them in a header (--header).")
     values = dict(given)
     for name in ("headers", "other_headers", "failing_headers", "slow_headers"):
         values[name] = {each: _filled(str(value)) for each, value in values[name].items()}

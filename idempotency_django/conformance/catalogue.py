@@ -244,7 +244,8 @@ def _check_names(requirement: Requirement) -> None:
     for number, step in enumerate(requirement.steps, 1):
         where = f"{requirement.id}, step {number}"
         if isinstance(step, Send):
-            sent.add(step.send)
+            if not step.leave:
+                sent.add(step.send)
         elif isinstance(step, Expect):
             for name in filter(None, (step.expect, step.as_, step.own)):
                 if name not in sent:

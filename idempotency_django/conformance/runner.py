@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,7 +31,7 @@ SETTLING: Final = 0.5
 """Seconds after which effects are counted, if a client left and its request may still run."""
 OVERLONG: Final = 1000
 """Characters of a key that is too long, where the dialect has no limit."""
-LARGE: Final = 1 << 20
+LARGE: Final = 1 << 19
 """Bytes that a large body has more than the usual one."""
 CREDENTIALS: Final = frozenset({"authorization", "cookie", "x-api-key"})
 """Names of headers that are left out for the anonymous caller, if no other caller is given."""
@@ -154,7 +155,9 @@ class Runner:
         self.target, self.dialect = target, dialect
         # A connection for each request: no server can close one that is about to be used again.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.Client(timeout=target.timeout, limits=limits)
+        # No cookie is kept: the other callers would send the first caller's session.
+        jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+        self._client = httpx.Client(timeout=target.timeout, limits=limits, cookies=jar)
         self._tells_apart = self._calibrate()
 
     def verdict(self, requirement: Requirement) -> Verdict:
@@ -205,6 +208,8 @@ class Runner:
     def request_of(self, step: Send, values: Mapping[str, str], body_kind: str) -> httpx.Request:
         """The request that a step asks for."""
         url, method = self._url(step), step.method or self.target.method
+        if step.method == self.target.method:
+            raise NotTested(f"the request itself has the method {method}")
         headers = self._headers(step)
         body = self._body(body_kind)
         lines: list[tuple[str, str]] = []

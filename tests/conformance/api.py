@@ -96,6 +96,8 @@ class Api:
             return Answer(204)
         caller = TOKENS.get(environ.get("HTTP_AUTHORIZATION", ""), "")
         caller = caller or ("anybody" if path == "/open" else "")
+        session = re.search(r"session=(\w+)", environ.get("HTTP_COOKIE", ""))
+        caller = caller or (session[1] if session else "")
         if self.fault == "replays before authentication":
             for (_, key, *_rest), record in self.records.items():
                 if record.answer and key == self.header(environ).strip('"'):
@@ -311,6 +313,7 @@ class Api:
             return self.json(201, {"done": True})
         answer = self.json(201, {"id": number, "caller": caller})
         answer.headers["Location"] = f"/charges/{number}"
+        answer.headers["Set-Cookie"] = f"session={caller}"
         marker = self.dialect.marker
         if marker.get("every") and self.fault != "no marker":
             key = marker["value"] == "key"

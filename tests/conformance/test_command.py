@@ -167,6 +167,14 @@ class TestMissing:
         assert found["IDEM-027"]["reason"] == "the body is not a JSON object"
         assert found["IDEM-064"]["reason"] == "the request has no body"
 
+    def test_method(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """With PUT as the method, PUT is no other method; if nothing else is tested, it ends with 2."""
+        arguments = [f"{api}/charges", "--method", "put", *ALICE, "--only", "IDEM-025"]
+        code, found = reported(capsys, *arguments)
+
+        assert code == 2
+        assert found["IDEM-025"]["reason"] == "the request itself has the method PUT"
+
     def test_credentials(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
         """Where the caller has no credentials, none can be left out."""
         arguments = [f"{api}/open", "--body", BODY, "--only", "IDEM-031"]
@@ -209,6 +217,7 @@ class TestConfiguration:
         ("arguments", "text"),
         [
             (["ftp://api.example.com"], "The URL is not one of http or https: 'ftp://api."),
+            (["http://alice:secret@127.0.0.1:1/"], "The URL has credentials. Send them in"),
             (["{api}/charges", "--dialect", "klingon"], "There is no dialect 'klingon': ietf, "),
             (["{api}/charges", "--only", "IDEM-000"], "The dialect ietf has no requirement IDEM"),
             (["{api}/charges", "--body", "{"], "--body is neither JSON nor @FILE: "),
@@ -257,6 +266,7 @@ class TestConfiguration:
         for content, text in (
             ("bodi: {}", "unknown: bodi. It may have body, "),
             ("- body", "it is not a YAML mapping."),
+            ("count: http://127.0.0.1:1/", "count has a url and a pointer."),
             ("{", "while parsing"),
             ("dialect: {key: {in: path, name: id}}", "needs 'in' (header, body)"),
         ):
@@ -277,6 +287,15 @@ class TestConfiguration:
             [sys.executable, "-c", check], check=False, capture_output=True, text=True
         )
         assert (ended.returncode, ended.stdout) == (2, "False\n"), ended.stderr
+
+    def test_without_the_extra(self) -> None:
+        """Without the extra, it says how to install it."""
+        code = "import sys; sys.modules['yaml'] = None; import idempotency_django.conformance"
+        ended = subprocess.run(
+            [sys.executable, "-c", code], check=False, capture_output=True, text=True
+        )
+        assert ended.returncode == 1
+        assert 'pip install "idempotency-django[conformance]"' in ended.stderr
 
 
 class TestRestart:
@@ -308,6 +327,10 @@ def entry(*steps: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
         (entry({"send": "a", "body": "huge"}), "IDEM-001, step 1: body is one of invalid, large,"),
         (entry({"send": "a", "bodi": "usual"}), "IDEM-001, step 1: unknown: bodi."),
         (entry({"expect": "a"}), "IDEM-001, step 1: no response is called 'a'."),
+        (
+            entry({"send": "a", "leave": "after-request"}, {"expect": "a"}),
+            "IDEM-001, step 2: no response is called 'a'.",
+        ),
         (entry({"send": "a"}, {"expect": "a", "status": ["good"]}), "there is no status 'good'."),
         (entry({"send": "a"}, {"expect": "a", "same": ["body"]}), "step 2: 'same' needs 'as'"),
         ([{"id": "IDEM-001", "steps": []}], "IDEM-001: missing: level, source, text."),
