@@ -26,6 +26,7 @@ from idempotency_django.conformance.catalogue import Dialect
 TOKENS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 FAILING = "X-Fail"
 LONGEST = 255
+LARGE = 100_000
 PROBLEM = "application/problem+json"
 QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"(?:;.*)?')
 
@@ -121,6 +122,8 @@ class Api:
     def parsed(self, raw: bytes, environ: dict[str, Any]) -> Any:
         if environ["PATH_INFO"] == "/empty":
             return {"amount": 1}
+        if len(raw) > LARGE and self.fault == "fails on a large body":
+            raise MemoryError
         try:
             return json.loads(raw)
         except ValueError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,14 @@ class TestMissing:
         _, found = reported(capsys, *anyone, *counting(api))
         assert found["IDEM-007"]["result"] == "passed"
 
+    def test_responses_alike_and_no_second_effect(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The count also tells that a request was not executed on its own."""
+        with serving(dialects()["paypal"], "ignores the key") as url:
+            arguments = [f"{url}/alike", *ALICE, *counting(url), "--dialect", "paypal"]
+            _, found = reported(capsys, *arguments, "--only", "IDEM-007")
+
+        assert found["IDEM-007"]["reason"] == "second was not executed: 2 requests, 1 effects"
+
     def test_body(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
         """A body that is no JSON object has no members to reorder, and none has no half."""
         text = ["--only", "IDEM-027", "--only", "IDEM-064"]
@@ -168,7 +177,7 @@ class TestMissing:
         assert found["IDEM-064"]["reason"] == "the request has no body"
 
     def test_method(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """With PUT as the method, PUT is no other method; if nothing else is tested, it ends with 2."""
+        """With PUT as the method, PUT is no other one. Where nothing was tested, it ends with 2."""
         arguments = [f"{api}/charges", "--method", "put", *ALICE, "--only", "IDEM-025"]
         code, found = reported(capsys, *arguments)
 
@@ -296,6 +305,29 @@ class TestConfiguration:
         )
         assert ended.returncode == 1
         assert 'pip install "idempotency-django[conformance]"' in ended.stderr
+
+
+def test_the_last_byte_waits_for_all() -> None:
+    """A concurrent request is held back at its last byte until all are there."""
+    events: list[Any] = []
+
+    class Gate(threading.Barrier):
+        def wait(self, timeout: float | None = None) -> int:
+            events.append("all are there")
+            return 0
+
+    for part in runner._held_back(b"abc", Gate(2)):
+        events.append(part)  # noqa: PERF402  # the gate adds to it, too
+
+    assert events == [b"ab", "all are there", b"c"]
+
+
+def test_a_request_that_could_not_be_sent_holds_back_no_other() -> None:
+    """If one of them fails, the others go on."""
+    gate = threading.Barrier(2)
+    gate.abort()
+
+    assert b"".join(runner._held_back(b"abc", gate)) == b"abc"
 
 
 class TestRestart:

@@ -32,6 +32,7 @@ FAULTS = {
     "cuts long keys": "043 044 048",
     "errors in plain text": "014 022 042",
     "executes, then looks": "002 004 008 010 015 020 021 023 052 053 061 062 065 066",
+    "fails on a large body": "066",
     "fails on a long key": "047",
     "fails on what is not JSON": "067",
     "fails outside ASCII": "049",
@@ -61,6 +62,7 @@ FAULTS = {
 }
 OF_DIALECTS = {
     ("acp", "no marker"): "005",
+    ("paypal", "key without user"): "030 032",
     ("oasis", "executes what is too old"): "054",
     ("stripe", "forgets 500"): "063",
     ("stripe", "refuses the longest key"): "050",
