@@ -293,7 +293,9 @@ def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
         log_unclaimed(view, request, response)
     name = conf.status_header
     if name and _unhonoured_key(request) is not None and not response.has_header(name):
-        mark(response, FAILED if hasattr(request, PLANNED) else IGNORED)
+        planned = getattr(request, PLANNED, None)
+        if planned is not False:  # to be observed changes no response
+            mark(response, FAILED if planned else IGNORED)
     return response
 
 

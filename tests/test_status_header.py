@@ -113,6 +113,13 @@ def status_of(response: HttpResponse) -> tuple[str, dict[str, Any]]:
     return str(token), parameters
 
 
+def is_promised(response: HttpResponse, name: str = "Idempotency-Status") -> bool:
+    """Whether the view ran, and its response is replayed for about a day."""
+    token, parameters = http_sf.parse(response[name].encode(), tltype="item")
+    # However slow the machine is.
+    return str(token) == "executed" and 86100 < parameters.get("ttl", 0) <= 86400
+
+
 @pytest.fixture
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """A way of protecting a view."""
@@ -129,7 +136,7 @@ def test_first_response_and_replay(way: str) -> None:
     """Both say for how many seconds a retry is replayed; a replay says which attempt it is of."""
     client, key = Client(), new_key()
     first, second = post(client, way, key), post(client, way, key)
-    assert first["Idempotency-Status"] == "executed; ttl=86400"
+    assert is_promised(first)
     token, parameters = status_of(second)
     assert (token, parameters["attempt"]) == ("replayed", 1)
     assert 86340 < parameters["ttl"] <= 86400
@@ -182,7 +189,7 @@ def test_under_asgi() -> None:
     headers = {"Idempotency-Key": f'"{new_key()}"'}
     send = async_to_sync(AsyncClient().post)
     first, second = (send("/async/", headers=headers) for _ in range(2))
-    assert first["Idempotency-Status"] == "executed; ttl=86400"
+    assert is_promised(first)
     assert second["Idempotency-Status"].startswith("replayed; ttl=86")
 
 
@@ -198,7 +205,7 @@ def test_body_that_is_not_kept(client: Client, where: str) -> None:
 def test_body_that_is_built_again(client: Client, where: str) -> None:
     """A response that can be built again is as good as stored."""
     key = new_key()
-    assert post(client, f"/{where}/", key)["Idempotency-Status"] == "executed; ttl=86400"
+    assert is_promised(post(client, f"/{where}/", key))
     assert post(client, f"/{where}/", key)["Idempotency-Status"].startswith("replayed; ttl=")
 
 
@@ -259,7 +266,7 @@ def test_accepted(client: Client) -> None:
 
 def test_derived_key(client: Client) -> None:
     """An operation whose key is derived says the same."""
-    assert post(client, "/derived/")["Idempotency-Status"] == "executed; ttl=86400"
+    assert is_promised(post(client, "/derived/"))
     assert status_of(post(client, "/derived/"))[0] == "replayed"
 
 
@@ -277,7 +284,7 @@ def test_other_name() -> None:
     """The project names the header, or switches it off."""
     client = Client()
     with override_settings(IDEMPOTENCY={"STATUS_HEADER": "X-Outcome"}, MIDDLEWARE=MIDDLEWARE):
-        assert post(client, "/decorator/", new_key())["X-Outcome"] == "executed; ttl=86400"
+        assert is_promised(post(client, "/decorator/", new_key()), "X-Outcome")
         assert post(client, "/exempt/", new_key())["X-Outcome"] == "ignored"
     with override_settings(IDEMPOTENCY={"STATUS_HEADER": None}, MIDDLEWARE=MIDDLEWARE):
         for where in ("decorator", "exempt"):

@@ -280,7 +280,7 @@ def replayed_header(dialect: Dialect) -> str:
 
 
 PLANNED: Final = "_idempotency_planned"
-"""The attribute of a request that had a key, sent or derived."""
+"""The attribute of a request that had a key, sent or derived; false: it was only observed."""
 
 
 def mark_response(
@@ -298,7 +298,7 @@ def mark_response(
         error: why the request is refused; ``None``: it is not.
     """
     key = key_header(request, dialect) if error or dialect.echoes_key else None
-    if error and (key is not None or hasattr(request, PLANNED)):
+    if error and (key is not None or getattr(request, PLANNED, False)):
         mark(response, refused(error))
     if dialect.echoes_key and key is not None:
         response[header_of(dialect)] = key

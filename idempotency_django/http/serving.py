@@ -109,6 +109,7 @@ def serve(
         with _switched_off(adapter, policy):
             return adapter.respond()
     if takes_part and policy.mode == "observe":
+        setattr(request, PLANNED, False)
         return serve_observed(adapter, policy, transactions)
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
@@ -215,6 +216,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
         with _switched_off(adapter, policy):
             return await adapter.arespond()
     if policy.mode == "observe":
+        setattr(adapter.http_request, PLANNED, False)
         return await aserve_observed(adapter, policy)
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
