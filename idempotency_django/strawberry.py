@@ -125,64 +125,56 @@ class IdempotencyExtension(FieldExtension):
     def resolve(self, next_: Callable[..., Any], source: Any, info: Info, **kwargs: Any) -> Any:
         """Run the resolver, or load its stored result."""
         request = _request_of(info)
-        try:
-            part, planned = self._planned(request, info, kwargs)
-            if planned is None:
+        part = self._part(request, info, kwargs)
+
+        def execute(execution: ExecutionContext) -> Any:
+            with part.running(execution):
                 return next_(source, info, **kwargs)
 
-            def execute(execution: ExecutionContext) -> Any:
-                with part.running(execution):
-                    return next_(source, info, **kwargs)
-
-            answer = partial(self._answer, request)
-            outcome = run_plan(planned, execute, answer=answer, admit=part.admit)
-            return self._loaded(outcome, info)
+        try:
+            planned = plan(resolve(self.policy), part)
+            if planned is not None:
+                answer = partial(self._answer, request)
+                outcome = run_plan(planned, execute, answer=answer, admit=part.admit)
+                return self._loaded(outcome, info)
         except IdempotencyError as error:
+            if part.is_foreign_error:
+                raise
             raise _graphql_error(error, self.policy) from error
+        return next_(source, info, **kwargs)
 
     async def resolve_async(
         self, next_: Callable[..., Awaitable[Any]], source: Any, info: Info, **kwargs: Any
     ) -> Any:
         """The same for an async resolver."""
         request = _request_of(info)
-        try:
-            planning = sync_to_async(self._planned)
-            part, planned = await planning(request, info, kwargs, asynchronous=True)
-            if planned is None:
+        part = self._part(request, info, kwargs)
+
+        async def execute(execution: ExecutionContext) -> Any:
+            with part.running(execution):
                 return await next_(source, info, **kwargs)
 
-            async def execute(execution: ExecutionContext) -> Any:
-                with part.running(execution):
-                    return await next_(source, info, **kwargs)
-
-            answer = partial(self._answer, request)
-            outcome = await arun_plan(planned, execute, answer=answer, admit=part.admit)
-            return await sync_to_async(self._loaded)(outcome, info)
+        try:
+            planned = await sync_to_async(plan)(resolve(self.policy), part, asynchronous=True)
+            if planned is not None:
+                answer = partial(self._answer, request)
+                outcome = await arun_plan(planned, execute, answer=answer, admit=part.admit)
+                return await sync_to_async(self._loaded)(outcome, info)
         except IdempotencyError as error:
+            if part.is_foreign_error:
+                raise
             raise _graphql_error(error, self.policy) from error
+        return await next_(source, info, **kwargs)
 
-    def _planned(
-        self,
-        request: HttpRequest,
-        info: Info,
-        kwargs: dict[str, Any],
-        *,
-        asynchronous: bool = False,
-    ) -> tuple[RequestPart, Plan | None]:
-        """The plan of the field; its key is taken out of the arguments."""
+    def _part(self, request: HttpRequest, info: Info, kwargs: dict[str, Any]) -> RequestPart:
+        """The mutation as a part of the request; its key is taken out of the arguments."""
         policy = resolve(self.policy)
         key, name = kwargs.pop(ARGUMENT, None), info.field_name
         if key is None:
             key = key_header(request, dialect_of(policy))
             name = ".".join(map(str, info.path.as_list()))
-        part = RequestPart(
-            request,
-            policy,
-            key=key,
-            name=f"mutation {name}",
-            content=(info.field_name, kwargs),
-        )
-        return part, plan(policy, part, asynchronous=asynchronous)
+        content = (info.field_name, kwargs)
+        return RequestPart(request, policy, key=key, name=f"mutation {name}", content=content)
 
     def _answer(self, request: HttpRequest, planned: Plan, value: Any) -> Result:
         wanted = planned.policy.should_store

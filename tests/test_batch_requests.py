@@ -18,6 +18,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from idempotency_django import idempotent_call
 from idempotency_django.drf import IdempotentViewMixin, idempotent_items
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, store_errors
@@ -46,6 +47,8 @@ class Batch(APIView):
             raise serializers.ValidationError({"reference": ["wrong"]})
         if reference == "boom":
             raise LookupError("boom")
+        if reference == "calls":
+            idempotent_call(lambda _: None, key="k", scope="s", fingerprint=Effect.objects.count())
         if reference == "killed":
             raise SystemExit
         if reference == "wrong":
@@ -168,6 +171,13 @@ def test_an_unexpected_error_is_logged(caplog: Any) -> None:
     [logged] = [each for each in caplog.records if each.name == "idempotency_django"]
     assert "An item of the batch /batch/ failed" in logged.message
     assert logged.exc_info[0] is LookupError
+
+
+def test_an_error_of_another_operation() -> None:
+    """A refusal of a nested call is no refusal of the item's own key."""
+    entries = send([item("calls"), item("calls")])
+    assert outcomes(entries) == [(201, False), (500, False)]
+    assert entries[1]["body"] == {"detail": "A server error occurred."}
 
 
 def test_stored_errors() -> None:

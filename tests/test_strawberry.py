@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 import strawberry
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import connection
@@ -22,6 +23,7 @@ from strawberry.django.views import AsyncGraphQLView, GraphQLView
 from strawberry.extensions import FieldExtension
 from strawberry.permission import BasePermission
 
+from idempotency_django import idempotent_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.strawberry import IdempotencyExtension
@@ -205,6 +207,27 @@ class TestErrors:
         ask(client, 'make(reference: "a") { number }', key)
         assert "errors" not in ask(client, 'make(reference: "a") { number }', key)
         assert effects() == 1
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_of_another_operation(self, serve: Serve, client: Client, kind: str) -> None:
+        """A refusal of a nested call is no refusal of the mutation's own key."""
+
+        def calls(reference: str) -> Order:
+            idempotent_call(lambda _: None, key="k", scope="s", fingerprint=reference)
+            return make(reference)
+
+        async def acalls(reference: str) -> Order:
+            await sync_to_async(calls)(reference)
+            return Order(reference=reference, number=0)
+
+        if kind == "sync":
+            serve(make=once(calls))
+        else:
+            serve(AsyncGraphQLView, make=once(acalls))
+        assert "errors" not in ask(client, 'make(reference: "b") { number }', new_key())
+        [error] = ask(client, 'make(reference: "a") { number }', new_key())["errors"]
+        assert "already used" in error["message"]
+        assert "extensions" not in error
 
     def test_returned(self, serve: Serve, client: Client) -> None:
         """A result that is an error is rolled back if the policy says so."""

@@ -87,42 +87,44 @@ class _Batch:
 
     def entry(self, item: Any) -> dict[str, Any]:
         """The response of one item, for the list."""
+        request = self._request._request
+        part = RequestPart(
+            request,
+            self._policy,
+            key=item.get(self._key) if isinstance(item, Mapping) else None,
+            name=f"item of {operation_name(request)}",
+            content=item,
+            own=self._request,
+        )
+
+        def execute(execution: ExecutionContext) -> Response:
+            with part.running(execution):
+                return self._execute(item)
+
         try:
-            part, planned = self._planned(item)
-
-            def execute(execution: ExecutionContext) -> Response:
-                with part.running(execution):
-                    return self._execute(item)
-
+            planned = self._planned(item, part)
             outcome = run_plan(planned, execute, answer=self._answer, admit=part.admit)
         except IdempotencyError as error:
+            if part.is_foreign_error:
+                return self._failed(error)
             problem = problem_of(error)
             return {"status": problem["status"], "body": problem, "replayed": False}
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this item's
             return self._failed(error)
         return {**outcome.result, "replayed": outcome.replayed}
 
-    def _planned(self, item: Any) -> tuple[RequestPart, Plan]:
+    def _planned(self, item: Any, part: RequestPart) -> Plan:
         if not isinstance(item, Mapping):
             raise ParseError("An item must be an object.")
-        key = item.get(self._key)
-        if not isinstance(key, str | None):
+        if not isinstance(item.get(self._key), str | None):
             raise KeyMalformed(f"The {self._key!r} of an item is not a string. Send a string.")
-        part = RequestPart(
-            self._request._request,
-            self._policy,
-            key=key,
-            name=f"item of {operation_name(self._request._request)}",
-            content=item,
-            own=self._request,
-        )
         planned = plan(self._policy, part)
         if planned is None:
             raise KeyMissing(
                 f"This item has no {self._key!r}. Send a new, unique key with each new item, and "
                 "the same key with each retry of it."
             )
-        return part, planned
+        return planned
 
     def _answer(self, planned: Plan, response: Response) -> Result:
         """The result of an item; it is as it reads back from JSON, also the first time."""

@@ -9,6 +9,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from ..engine.context import ExecutionContext
+from ..errors import IdempotencyError
 from ..policy import Policy, dialect_of
 from ..policy.invocation import Invocation, Parsed
 from ..records import Record
@@ -27,7 +28,13 @@ class RequestPart:
         name: the name of the operation.
         content: what is asked for, as plain data.
         own: the request as the framework's own views know it, if that is another one.
+
+    Attributes:
+        is_foreign_error: whether the part has raised an error of another operation, such as a
+            nested call: that says nothing of the part's own key.
     """
+
+    is_foreign_error = False
 
     def __init__(
         self,
@@ -76,6 +83,9 @@ class RequestPart:
         request.idempotency = execution
         try:
             yield
+        except IdempotencyError as error:
+            self.is_foreign_error = error.foreign
+            raise
         finally:
             request.idempotency = outer
 
