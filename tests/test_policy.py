@@ -96,6 +96,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "replay_status": [{}, {201: 200}],
     "rebuild": [None, any_rebuild],
     "check_replay": [None, any_rebuild],
+    "on_replay": [None, any_should_store],
     "dialect": [IETF, STRIPE, dataclasses.replace(STRIPE, max_length=64)],
 }
 NO_CALLABLES = ["idempotency_django.policy.keys.generated", 1, []]
@@ -122,6 +123,7 @@ REFUSED: dict[str, list[Any]] = {
     "replay_status": [None, {201}, [(201, 200)], {"201": 200}, {201: "200"}, {201: 99}, {201: 600}],
     "rebuild": NO_CALLABLES,
     "check_replay": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
+    "on_replay": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
     "dialect": [None, "", 1, "strype", "tests.no_such_module.MINE", "tests.support.new_key"],
 }
 

@@ -337,7 +337,7 @@ class TestHeld:
         protect_innermost(made, lambda function: inside.append(function) or function)
         assert inside == [made]
         copied = functools.wraps(made)(around(charge))
-        with pytest.raises(ImproperlyConfigured, match="put @part_of_view on"):
+        with pytest.raises(ImproperlyConfigured, match=r"part_of_view\("):
             protect_innermost(copied, lambda function: function)
 
     def test_super(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, assert_never
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -240,9 +241,10 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     try:
         recover, admit = partial(_recover, adapter, policy), partial(_admit, adapter, policy)
         outcome = await engine.arun(plan.store, plan.operation, execute, recover, admit=admit)
-        if isinstance(outcome, Replayed) and has_body(outcome.record):
+        is_complete = isinstance(outcome, Replayed) and has_body(outcome.record)
+        if is_complete and policy.on_replay is None:
             return _response(adapter, policy, plan, outcome, asked_at)
-        # What rebuilds an answer may ask the database.
+        # What rebuilds or alters a response may ask the database.
         return await sync_to_async(_response)(adapter, policy, plan, outcome, asked_at)
     except IdempotencyError as error:
         _explain(error, plan.operation)
@@ -296,6 +298,8 @@ def _response(
             mark(response, NOT_STORED if lost else executed(outcome, operation, policy, elapsed))
         case Replayed(record):
             response = _replay(adapter, policy, record)
+            if policy.on_replay is not None:
+                response = _altered(adapter, policy, response)
             mark(response, replayed(record, operation, policy))
         case InProgress(busy=False) if policy.on_conflict == "accepted":
             owner = operation.principal + operation.since
@@ -318,6 +322,16 @@ def _response(
 
 def _retry_after() -> int:
     return max(1, math.ceil(conf.retry_after.total_seconds()))
+
+
+def _altered(adapter: Adapter, policy: Policy, response: HttpResponseBase) -> HttpResponseBase:
+    altered = policy.on_replay(adapter.http_request, response) if policy.on_replay else response
+    if not isinstance(altered, HttpResponseBase):
+        raise ImproperlyConfigured(
+            f"The on_replay of an idempotency policy returned a {type(altered).__name__}; it must "
+            "return the response."
+        )
+    return altered
 
 
 def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBase:

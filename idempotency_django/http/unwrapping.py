@@ -350,8 +350,9 @@ def _unknown(view: Any) -> ImproperlyConfigured:
         f"{name_of(view)} is wrapped by, or contains, a decorator, function or object that "
         "idempotency_django does not know. It may have to run before a replay, for example to "
         f"check permissions. Put @idempotent on {place}, below all decorators. Or leave the view "
-        "unprotected: with @idempotency_exempt, or without the mixin. If it checks nothing, put "
-        f"@part_of_view on {name_of(view)}: all of it then runs once."
+        "unprotected: with @idempotency_exempt, or without the mixin. If it checks nothing, mark "
+        f"what the decorator returns, also one of a package: part_of_view({name_of(view)}). All of "
+        "it then runs once."
     )
 
 

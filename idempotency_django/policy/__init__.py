@@ -49,6 +49,7 @@ NEVER_STORED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
 
 RebuildFunction = Callable[[Record, Any], Any]
 CheckFunction = Callable[[Any, Record], None]
+ReplayFunction = Callable[[Any, Any], Any]
 StoreFunction = Callable[[Any, Any], bool | None]
 
 
@@ -174,6 +175,10 @@ _principal = _valid(
 )
 _check_replay = _valid(
     "None or a plain function that raises to refuse a replay",
+    lambda value: value is None or _is_plain_function(value),
+)
+_on_replay = _valid(
+    "None or a plain function of a request and a response that returns a response",
     lambda value: value is None or _is_plain_function(value),
 )
 _should_store = _valid(
@@ -379,6 +384,11 @@ class Policy:
 
     replay_status: Mapping[int, int] = _field({}, _statuses)
     """The status of a replay by the status of the first response, for example ``{201: 200}``."""
+
+    on_replay: ReplayFunction | None = _field(None, _on_replay)
+    """Called with Django's request and each response that is a replay; returns the response to
+    send, for example with a refreshed header. The record stays as it is. It must be a plain
+    function; for an async view, it runs in a thread."""
 
     rebuild: RebuildFunction | None = _field(None, _or_none(_function))
     """Called with the record and the request if the body was not stored; returns the response."""
