@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from celery import Celery
+from django.contrib.auth import logout
 from django.contrib.auth.models import Group, User
 from django.core import mail
 from django.core.cache import cache
@@ -219,7 +220,17 @@ def by_token(request: Any) -> HttpResponse:
     return by_key(request._request)  # type: ignore[no-any-return]
 
 
+@csrf_exempt
+@idempotent
+def leave(request: HttpRequest) -> HttpResponse:
+    if not request.user.is_authenticated:
+        return HttpResponse("who are you?", status=401)
+    logout(request)
+    return HttpResponse("bye")
+
+
 urlpatterns = [
+    path("leave/", leave),
     path("unprotected/", unprotected),
     path("protected/", protected),
     path("exempt/", exempt),
@@ -451,6 +462,14 @@ def test_login(driver: Driver, client: Client) -> None:
     """The client's cookies are those of the first response."""
     client.post("/odd/?what=session")
     assert client.session["visits"] == 1
+
+
+def test_logout(driver: Driver, client: Client) -> None:
+    """After the first response has ended the session, its retry is another caller's."""
+    client.force_login(User.objects.create_user("carol"))
+    assert client.post("/leave/").status_code == 200
+    assert (driver.test.sent, driver.findings) == (1, "")
+    assert client.post("/leave/").status_code == 401
 
 
 @pytest.mark.parametrize("method", ["put", "delete"])

@@ -293,7 +293,7 @@ class _Sending:
         if not is_protected and first.status_code >= 400:
             return
         client = copy.copy(self._client)
-        client.cookies = self._cookies
+        client.cookies = copy.copy(self._cookies)
         retry = _Repeat(client, self._message.again(), self._test.ignore)
         yield retry
         self._test.sent += 1
