@@ -47,6 +47,7 @@ from .policy import (
     project_dialect,
     resolve,
 )
+from .policy.identity import may_hold_key
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -140,9 +141,9 @@ class IdempotencyMiddleware:
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
         dialect = dialect_of(policy)
-        has_key = keys.reads_header(policy.key) and (
+        has_key = keys.reads_header(policy.key) and bool(
             # Whether the body holds a key, or the view finds one, is known in the protected view.
-            bool(dialect.members)
+            (dialect.members and may_hold_key((request.content_type or "").lower()))
             or known.finds_key
             or key_header(request, dialect) is not None
             or (dialect.sent_header and meta_name(dialect.sent_header) in request.META)

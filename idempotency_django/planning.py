@@ -75,14 +75,14 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
     header = request.header()
     if header is not None and keys.reads_header(policy.key):
         quoted = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
+        if quoted and len(quoted[1]) > dialect.max_length:
+            quoted = None  # which is refused
         try:
             key = quoted[1] if quoted else identity.client_key(policy, header)
         except KeyMalformed:
             if policy.requires_key(request.method) or not keys.is_made_up(header):
                 raise
             key = None
-        if quoted and len(key or "") > dialect.max_length:
-            identity.refuse_too_long(policy, quoted[1])
     else:
         key = None
     sent = request.sent_header() if dialect.sent_header else None
@@ -121,7 +121,7 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
     store = stores.made.get(policy.store) or stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.operation(
-        policy, invocation, key=key, scope=scope, lease=lease, sent=sent or ""
+        policy, invocation, key=key, scope=scope, lease=lease, sent=sent or "", derived=derived
     )
     parent = CURRENT.get()
     if parent is not None:

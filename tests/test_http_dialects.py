@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
@@ -644,6 +645,35 @@ class TestKeysInBodies:
         """A body that has no members has no key; the view meets it as it is."""
         alice.raise_request_exception = False
         assert json_post(alice, "/square/decorator/", body).status_code == 500
+
+    def test_upload(self, alice: Client, unprotected: list[Any]) -> None:
+        """A form with files is not read for a key, and an error is logged: it is in the header."""
+        body = {"reference": "a", "idempotency_key": "a b", "file": SimpleUploadedFile("f", b"x")}
+        for _ in range(2):
+            assert alice.post("/square/decorator/", body).status_code == 201
+        assert effects() == 2
+        assert len(unprotected) == 2
+        unprotected.clear()
+        key = {"Idempotency-Key": new_key()}
+        for _ in range(2):
+            body["file"].seek(0)  # type: ignore[attr-defined]
+            assert alice.post("/square/decorator/", body, headers=key).status_code == 201
+        assert effects() == 3
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_derived_keys(dialect: str, alice: Client) -> None:
+    """A key that is made from the request has no format of a dialect, and one operation."""
+    with override_settings(IDEMPOTENCY={"POLICY": {"dialect": dialect}}):
+        for url in ("/natural/1/", "/natural/2/"):
+            for _ in range(2):
+                response = json_post(alice, url, {"reference": "a", "number": 17})
+                assert response.status_code == 201, response.content
+    assert effects() == 2
+
+
+by_number = keys.instead_of_header(keys.natural("number"))
+urlpatterns += [path(f"natural/{each}/", idempotent(key=by_number)(create)) for each in (1, 2)]
 
 
 class TestStripe:

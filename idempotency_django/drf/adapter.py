@@ -57,7 +57,9 @@ class IdempotencyAPIException(APIException):
 
 def problem(view: Any, error: IdempotencyError, dialect: Dialect | None = None) -> HttpResponseBase:
     """The problem as the project's exception handler renders it, or in its own media type."""
-    dialect = dialect or project_dialect()
+    if dialect is None:
+        own = getattr(view, "_idempotency_policy", None)
+        dialect = dialect_of(resolve(own)) if own else project_dialect()
     exception = IdempotencyAPIException(error, dialect)
     body = exception.detail
     if isinstance(body, str):  # which REST framework would wrap

@@ -17,7 +17,7 @@ from ..records import Operation
 from . import Policy, SlidingTTL, dialect_of, keys, scopes
 from .canonical import content_digest, framed
 from .dialects import Dialect
-from .fingerprints import field_value
+from .fingerprints import field_value, is_json
 from .invocation import Invocation
 from .seals import sealed
 
@@ -32,7 +32,7 @@ def client_key(policy: Policy, header: str | None) -> str | None:
     """
     if header is None or not keys.reads_header(policy.key):
         return None
-    return _in_format(policy, keys.parse_header(header))
+    return _in_format(policy, _short_enough(policy, keys.parse_header(header)))
 
 
 def key_in_body(policy: Policy, invocation: Invocation, key: str | None) -> str | None:
@@ -46,6 +46,8 @@ def key_in_body(policy: Policy, invocation: Invocation, key: str | None) -> str 
     Raises:
         KeyMalformed: it is not a key, or another key than the header or another member holds.
     """
+    if not may_hold_key(invocation.media_type):
+        return key
     found = {} if key is None else {f"the header {header_of(dialect_of(policy))}": key}
     for member in dialect_of(policy).members:
         value = field_value(invocation, member)
@@ -53,13 +55,20 @@ def key_in_body(policy: Policy, invocation: Invocation, key: str | None) -> str 
             continue
         if not isinstance(value, str):
             raise KeyMalformed(f"The idempotency key in {member!r} is not a string. Send a string.")
-        found[f"{member!r} of the body"] = _in_format(policy, keys.checked(value))
+        found[f"{member!r} of the body"] = _in_format(
+            policy, _short_enough(policy, keys.checked(value))
+        )
     if len(set(found.values())) > 1:
         raise KeyMalformed(
             f"The request has different idempotency keys in {' and '.join(found)}, so nothing was "
             "executed. Send one key."
         )
     return next(iter(found.values()), None)
+
+
+def may_hold_key(media_type: str) -> bool:
+    """Whether a body of this media type may hold a key: JSON, or a form without files."""
+    return is_json(media_type) or media_type == "application/x-www-form-urlencoded"
 
 
 def header_of(dialect: Dialect) -> str:
@@ -152,7 +161,15 @@ def derived_key(policy: Policy, invocation: Invocation) -> str | None:
         KeyMalformed: it is not a key, or not in the policy's format.
     """
     derived = policy.key(invocation) if policy.key else None
-    return None if derived is None else _in_format(policy, keys.checked(_text("key", derived)))
+    if derived is None:
+        return None
+    key = keys.checked(_text("key", derived))
+    return key if _is_of_dialect(policy, "key_format") else _in_format(policy, key)
+
+
+def _is_of_dialect(policy: Policy, field: str) -> bool:
+    """Whether the dialect has set a field: for the keys that clients send, not for derived ones."""
+    return bool(getattr(policy, field) == dialect_of(policy).defaults.get(field))
 
 
 def refuse_missing(policy: Policy, method: str) -> None:
@@ -162,7 +179,6 @@ def refuse_missing(policy: Policy, method: str) -> None:
 
 
 def _in_format(policy: Policy, key: str) -> str:
-    refuse_too_long(policy, key)
     if policy.key_format == "any" or keys.has_format(key, policy.key_format):
         return key
     raise KeyMalformed(
@@ -171,13 +187,14 @@ def _in_format(policy: Policy, key: str) -> str:
     )
 
 
-def refuse_too_long(policy: Policy, key: str) -> None:
-    """Raise ``KeyMalformed`` for a key that is longer than the dialect allows."""
+def _short_enough(policy: Policy, key: str) -> str:
+    """The key of a client, if it is not longer than the dialect allows."""
     longest = dialect_of(policy).max_length
     if len(key) > longest:
         raise KeyMalformed(
             f"The idempotency key is {len(key)} characters long; at most {longest} are allowed."
         )
+    return key
 
 
 def _how_to_send_a_key(policy: Policy) -> str:
@@ -219,6 +236,7 @@ def operation(
     scope: str | None = None,
     lease: timedelta | None = None,
     sent: str = "",
+    derived: bool = False,
 ) -> Operation:
     """The operation that an invocation with this key asks for.
 
@@ -229,10 +247,11 @@ def operation(
         scope: overrides the policy's scope.
         lease: how long a claim on it lives; ``None``: as long as its transaction.
         sent: when the client sent it first, as its header says; another time is another request.
+        derived: whether the client has not sent the key.
     """
     if policy.operation:
         invocation = invocation.changed(name=policy.operation)
-    scope = _scope(policy, invocation, scope)
+    scope = _scope(policy, invocation, scope, derived=derived)
     asked_for = policy.fingerprint(invocation)
     if not isinstance(asked_for, bytes):
         asked_for = _text("fingerprint", asked_for)
@@ -274,9 +293,12 @@ def scope_of(policy: Policy, invocation: Invocation, scope: str | None = None) -
     return scopes.fit(_scope(policy, invocation, scope))
 
 
-def _scope(policy: Policy, invocation: Invocation, scope: str | None) -> str:
+def _scope(
+    policy: Policy, invocation: Invocation, scope: str | None, *, derived: bool = False
+) -> str:
     if scope is None:
-        scope = policy.scope(invocation)
+        of_clients = derived and _is_of_dialect(policy, "scope")
+        scope = scopes.per_user(invocation) if of_clients else policy.scope(invocation)
     if not (scope and isinstance(scope, str)):
         _text("scope", scope)
         raise ImproperlyConfigured(
