@@ -24,7 +24,7 @@ from .conf import WITH_POLICY, conf
 from .errors import KeyUnsupported
 from .http.atomic_requests import asks_for_transaction
 from .http.marking import FAILED, IGNORED, mark, refused
-from .http.messages import PLANNED, key_header, meta_name, problem_response
+from .http.messages import PLANNED, key_header, mark_response, meta_name, problem_response
 from .http.serving import log_unread_field
 from .http.unwrapping import (
     ViewFunction,
@@ -235,6 +235,7 @@ def _refuse_unprotected(request: HttpRequest, view: ViewFunction) -> HttpRespons
         return None
     error = KeyUnsupported()
     response = problem_response(error)
+    mark_response(response, request, project_dialect(), error)
     mark(response, refused(error))
     return response
 

@@ -101,7 +101,9 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
         invocation = identity.identified(policy, invocation)
     if dialect.members:
         invocation = invocation.changed(key_members=frozenset(dialect.members))
-        key = identity.key_in_body(policy, invocation, key) if in_body else None
+        if in_body:
+            of_client = None if keys.is_made_up(header) else key
+            key = identity.key_in_body(policy, invocation, of_client) or key
     derived = key is None
     if key is None:
         key = identity.derived_key(policy, invocation)

@@ -533,6 +533,16 @@ class TestKeysWithTime:
             assert json_post(alice, url, {"reference": "a"}, **headers).status_code == status
         assert effects() == 1
 
+    def test_unsupported(self, alice: Client) -> None:
+        """Where nothing would honour a repeatable request, it can be refused: 501."""
+        headers = in_repeatability(new_key())["headers"]
+        options = {"UNPROTECTED_KEYS": "refuse", "MIDDLEWARE_PROTECTS": "with-policy"}
+        with override_settings(IDEMPOTENCY={"POLICY": {"dialect": "oasis"}, **options}):
+            response = json_post(alice, "/unprotected/", {"reference": "a"}, **headers)
+        assert response.status_code == 501
+        assert response["Repeatability-Result"] == "rejected"
+        assert effects() == 0
+
     @pytest.mark.parametrize("sent", ["yesterday", "", "2026-11-23T06:25:00Z"])
     def test_no_time(self, sent: str, alice: Client) -> None:
         """A first-sent that is not a date of HTTP is refused: 400."""
@@ -571,6 +581,9 @@ urlpatterns += [
 ]
 
 
+urlpatterns += [path("unprotected/", create)]
+
+
 class TestKeysInBodies:
     """Keys in a member of the body."""
 
@@ -593,6 +606,14 @@ class TestKeysInBodies:
         both = {"reference": "a", "idempotency_key": key}
         third = json_post(alice, url, both, **{"Idempotency-Key": key})
         assert first.content == again.content == third.content
+        assert effects() == 1
+
+    def test_made_up(self, alice: Client) -> None:
+        """A key that a browser has made up does not disagree with the client's own."""
+        body = {"reference": "a", "idempotency_key": new_key()}
+        for made_up in ('"1234567890123456789"', '"9876543210987654321"'):
+            headers = {"Idempotency-Key": made_up}
+            assert json_post(alice, "/square/mixin/", body, **headers).status_code == 201
         assert effects() == 1
 
     def test_two_names(self, alice: Client) -> None:
