@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from rest_framework.response import Response
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.errors import ResponseExpired, StoreUnavailable
+from idempotency_django.errors import ResponseExpired, StoreUnavailable, all_errors
 from idempotency_django.http.described import problems_of, promise_of
 from idempotency_django.http.messages import problem_of
 from idempotency_django.policy import PAYMENT, Policy, keys
@@ -279,3 +280,69 @@ def test_reference_app() -> None:
     assert paths["/api/transfers/"]["post"]["x-idempotency"]["required"] is True
     assert "x-idempotency" not in paths["/api/unprotected/"]["post"]
     assert "x-idempotency" in paths["/api/viamiddleware/"]["post"]
+
+
+def test_every_problem_is_considered() -> None:
+    """Each problem is documented for some endpoint, or named here as none of an endpoint's."""
+    of_others = {
+        # of consumers, webhooks and preconditions, which have pages of their own
+        *("dead-lettered", "unknown-event-type", "signature-refused", "delivery-malformed"),
+        *("delivery-too-large", "precondition-failed", "precondition-required"),
+        *("concurrent-modification", "illegal-transition"),
+        # of endpoints that are not protected, with UNPROTECTED_KEYS
+        "key-unsupported",
+        # of the server, 500: a client can do nothing about them
+        *("claim-lost", "steps-changed"),
+    }
+    policies = [
+        Policy(required=True, on_interrupted="hold"),
+        Policy(key_ttl=timedelta(days=7)),
+        Policy(key_format="uuid7"),
+        Policy(dialect="oasis"),
+    ]
+    documented = {
+        error.slug for policy in policies for error in problems_of(policy.resolved(), "POST")
+    }
+    assert documented.isdisjoint(of_others)
+    assert documented | of_others == {error.slug for error in all_errors()}
+
+
+@pytest.mark.soak
+def test_generated_client(tmp_path: Path) -> None:
+    """A client that is generated from the reference app's schema sends the key."""
+    schema, package = tmp_path / "schema.json", tmp_path / "generated"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.openapi_settings"}
+    spectacular = ["-m", "django", "spectacular", "--format=openapi-json", f"--file={schema}"]
+    subprocess.run([sys.executable, *spectacular], cwd=ROOT, env=environment, check=True)
+    generate = ["generate", f"--path={schema}", f"--output-path={package}", "--meta=none"]
+    subprocess.run(
+        [sys.executable, "-m", "openapi_python_client", *generate],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        check=True,
+        capture_output=True,
+    )
+    program = (
+        "import httpx, json\n"
+        "from generated import Client\n"
+        "from generated.api.api import api_transfers_create as transfers\n"
+        "sent = []\n"
+        "def handle(request):\n"
+        "    sent.append(request)\n"
+        "    return httpx.Response(201, json={})\n"
+        "client = Client('http://shop.example.com')\n"
+        "http = httpx.Client(base_url='http://shop.example.com', "
+        "transport=httpx.MockTransport(handle))\n"
+        "client.set_httpx_client(http)\n"
+        "transfers.sync_detailed(client=client, idempotency_key='order-17')\n"
+        "print(sent[0].method, sent[0].url.path, sent[0].headers['Idempotency-Key'])\n"
+        "try:\n"
+        "    transfers.sync_detailed(client=client)\n"
+        "except TypeError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("POST /api/transfers/ order-17\n"), done.stderr
+    assert "'idempotency_key'" in done.stdout
