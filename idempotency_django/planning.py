@@ -107,6 +107,10 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
     derived = key is None
     if key is None:
         key = identity.derived_key(policy, invocation)
+    elif hasattr(policy.key, keys.FIELD_OF_FORM) and keys.is_made_up(header):
+        # The form's own key is the same for a double click; a browser's is not.
+        own = identity.derived_key(policy, invocation)
+        derived, key = own is not None, own or key
     if key is None:
         identity.refuse_missing(policy, request.method)
         return None

@@ -96,6 +96,17 @@ def test_form(url: str, client: Client) -> None:
     assert IdempotencyKey.objects.get().key == key
 
 
+def test_form_of_a_browser_that_makes_keys_up(client: Client) -> None:
+    """The key in the form comes before the one that the browser makes up for each click."""
+    key = key_of(client.get("/mixin/", headers=BROWSER))
+    filled = {"reference": "a", "idempotency_key": key}
+    for made_up in ("17463529834658723465", "9346352983465872346"):
+        headers = {**BROWSER, "Idempotency-Key": f'"{made_up}"'}
+        last = client.post("/mixin/", filled, headers=headers)
+    assert is_replay(last)
+    assert effects() == 1
+
+
 def test_next_page(client: Client) -> None:
     """The page that answers a form has a key of its own."""
     key = key_of(client.get("/mixin/", headers=BROWSER))

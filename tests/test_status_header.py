@@ -97,6 +97,7 @@ urlpatterns = [
     path("sliding/", idempotent(ttl=SlidingTTL(days=1))(answer)),
     path("outlived/", idempotent(ttl=DAY, key_ttl=DAY * 9)(answer)),
     path("required/", idempotent(required=True)(answer)),
+    path("form/", idempotent(required=True, key=keys.form_field())(answer)),
     path("uuid/", idempotent(key_format="uuid")(answer)),
     path("accepted/", idempotent(mode="leased", on_conflict="accepted")(answer)),
     path("unread/", idempotent(key=keys.instead_of_header(lambda _: None))(answer)),
@@ -373,6 +374,20 @@ def test_key_of_a_browser_with_a_derived_one(client: Client) -> None:
     """Where a key is derived, it is derived then, too."""
     assert post(client, "/derived/", FIREFOX)["Idempotency-Status"].startswith("executed; ttl=")
     assert post(client, "/derived/", FIREFOX)["Idempotency-Status"].startswith("replayed; ttl=")
+
+
+@pytest.mark.parametrize("who", ["client", "admin_client"])
+def test_key_of_a_browser_with_a_form(who: str, request: pytest.FixtureRequest) -> None:
+    """The hidden field of a form comes first: a double click has two keys of the browser's."""
+    browser: Client = request.getfixturevalue(who)
+    form = {"reference": "a", "idempotency_key": new_key()}
+    clicks = [
+        browser.post("/form/", form, headers={"Idempotency-Key": f'"{made_up}"'})
+        for made_up in (FIREFOX, FIREFOX[::-1])
+    ]
+    assert [click.status_code for click in clicks] == [201, 201]
+    assert [click.get("Idempotent-Replayed") for click in clicks] == [None, "true"]
+    assert effects() == 1
 
 
 def test_key_of_a_browser_where_one_is_required(client: Client) -> None:

@@ -26,7 +26,7 @@ from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked
 from ..http.wrapping import log_unreached, register_framework, replace_handler
-from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, resolve
+from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, keys, resolve
 from ..records import Record
 from .adapter import IdempotencyAPIException, serve_view
 from .forms import key_in_form, with_keys
@@ -134,7 +134,9 @@ class IdempotentViewMixin:  # see below
         view: Any = self
         policy = resolve(self._idempotency_policy or PROJECT_POLICY)
         header = key_header(view.request._request, dialect_of(policy))
-        return key_in_form(view.request) if header is None else header
+        if header is None or keys.is_made_up(header):  # a browser's own key is new each time
+            return key_in_form(view.request) or header
+        return header
 
     def get_idempotency_scope(self) -> str | None:
         """The scope that the key is unique in; ``None``: the policy's."""

@@ -514,6 +514,7 @@ class _Delivery:
             on_conflict="reject",
             on_interrupted="resume",
             ttl=_COPY_TTL + plan.policy.lease,
+            key_ttl=None,
         )
         try:
             idempotent_call(
