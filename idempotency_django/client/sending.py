@@ -25,6 +25,8 @@ _ERRORS = 400
 
 
 class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
+    _leave_key: Any  # a hook, which is async in an async client
+
     def __init__(self, *args: Any, **options: Any) -> None:
         self.retries = Retries.taken_from(options)
         super().__init__(*args, **options)
@@ -54,9 +56,6 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
         call = request.extensions.get(_CALL)
         if call is not None and call.leaves(request.method, str(request.url)):
             request.headers.pop(call.header, None)
-
-    def _leave_key(self, request: Any) -> Any:
-        raise NotImplementedError
 
 
 class Sending(_Keyed):

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import requests
 
 from idempotency_django.client import IdempotentClient, OutcomeUnknown, key_for
 from tests.servers import free_port
@@ -168,6 +169,17 @@ def test_never_connected(make: Make) -> None:
         make(attempts=2).send("POST", f"http://127.0.0.1:{free_port()}", key=KEY)
     assert caught.value.idempotency_key == KEY  # type: ignore[attr-defined]
     assert KEY in caught.value.__notes__[0]
+
+
+def test_connect_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same if each attempt to connect took too long."""
+
+    def send(*args: Any, **options: Any) -> Any:
+        raise requests.ConnectTimeout
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    with pytest.raises(requests.ConnectTimeout):
+        Requests(attempts=2).send("POST", "http://pay.example.com/")
 
 
 def test_timeout(make: Make) -> None:
