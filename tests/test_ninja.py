@@ -29,6 +29,7 @@ from ninja.testing import TestAsyncClient, TestClient
 from ninja.throttling import BaseThrottle
 from openapi_spec_validator import validate
 
+from idempotency_django import idempotent_call
 from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.errors import FingerprintMismatch, IdempotencyError
@@ -278,6 +279,21 @@ def test_an_unexpected_error(serve: Serve, client: Client) -> None:
 
     serve(orders(fails))
     with pytest.raises(LookupError, match="boom"):
+        post(client, "/v0/orders", new_key())
+    assert effects() == 0
+
+
+def test_an_error_of_another_operation(serve: Serve, client: Client) -> None:
+    """A refusal of a nested call is an error of the function, not a refusal of the request."""
+
+    def calls(request: HttpRequest, order: Order) -> Any:
+        made = create(request, order)
+        idempotent_call(lambda _: None, key="k", scope="s", fingerprint=order.reference)
+        return made
+
+    serve(orders(calls))
+    assert post(client, "/v0/orders", new_key(), "b").status_code == 201
+    with pytest.raises(FingerprintMismatch):
         post(client, "/v0/orders", new_key())
     assert effects() == 0
 
