@@ -198,6 +198,8 @@ class Api:
     # Once
 
     def once(self, key: str, caller: str, body: Any, raw: bytes, environ: dict[str, Any]) -> Answer:
+        if self.fault == "wedged by a client that left" and not isinstance(body, bytes):
+            self.meeting.wait_for_others()  # or the retry might be there before the first
         scope = self.scope(key, caller, environ, raw)
         fingerprint = self.fingerprint(body, raw)
         if self.fault == "executes, then looks":
@@ -358,6 +360,11 @@ class Meeting:
             self.joined.yes = True
             self.changed.notify_all()
             self.changed.wait_for(self.complete, timeout=5)
+
+    def wait_for_others(self) -> None:
+        """Return when all other requests have ended."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.open <= 1, timeout=5)
 
     def complete(self) -> bool:
         waiting, *_ = select([self.listener], [], [], 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
 
+import httpx
 import pytest
 
 from idempotency_django.conformance import runner
@@ -305,6 +307,68 @@ class TestConfiguration:
         )
         assert ended.returncode == 1
         assert 'pip install "idempotency-django[conformance]"' in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("media_type", "body", "reason"),
+    [
+        ("", b"", "is of no media type, not application/problem+json"),
+        ("application/problem+json", b"{", "is not JSON"),
+        ("application/problem+json", b"[]", "is not a JSON object"),
+        ("application/problem+json", b'{"status": 400}', "has the member status 400"),
+        ("application/problem+json", b'{"title": "No"}', "has neither a type nor a Link header"),
+        ("application/problem+json", b'{"type": "https://example.com/docs"}', ""),
+    ],
+)
+def test_problem(media_type: str, body: bytes, reason: str) -> None:
+    """A problem document has its media type, its status, and a link to documentation."""
+    response = runner.Response("POST", 422, httpx.Headers({"Content-Type": media_type}), body)
+
+    found = runner._no_problem(response)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("headers", "cacheable"),
+    [
+        ({}, False),
+        ({"Cache-Control": "max-age=0"}, False),
+        ({"Cache-Control": "public, max-age=60, no-store"}, False),
+        ({"Cache-Control": "s-maxage=060"}, True),
+        ({"Cache-Control": "public"}, True),
+        ({"Age": "1"}, True),
+    ],
+)
+def test_cacheable(headers: dict[str, str], cacheable: bool) -> None:
+    """Caches may keep a response that says so, or that comes from one."""
+    assert bool(runner._cacheable(runner.Response("POST", 201, httpx.Headers(headers), b""))) == (
+        cacheable
+    )
+
+
+def test_no_response(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that accepts connections and never responds ends it with 2."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        assert main([url, "--body", BODY, "--timeout", "0.1"]) == 2
+        assert runner._accepts(server.getsockname())
+    assert "no response within 0.1 s" in capsys.readouterr().err
+    assert not runner._accepts(("127.0.0.1", free_port()))
+
+
+def test_a_dialect_that_does_not_say(
+    api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a dialect of your own leaves out is not tested."""
+    (tmp_path / "api.yaml").write_text("dialect: {key: {in: header, name: Idempotency-Key}}")
+    given = [f"{api}/charges", *ALICE, "--config", f"{tmp_path}/api.yaml"]
+    _, found = reported(capsys, *given, "--only", "IDEM-013", "--only", "IDEM-043")
+
+    assert {each["reason"] for each in found.values()} == {
+        "the dialect does not say the status of in_progress",
+        "the dialect does not say the status of malformed",
+    }
 
 
 def test_the_last_byte_waits_for_all() -> None:
