@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
@@ -21,7 +22,7 @@ from rest_framework.response import Response
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotencyKeyFilter, IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy, scopes, store_errors
 from tests.models import Effect
 from tests.support import LONG_AGO, assert_problem, is_replay, new_key, post
@@ -88,6 +89,10 @@ class PerRequest(Mixin):
         return f"mine {self.request.method}"
 
 
+class Outliving(Mixin):
+    idempotency_policy = Policy(key_ttl=timedelta(days=7))
+
+
 class Erring(Mixin):
     idempotency_policy = Policy(should_store=store_errors)
 
@@ -125,7 +130,19 @@ async def streamed(request: HttpRequest) -> StreamingHttpResponse:
 
 
 ACTIONS = {"post": "create", "get": "list"}
-VIEWS = [Things, Mixin, Leased, Shared, Nobodys, Named, Knowing, PerRequest, Erring, Unprotected]
+VIEWS = [
+    Things,
+    Mixin,
+    Leased,
+    Shared,
+    Nobodys,
+    Named,
+    Knowing,
+    PerRequest,
+    Erring,
+    Outliving,
+    Unprotected,
+]
 urlpatterns = [
     *(path(f"{view.__name__.lower()}/", view.as_view(ACTIONS)) for view in VIEWS),
     path("decorated/", Decorated.as_view()),
@@ -301,6 +318,20 @@ def test_resource_of_problem(alice: Client, monkeypatch: pytest.MonkeyPatch) -> 
     assert problem["resource"] == f"/e/{made}/"
     Effect.objects.all().delete()
     assert "resource" not in post(alice, "/forgotten/", key).json()
+
+
+def test_expired_response(alice: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a key outlives its response, the 409 and the list name what was made."""
+    monkeypatch.setattr(Effect, "get_absolute_url", lambda it: f"/e/{it.pk}/", raising=False)
+    key = new_key()
+    made = post(alice, "/outliving/", key).json()
+    an_hour_ago = DatabaseNow() - timedelta(hours=1)
+    IdempotencyKey.objects.filter(key=key).update(expires_at=an_hour_ago)
+    problem = assert_problem(post(alice, "/outliving/", key), 409, "response-expired")
+    assert problem["resource"] == f"/e/{made['pk']}/"
+    assert found(alice, "/outliving/", key) == [made]
+    IdempotencyKey.objects.filter(key=key).update(expires_at=LONG_AGO)
+    assert found(alice, "/outliving/", key) == []
 
 
 @pytest.mark.parametrize("fault", [NoReverseMatch, None])

@@ -85,8 +85,11 @@ def _found(request: Request, model: Any, view: Any, sent: str) -> str | None:
         invocation = identity.identified(policy, invocation)
     scope = identity.scope_of(policy, invocation, adapter.scope())
     record = stores[policy.store].get(key, scope)
-    if record is None or record.payload is None or record.expired:
+    if record is None or record.payload is None:
         return None
+    reserved = policy.reserved.total_seconds()
+    if record.expired and (not reserved or (record.ttl_left or 0.0) + reserved <= 0):
+        return None  # another operation may have the key
     caller = identity.caller_of(policy, invocation)
     # What was made without credentials belongs to everybody who knows the key.
     callers = {caller, ""} if caller == invocation.credentials else {caller}

@@ -308,7 +308,11 @@ def _response(
             accepted = accepted_response(plan.store, operation, owner, _retry_after())
             response = adapter.native(accepted)
             mark(response, IN_PROGRESS)
-        case Expired() | InProgress() | Held() | Mismatched():
+        case Expired(record):
+            error = refusal(outcome)
+            error.resource = url_of(record.payload)
+            raise error
+        case InProgress() | Held() | Mismatched():
             raise refusal(outcome)
         case _:
             assert_never(outcome)
