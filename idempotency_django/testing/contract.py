@@ -671,6 +671,7 @@ class OwnersContract(ContractSetting):
     def test_reserved_key_is_not_purged(self) -> None:
         """A purge takes the record when its key is free, after a replay, too."""
         operation = self.outlived()
+        assert self.store.purge(timedelta(0), 10) == 0
         with self.store.transaction():
             self.store.record_replay(
                 self.record(operation), replace(operation, extend_on_replay=True)
