@@ -395,6 +395,18 @@ class TestTransactions:
         post(client, "/inner/", new_key(), "boom")
         assert counts() == {}
 
+    def test_callable_fails(self, client: Client, settings: Any) -> None:
+        """A policy's callable that breaks its statement does not break the view's transaction."""
+
+        def scope(invocation: Any) -> str:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT nothing FROM nowhere")
+            raise AssertionError
+
+        settings.IDEMPOTENCY = {"POLICY": Policy(mode="observe", scope=scope)}
+        assert post(client, "/view/", new_key()).status_code == 201
+        assert effects() == 1
+
     def test_statements(self, client: Client) -> None:
         """Within the view's transaction it sends no more than a savepoint."""
         with CaptureQueriesContext(connection) as captured:
