@@ -27,7 +27,7 @@ from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import DEFAULTS, Policy, SlidingTTL
 from idempotency_django.stores import stores
 from tests.models import Effect
-from tests.support import assert_problem, assert_replays, effects, new_key, post
+from tests.support import assert_problem, assert_replays, effects, new_key, post, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -111,10 +111,12 @@ def test_retention_that_is_longer(client: Client) -> None:
     idempotent_call(
         lambda _: None, key="k", scope="s", name="n", policy=LONG.replace(retention=DAY * 9)
     )
-    row = IdempotencyKey.objects.get()
-    assert row.expires_at is not None
-    assert row.purge_at is not None
-    assert row.purge_at - row.expires_at == DAY * 9
+    idempotent_call(lambda _: None, key="l", scope="s", name="n", policy=LONG)
+    for key, kept in (("k", DAY * 9), ("l", DAY - HOUR)):
+        row = record(key)
+        assert row.expires_at is not None
+        assert row.purge_at is not None
+        assert row.purge_at - row.expires_at == kept
 
 
 def test_call() -> None:
