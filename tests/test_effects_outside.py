@@ -15,6 +15,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,7 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
 def server() -> Iterator[int]:
     """The port of an HTTP server that is no part of the project."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield server.server_port
         server.shutdown()
@@ -290,6 +291,17 @@ class TestSteps:
         assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
         assert effect.where.startswith(HERE)
         assert noticed(write) == []  # in the transactional mode, each is undone by a rollback
+
+    def test_commit_hook(self, server: int) -> None:
+        """What a leased view leaves to a commit is noticed, even if only a library does it."""
+
+        def later() -> None:
+            with transaction.atomic():
+                transaction.on_commit(partial(httpx.post, f"http://localhost:{server}/"))
+
+        [effect] = noticed(later, mode="leased")
+        assert effect.peer == f"localhost:{server}"
+        assert effect.where.startswith(HERE)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -10,17 +10,26 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from io import StringIO
+from io import BytesIO, StringIO
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections, transaction
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    JsonResponse,
+    StreamingHttpResponse,
+    UnreadablePostError,
+)
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import AsyncClient, Client, TestCase
+from django.test import AsyncClient, Client, RequestFactory, TestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -37,7 +46,7 @@ from idempotency_django.checks.inventory import endpoints
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.functions import idempotent_call
-from idempotency_django.http import shadow
+from idempotency_django.http import bodies, shadow
 from idempotency_django.models import IdempotencyKey, IdempotencyObservation
 from idempotency_django.policy import keys, scopes
 from idempotency_django.stores.database import DatabaseStore
@@ -84,6 +93,36 @@ def stream(request: HttpRequest) -> StreamingHttpResponse:
 def page(request: HttpRequest) -> HttpResponse:
     Effect.objects.create(reference="a")
     return TemplateResponse(request, engines["django"].from_string("n={{ n }}"), {"n": 1})
+
+
+def who(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.user.get_username())
+
+
+def chunks(request: HttpRequest) -> HttpResponse:
+    read = request.META["wsgi.input"].read
+    return HttpResponse([read(3), read(5), read()])
+
+
+def lines(request: HttpRequest) -> HttpResponse:
+    source = request.META["wsgi.input"]
+    return HttpResponse(b"|".join([source.readline(), source.readline(4), *source]))
+
+
+def read(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.read())
+
+
+def exporting(request: HttpRequest) -> HttpResponse:
+    for name in "ab":
+        Path(request.GET["folder"], f"alice-{name}").touch()
+    return HttpResponse("done")
+
+
+def outage(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    transaction.on_commit(connection.connection.close)
+    return HttpResponse("done", status=201)
 
 
 def mailing(request: HttpRequest) -> HttpResponse:
@@ -142,6 +181,13 @@ urlpatterns = [
     path("page/", observe(page)),
     path("plain-page/", page),
     path("plain/", create),
+    path("plain-who/", who),
+    path("chunks/", observe(chunks)),
+    path("lines/", observe(lines)),
+    path("read/", observe(read)),
+    path("plain-read/", read),
+    path("exporting/", observe(exporting)),
+    path("outage/", observe(outage)),
 ]
 
 
@@ -207,6 +253,41 @@ class TestEveryWay:
                 assert response.headers == plain.headers
                 assert response.content == plain.content
         assert counts("POST /plain-page/") == {"executed": 2}
+
+    @pytest.mark.parametrize("session", ["none", "good", "expired", "of_old_password"])
+    @pytest.mark.parametrize("url", ["/plain/", "/plain-who/"])
+    def test_session(self, alice: Client, settings: Any, session: str, url: str) -> None:
+        """Nor does it change cookies and ``Vary``, whether or not the view asks who is calling."""
+
+        def told(middleware: list[str]) -> tuple[Any, ...]:
+            settings.MIDDLEWARE = middleware
+            client = Client()
+            if session != "none":
+                client.force_login(User.objects.get(username="alice"))
+            if session == "expired":
+                Session.objects.all().delete()
+            elif session == "of_old_password":
+                User.objects.filter(username="alice").update(password=new_key())
+            with CaptureQueriesContext(connection) as captured:
+                response = post(client, url, new_key())
+            asked = sum("auth_user" in each["sql"] for each in captured.captured_queries)
+            return response.content, response.headers, response.cookies.output(), asked
+
+        settings.IDEMPOTENCY = OBSERVE
+        plain = told(settings.MIDDLEWARE)
+        observed = told(MIDDLEWARE)
+        assert observed[:3] == plain[:3]
+        if session == "good":
+            assert observed[3] == 1
+        assert counts() == {"executed": 1}
+
+    def test_no_route(self) -> None:
+        """A request that no route led to is counted without its path, which may name a customer."""
+        request = RequestFactory().post(
+            "/customers/alice/", b"{}", "application/json", headers={"Idempotency-Key": new_key()}
+        )
+        observe(lambda request: HttpResponse("done"))(request)
+        assert counts("POST (no route)") == {"executed": 1}
 
 
 def without_middleware(client: Client, settings: Any) -> Client:
@@ -364,6 +445,59 @@ class TestOutcomes:
             idempotent_call(lambda _: Effect.objects.create(reference="a").pk, key="a", scope="b")
         assert effects() == 1
         assert counts() == {}
+
+
+class Source(BytesIO):
+    """A server's input, which cannot be read twice. A ``!`` in it is where the connection broke."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if b"!" in data:
+            raise OSError
+        return data
+
+
+class TestBodies:
+    @pytest.mark.parametrize("url", ["/chunks/", "/lines/"])
+    def test_too_long_to_compare(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A view that streams reads all of a body that is too long for the fingerprint."""
+        monkeypatch.setattr(bodies, "CHUNK", 2)
+        monkeypatch.setattr(bodies, "LONGEST", 16)
+        key, body = new_key(), b"line 1\nline 2\nline 3"
+        read = body if url == "/chunks/" else b"line 1\n|line| 2\n|line 3"
+        for _ in range(2):
+            assert send(url, key, body).content == read
+        send(url, key, b"other")
+        assert counts() == {"executed": 1, "replayed": 1, "mismatched": 1}
+
+    @pytest.mark.parametrize("limit", [0, 100])
+    def test_broken(self, client: Client, settings: Any, limit: int) -> None:
+        """A view that reads a body whose connection broke meets the same error."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = limit
+        for url in ("/read/", "/plain-read/"):
+            with pytest.raises(UnreadablePostError):
+                send(url, new_key(), b"abcdef!", CONTENT_LENGTH=20)
+
+    def test_half(self) -> None:
+        """A view gets all that has come of a form whose end is missing."""
+        form = b"--b\r\nContent-Disposition: form-data; name=a\r\n\r\n1"
+        for url in ("/read/", "/plain-read/"):
+            kind = "multipart/form-data; boundary=b"
+            assert send(url, new_key(), form, kind, CONTENT_LENGTH=99).content == form
+
+
+def send(
+    url: str, key: str, body: bytes, content_type: str = "text/plain", **environ: Any
+) -> HttpResponse:
+    """The response to a body from a server, in chunks unless its length is given."""
+    if not environ:
+        environ = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
+    environ |= {"wsgi.input": Source(body), "CONTENT_TYPE": content_type}
+    headers = {"Idempotency-Key": key}
+    return Client().generic("POST", url, headers=headers, **environ)  # type: ignore[return-value]
 
 
 class TestTransactions:
@@ -530,6 +664,18 @@ class TestStores:
         assert caplog.text.count("The shadow mode cannot identify requests of POST /view/") == 1
         assert counts() == {}
 
+    @pytest.mark.parametrize("atomic", [False, True])
+    def test_outage_after_the_view(
+        self, client: Client, atomic: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    ) -> None:
+        """If the database goes away when the view has committed, its response is sent."""
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
+        assert post(client, "/outage/", new_key()).status_code == 201
+        assert "The shadow mode cannot record requests in the store" in caplog.text
+        connection.close()
+        assert effects() == 1
+        assert counts() == {}
+
     def test_wrong_store(self, client: Client, settings: Any, caplog: Any) -> None:
         """A store that does not exist is logged, too."""
         settings.IDEMPOTENCY = {"POLICY": {"mode": "observe", "store": "none"}}
@@ -645,6 +791,13 @@ class TestEffects:
         for _ in range(2):
             post(client, "/later/", key)
         assert counts("POST /later/", zeros=True) == {"executed": 1, "replayed": 1}
+
+    def test_files(self, client: Client, tmp_path: Path) -> None:
+        """A file is counted without its name, which may be a customer's; in a loop, it is one."""
+        post(client, f"/exporting/?folder={tmp_path}", new_key())
+        row = IdempotencyObservation.objects.get(what="file")
+        assert row.peer == "a file"
+        assert "It wrote to a file at tests/test_shadow.py:" in report()
 
     def test_noted_at_first(self, client: Client) -> None:
         """An effect is known from the first request on, before any duplicate repeats it."""

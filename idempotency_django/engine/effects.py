@@ -161,9 +161,12 @@ def _note(kind: Kind, peer: str) -> None:
     if not found:
         return
     operation, situation, lists = found
-    where = _place(sys._getframe(), kind, after_commit=situation == "observed")
+    is_observed = situation == "observed"
+    where = _place(sys._getframe(), kind, after_commit=is_observed)
     if where is None:
         return
+    if is_observed and kind == "file":
+        peer = "a file"  # whose name may be of a customer; the counts are kept and reported
     effect = Effect(operation, kind, peer, where, situation)
     for noticed in lists:
         if effect not in noticed:
@@ -307,19 +310,21 @@ def _place(frame: FrameType | None, kind: Kind, *, after_commit: bool) -> str | 
         kind: what happens.
         after_commit: whether what is called after a commit is none.
     """
-    where = ""
+    where, is_hook = "", False
     while frame is not None:
         code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        if code.co_name == _COMMIT_HOOKS:
+            if after_commit:
+                return None
+            is_hook = True  # the database's frames around it only call what the handler gave them
         if not where:
             frozen = code.co_filename.startswith(_FROZEN)  # the import system
-            if kind != "database" and (frozen or _is_innocent(module)):
+            if kind != "database" and not is_hook and (frozen or _is_innocent(module)):
                 return None
             if _is_project(code.co_filename):
                 where = f"{_relative(code.co_filename)}:{frame.f_lineno}"
         elif not after_commit:
             break
-        if after_commit and code.co_name == _COMMIT_HOOKS:
-            return None
         if module in _AROUND_HANDLERS:
             break
         frame = frame.f_back

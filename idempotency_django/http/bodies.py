@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from io import BytesIO
+from collections.abc import Callable
+from functools import partial
+from io import BytesIO, IOBase
 from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
@@ -49,20 +51,78 @@ def rewindable(request: Any) -> Any:
     if not is_seekable(stream):
         if (announced(request) or 0) > LONGEST:
             raise _too_long()
-        stream = spooled(request)
+        stream = spooled(request, partial(_hand_on, request, stream))
     rewind(request, stream)
     return stream
 
 
-def spooled(source: Any) -> Any:
-    """The rest of a stream, in memory or in a temporary file."""
+def _hand_on(request: Any, source: Any, begun: Any, error: Exception) -> None:
+    """Give the request back what was read of its stream, and the rest that was not."""
+    request._stream = _Begun(begun, source, error)
+    request._read_started = False
+    if "wsgi.input" in request.META:
+        request.META["wsgi.input"] = request._stream
+
+
+def spooled(source: Any, hand_on: Callable[[Any, Exception], None]) -> Any:
+    """The rest of a stream, in memory or in a temporary file.
+
+    Args:
+        source: the stream.
+        hand_on: called with what was read and the error, if not all of it can be.
+    """
     spool = _Spool(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, dir=settings.FILE_UPLOAD_TEMP_DIR)
-    while chunk := source.read(CHUNK):
-        if spool.tell() + len(chunk) > LONGEST:
-            raise _too_long()
-        spool.write(chunk)
+    try:
+        while chunk := source.read(CHUNK):
+            spool.write(chunk)
+            if spool.tell() > LONGEST:
+                raise _too_long()
+    except Exception as error:
+        spool.seek(0)
+        hand_on(spool, error)
+        raise
     spool.seek(0)
     return spool
+
+
+class _Begun(IOBase):
+    """A stream whose beginning was read already, at its beginning.
+
+    Args:
+        begun: what was read of it.
+        rest: the stream.
+        error: why it was not read on; whoever reads it meets an error of the stream again.
+    """
+
+    def __init__(self, begun: Any, rest: Any, error: Exception) -> None:
+        self._begun = begun
+        self._rest = _Broken(error) if isinstance(error, OSError) else rest
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data: bytes = self._begun.read(size)
+        if size is None or size < 0:
+            return data + bytes(self._rest.read())
+        return data or bytes(self._rest.read(size))
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line: bytes = self._begun.readline(-1 if size is None else size)
+        if line.endswith(b"\n") or len(line) == size:
+            return line
+        wanted = -1 if size is None or size < 0 else size - len(line)
+        return line + bytes(self._rest.readline(wanted))
+
+
+class _Broken(IOBase):
+    """A stream that cannot be read. After an error, some servers' streams look as if they ended."""
+
+    def __init__(self, error: OSError) -> None:
+        self._error = error
+
+    def read(self, *_: Any) -> bytes:
+        raise self._error
+
+    def readline(self, *_: Any) -> bytes:
+        raise self._error
 
 
 def _too_long() -> RequestDataTooBig:
@@ -98,7 +158,12 @@ def raw_body_of(request: Any, *, in_memory: bool = False) -> bytes | Hashed:
         digest = hashed(rewindable(request))
         refuse_half(request, digest.size)
         return digest
-    body: bytes = request.body
+    stream = request._stream
+    try:
+        body: bytes = request.body
+    except UnreadablePostError as error:
+        _hand_on(request, stream, BytesIO(), error)
+        raise
     if len(body) < (length or 0):
         refuse_half(request, len(body))
     rewind(request, request._stream)
@@ -193,7 +258,12 @@ def body_that_django_ignores(request: HttpRequest) -> Hashed | None:
     if not (chunked and meta.get("wsgi.input_terminated")) or meta.get("CONTENT_LENGTH"):
         return None
     if not is_seekable(meta["wsgi.input"]):
-        meta["wsgi.input"] = spooled(meta["wsgi.input"])
+        source = meta["wsgi.input"]
+
+        def hand_on(begun: Any, error: Exception) -> None:
+            meta["wsgi.input"] = _Begun(begun, source, error)
+
+        meta["wsgi.input"] = spooled(source, hand_on)
     return hashed(meta["wsgi.input"])
 
 
@@ -206,8 +276,8 @@ def _multipart(request: Any) -> Form | Hashed:
     # The length that was sent may be missing (a chunked body): then the view sees an empty form,
     # but a view that streams the body sees all of it.
     meta = {**request.META, "CONTENT_LENGTH": stream.seek(0, os.SEEK_END)}
-    refuse_half(request, meta["CONTENT_LENGTH"])
     stream.seek(0)
+    refuse_half(request, meta["CONTENT_LENGTH"])
     digests = _Digests()
     try:
         fields, _ = MultiPartParser(meta, stream, [digests], request.encoding).parse()

@@ -19,23 +19,27 @@ from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
+from django.contrib.sessions.backends.base import SessionBase
+from django.core.exceptions import RequestDataTooBig
 from django.db import router, transaction
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.crypto import salted_hmac
+from django.utils.functional import SimpleLazyObject, empty
 
 from ..engine.effects import Effect, observed_effects
 from ..engine.outcomes import savepoints
 from ..errors import IdempotencyError, KeyMissing, StoreUnavailable
-from ..logs import escaped
+from ..planning import Plan
 from ..planning import plan as planned
-from ..policy import Policy
+from ..policy import Policy, fingerprints
 from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store, stores
 from ..stores.atomic_blocks import is_open
 from .atomic_requests import RequestTransactions
 from .messages import Adapter, reason_not_to_store
 from .routes import readable
+from .sessions import SessionSnapshot
 
 logger = logging.getLogger("idempotency_django")
 
@@ -120,8 +124,8 @@ class _Observation:
         self.transactions = transactions
         self.began = time.time()
         match = adapter.http_request.resolver_match
-        path = escaped(adapter.http_request.path)
-        route = path if match is None or match.route is None else readable(match.route)
+        # Without a route, a path would tell of a customer, and be one row for each.
+        route = "(no route)" if match is None or match.route is None else readable(match.route)
         self.endpoint = f"{adapter.method} {route}"[:255]
         self.operation: Operation | None = None
         self.outcome = ""
@@ -130,19 +134,36 @@ class _Observation:
 
     @contextmanager
     def _unnoticed(self) -> Iterator[None]:
-        """The session does not count as accessed in the block: its response would vary by it."""
-        session: Any = getattr(self.adapter.http_request, "session", None)
-        accessed = getattr(session, "accessed", None)
+        """The block may look into the session, and into its user, without a trace in the response.
+
+        Else it would vary by the cookie, or no longer do so where the view looks into them, too.
+        """
+        request: Any = self.adapter.http_request
+        session = getattr(request, "session", None)
+        if not isinstance(session, SessionBase) or session.accessed:
+            yield
+            return
+        user = vars(request).get("user")
+        is_unknown = isinstance(user, SimpleLazyObject) and user._wrapped is empty
+        before, key = SessionSnapshot(request), session.session_key
         try:
             yield
         finally:
-            if accessed is False:
+            found = user._wrapped if is_unknown else empty
+            if session.session_key != key or session.modified:
+                before.restore()  # it has expired: the view finds that out, and the cookie goes
+                vars(request).pop("_cached_user", None)
+                if found is not empty:
+                    user._wrapped = empty
+            elif session.accessed:
                 session.accessed = False
+                if found is not empty:
+                    vars(user).update(_wrapped=empty, _setupfunc=partial(_accessed, session, found))
 
     def _identify(self) -> None:
         try:
             with savepoints():  # the policy's callables may ask the database
-                plan = planned(self.policy, self.adapter)
+                plan = self._plan()
         except KeyMissing:
             plan = None
         except IdempotencyError as error:
@@ -167,12 +188,22 @@ class _Observation:
             count_replays=False,
         )
 
+    def _plan(self) -> Plan | None:
+        try:
+            return planned(self.policy, self.adapter)
+        except RequestDataTooBig:  # only to compare it: the view may stream it
+            policy = replace(self.policy, fingerprint=fingerprints.without_body)
+            return planned(policy, self.adapter)
+
     def after_all(self, response: HttpResponseBase | None) -> None:
         """Record and count the request when its response is rendered and its transactions ended.
 
         Args:
             response: the view's; ``None``: it raised an error.
         """
+        _attempt(self._name, 0.0, self._wait, response)
+
+    def _wait(self, response: HttpResponseBase | None) -> None:
         if response is not None and not getattr(response, "is_rendered", True):
             unrendered: Any = response
             unrendered.add_post_render_callback(self._after_transactions)
@@ -221,8 +252,11 @@ class _Observation:
 
     def _payload(self, response: HttpResponseBase | None) -> Payload | None:
         """What is recorded of a response; ``None``: a retry of it is executed."""
-        if response is None or reason_not_to_store(self.adapter, response, self.policy):
+        if response is None:
             return None
+        with self._unnoticed():
+            if reason_not_to_store(self.adapter, response, self.policy):
+                return None
         content = response.content if isinstance(response, HttpResponse) else b""
         digest = salted_hmac("idempotency_django.observed", content, algorithm="sha256")
         # By this machine's clock, which is enough for a statistic.
@@ -248,6 +282,12 @@ class _Observation:
         again = int(self.outcome in DUPLICATES)
         for effect in {(each.kind, each.where): each for each in self.effects}.values():
             counters.add(self.endpoint, effect.kind, effect.where, effect.peer, by=again)
+
+
+def _accessed(session: SessionBase, user: Any) -> Any:
+    """The user, found already, for whom the response varies by the session's cookie."""
+    session.accessed = True
+    return user
 
 
 def _recorded(store: Store, operation: Operation, payload: Payload | None) -> Record | None:
