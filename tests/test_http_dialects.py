@@ -41,8 +41,8 @@ from rest_framework.views import APIView
 from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.errors import all_errors
-from idempotency_django.http.messages import error_body
+from idempotency_django.errors import DeadLettered, IdempotencyError, StoreUnavailable, all_errors
+from idempotency_django.http.messages import error_body, status_of
 from idempotency_django.policy import DEFAULTS, PROJECT_POLICY, Policy, identity, keys, resolve
 from idempotency_django.policy.dialects import (
     ACP,
@@ -202,7 +202,7 @@ SPOKEN = [
         xml_code,
         mismatch=(400, "IdempotentParameterMismatch"),
         in_progress=(400, "PriorRequestNotComplete"),
-        malformed=(400, "InvalidParameterValue"),
+        malformed=(400, "InvalidClientToken"),
         media_type="text/xml",
         form=True,
     ),
@@ -212,9 +212,9 @@ SPOKEN = [
         "paypal",
         in_header("PayPal-Request-Id"),
         member("details", 0, "issue"),
-        mismatch=(422, "DUPLICATE_REQUEST_ID"),
+        mismatch=(422, "PAYPAL_REQUEST_ID_PREVIOUSLY_USED"),
         in_progress=(409, "PREVIOUS_REQUEST_IN_PROGRESS"),
-        malformed=(400, "INVALID_PAYPAL_REQUEST_ID"),
+        malformed=(400, "INVALID_PARAMETER_VALUE"),
     ),
     Spoken(
         "adyen",
@@ -463,7 +463,8 @@ class TestKeysWithTime:
             response = json_post(
                 alice, f"/iceberg/{way}/", {"reference": "a"}, **{"Idempotency-Key": old}
             )
-            assert response.status_code == 400
+            assert response.status_code == 412
+            assert member("error", "type")(response) == "CommitStateUnknownException"
         assert effects() == 0
 
     @pytest.mark.parametrize("key_format", ["uuid7", "ulid"])
@@ -816,6 +817,13 @@ class TestIceberg:
             assert json_post(alice, "/conflict/", {}, **key).status_code == 409
         assert len(CONFLICTS) == 1
 
+    @pytest.mark.parametrize("error", [*all_errors()])
+    def test_keeps_what_may_be_committed(self, error: type[IdempotencyError]) -> None:
+        """A client that gets one of these deletes its files, so nothing may have been committed."""
+        deletes = {400, 401, 403, 404, 409}
+        if error.state != "not-executed" and error is not DeadLettered:  # the latter has no key
+            assert status_of(error, DIALECTS["iceberg"]) not in deletes
+
 
 CONFLICTS: list[int] = []
 
@@ -956,6 +964,11 @@ class TestOwn:
         assert again == Policy(dialect=dialect.name)
         assert hash(again) == hash(Policy(dialect=dialect))
         assert dataclasses.replace(dialect, max_length=1) != dialect
+
+    def test_adyen_without_store(self) -> None:
+        """Adyen's own code says that the keys cannot be looked up."""
+        body: Any = error_body(StoreUnavailable(), DIALECTS["adyen"])
+        assert (body["status"], body["errorCode"]) == (503, "703")
 
     @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
     def test_every_error(self, dialect: Dialect) -> None:

@@ -31,7 +31,7 @@ from django.views.generic import View
 
 from ..errors import IdempotencyError
 from ..logs import escaped
-from ..policy import UNSAFE_METHODS, Policy, dialect_of, project_dialect, resolve
+from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, resolve
 from ..policy.dialects import Dialect
 from ..records import Record
 from .atomic_requests import (
@@ -64,7 +64,9 @@ from .unwrapping import (
     is_marked,
     module_of,
     name_of,
+    policy_of,
     protect_innermost,
+    protected_part,
     validate_framework,
     vars_of,
     view_class_of,
@@ -515,8 +517,12 @@ def log_unreached(view: Any, request: HttpRequest, response: HttpResponseBase) -
 
 def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
     """Log an error if a protected view answered without a claim, and successfully."""
-    keyed = request.method in UNSAFE_METHODS and key_header(request, project_dialect()) is not None
-    if keyed and 200 <= response.status_code < 300:
+    method = request.method
+    if method not in UNSAFE_METHODS or not 200 <= response.status_code < 300:
+        return
+    declared = policy_of(protected_part(view, method) or view, method)
+    policy = resolve(declared if isinstance(declared, Policy) else PROJECT_POLICY)
+    if key_header(request, dialect_of(policy)) is not None:
         logger.error(
             "%s is not protected: it answered %s %s with %s without calling the protected "
             "handler. Put @idempotent on the function that does the work.",

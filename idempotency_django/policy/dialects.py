@@ -120,11 +120,11 @@ def _odata(error: IdempotencyError, status: int) -> Mapping[str, Any]:  # noqa: 
 
 _EC2: Final = {
     "key-missing": "MissingParameter",
-    "key-malformed": "InvalidParameterValue",
-    "key-guessable": "InvalidParameterValue",
-    "key-too-old": "InvalidParameterValue",
+    "key-malformed": "InvalidClientToken",
+    "key-guessable": "InvalidClientToken",
+    "key-too-old": "InvalidClientToken",
     "mismatch": "IdempotentParameterMismatch",
-    "in-progress": "PriorRequestNotComplete",  # AWS's clients try again
+    "in-progress": "PriorRequestNotComplete",  # Route 53's; AWS's clients try again
     "store-unavailable": "Unavailable",
 }
 
@@ -155,8 +155,9 @@ def _google(error: IdempotencyError, status: int) -> Mapping[str, Any]:
 
 _PAYPAL: Final = {
     "key-missing": "PAYPAL_REQUEST_ID_REQUIRED",
-    "key-malformed": "INVALID_PAYPAL_REQUEST_ID",
-    "mismatch": "DUPLICATE_REQUEST_ID",
+    "key-malformed": "INVALID_PARAMETER_VALUE",
+    "key-guessable": "INVALID_PARAMETER_VALUE",
+    "mismatch": "PAYPAL_REQUEST_ID_PREVIOUSLY_USED",
     "in-progress": "PREVIOUS_REQUEST_IN_PROGRESS",
 }
 _PAYPAL_NAMES: Final = {
@@ -176,12 +177,14 @@ def _paypal(error: IdempotencyError, status: int) -> Mapping[str, Any]:
     return {"name": name, "message": error.title, "details": details}
 
 
+_ADYEN: Final = {"mismatch": "704", "in-progress": "704", "store-unavailable": "703"}
+
+
 def _adyen(error: IdempotencyError, status: int) -> Mapping[str, Any]:
-    known = isinstance(error, FingerprintMismatch | OperationInProgress)
     kind = "validation" if status < 500 else "internal"
     return {
         "status": status,
-        "errorCode": "704" if known else code_of(error),
+        "errorCode": _ADYEN.get(error.slug) or code_of(error),
         "message": error.detail,
         "errorType": kind,
     }
@@ -211,6 +214,7 @@ def _iceberg(error: IdempotencyError, status: int) -> Mapping[str, Any]:
 
 
 _ICEBERG: Final = {
+    412: "CommitStateUnknownException",
     422: "UnprocessableEntityException",
     500: "CommitStateUnknownException",
     503: "ServiceUnavailableException",
@@ -339,7 +343,7 @@ ADYEN: Final = Dialect(
     replayed_header="",
     echoes_key=True,
     retry_header="transient-error",
-    defaults={"ttl": timedelta(days=31), "scope": scopes.per_caller},
+    defaults={"ttl": timedelta(days=7), "scope": scopes.per_caller},
 )
 """Adyen's API."""
 
@@ -356,7 +360,14 @@ SQUARE: Final = Dialect(
 ICEBERG: Final = Dialect(
     name="iceberg",
     # A client takes 409 for a commit that has not happened, and does it again with another key.
-    statuses={"in-progress": 503, "held": 500, "response-not-stored": 500, "key-too-old": 400},
+    # After 400 or 409 it deletes its files: never for what may have been committed.
+    statuses={
+        "in-progress": 503,
+        "held": 500,
+        "response-not-stored": 500,
+        "response-expired": 500,
+        "key-too-old": 412,
+    },
     error_body=_iceberg,
     replayed_header="",
     defaults={

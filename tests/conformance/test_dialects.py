@@ -78,7 +78,8 @@ def test_what_it_says(name: str) -> None:
     assert key.get("first_sent", "") == ours.sent_header
     assert key.get("max", 255) == longest(ours)
     statuses = USUAL | {"key-too-old": 412} | dict(ours.statuses)
-    assert theirs.statuses == {each: [statuses[SLUGS[each]]] for each in theirs.statuses}
+    for each, allowed in theirs.statuses.items():  # none: its documents do not say
+        assert statuses[SLUGS[each]] in allowed or not allowed
     replayed = ours.result_header or ours.replayed_header
     if replayed is None:
         replayed = "Idempotent-Replayed" if name in {"ietf", "stripe", "acp"} else None
