@@ -73,10 +73,14 @@ class OutcomeUnknown(Exception):
     def __str__(self) -> str:
         last = "" if self.response is None else f" The last response was {self.response}."
         return (
-            f"The outcome is unknown after {self.attempts} attempts: {self.reason}.{last} The "
+            f"The outcome is unknown after {_attempts(self.attempts)}: {self.reason}.{last} The "
             f"operation may have been executed. Retry later with the same key, {self.key!r}, or "
             "look up what happened. A new key could execute the operation twice."
         )
+
+
+def _attempts(number: int) -> str:
+    return f"{number} attempt{'s' * (number != 1)}"
 
 
 def key_for(*parts: str | int | uuid.UUID) -> str:
@@ -225,7 +229,9 @@ class Retries:
     Attributes:
         lifetime: how long the server keeps a response. No key is sent again after that time, as it
             could be executed again. ``None``: forever.
-        attempts: the largest number of attempts, including the first.
+        attempts: the largest number of attempts, including the first. A retry of a request that is
+            in progress (409) doesn't count, since the server may find out only after a lease that
+            an attempt was interrupted. 1: there is no retry.
         deadline: no attempt begins later than this after the first.
         backoff: the longest wait after each attempt; waits are random, up to that.
         budget: limits the retries of all calls of this client together.
@@ -246,10 +252,10 @@ class Retries:
     quoted: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("lifetime", "deadline"):
+        for name, example in (("lifetime", "hours=24"), ("deadline", "minutes=1")):
             value = getattr(self, name)
             if not (isinstance(value, timedelta) or (name == "lifetime" and value is None)):
-                raise TypeError(f"{name} is {value!r}. Pass a timedelta: timedelta(hours=24).")
+                raise TypeError(f"{name} is {value!r}. Pass a timedelta: timedelta({example}).")
         self._discovered: tuple[Discovered, ...] = ()
         self._headers: dict[Origin, str] = {}
 
@@ -350,6 +356,7 @@ class Call:
         self._url = url
         self._lifetime = retries.lifetime_of(method, url)
         self._attempts = 0
+        self._in_progress = 0  # those that found the operation in progress
         self._taken = 0  # tokens of the budget
         self._is_unknown = False  # whether an attempt may have been executed
         self._began = _clocks()
@@ -390,6 +397,7 @@ class Call:
             return None
         status = response.status_code
         self._is_unknown |= status not in _NOT_EXECUTED
+        self._in_progress += status == _IN_PROGRESS
         cost = _THROTTLED_COST if status in _RETRIED else _TRANSIENT_COST
         wait = self._wait(cost, retry_after(response.headers.get("Retry-After", "")))
         if not isinstance(wait, str):
@@ -437,8 +445,9 @@ class Call:
     def _wait(self, cost: int, at_least: timedelta = timedelta(0)) -> float | str:
         """The seconds until the next attempt; a text: why there is none."""
         retries = self._retries
-        if self._attempts >= retries.attempts:
-            return f"at most {retries.attempts} attempts are allowed"
+        if max(self._attempts - self._in_progress, 1) >= retries.attempts:
+            are = "are" if retries.attempts != 1 else "is"
+            return f"at most {_attempts(retries.attempts)} {are} allowed"
         longest = retries.backoff.after(self._attempts).total_seconds()
         wait = at_least.total_seconds() + random.uniform(0, longest)  # noqa: S311  # no secret
         begins = self._elapsed + wait

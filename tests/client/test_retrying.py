@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import threading
 import time
 import uuid
@@ -190,6 +191,75 @@ def test_no_lifetime(clock: dict[str, float]) -> None:
     clock["time"] = 10_000_000
     assert one.failed(ConnectionError()) is not None
     one.begin()
+
+
+IN_PROGRESS = httpx.Response(409, headers={"Retry-After": "1"})
+
+
+def seconds_of(one: Call, clock: dict[str, float], response: httpx.Response) -> float:
+    """When the last attempt began, if each gets the response."""
+    while True:
+        one.begin()
+        began = clock["monotonic"]
+        try:
+            wait = one.answered(response)
+        except OutcomeUnknown:
+            return began
+        assert wait is not None
+        clock["monotonic"] += wait
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_lease_is_outlived(
+    share: float, clock: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, a client waits for longer than an interrupted request's lease of 30 seconds."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: low + share * (high - low))
+    one = call()
+    one.begin()
+    assert one.failed(ConnectionError()) is not None
+    assert seconds_of(one, clock, IN_PROGRESS) > 30
+
+
+def test_in_progress_uses_up_no_attempt(longest: None, clock: dict[str, float]) -> None:
+    """Only other failures count as attempts; ``attempts=1`` means no retry at all."""
+    one = call(attempts=2, deadline=timedelta(hours=1))
+    for _ in range(20):
+        one.begin()
+        assert one.answered(IN_PROGRESS) is not None
+    one.begin()
+    assert one.answered(httpx.Response(503)) is not None
+    one.begin()
+    with pytest.raises(OutcomeUnknown, match="at most 2 attempts"):
+        one.answered(httpx.Response(503))
+    single = call(attempts=1)
+    single.begin()
+    with pytest.raises(OutcomeUnknown, match="at most 1 attempt "):
+        single.answered(IN_PROGRESS)
+
+
+def test_in_progress_is_bounded_by_the_budget(longest: None, clock: dict[str, float]) -> None:
+    """However long the deadline is, the budget ends the retries of a request in progress."""
+    one = call(deadline=timedelta(days=300), lifetime=None, budget=RetryBudget(50))
+    seconds_of(one, clock, IN_PROGRESS)
+    one.begin()
+    with pytest.raises(OutcomeUnknown, match="the retry budget is used up") as caught:
+        one.answered(IN_PROGRESS)
+    assert caught.value.attempts == 50 // 5 + 2
+
+
+def test_one_attempt() -> None:
+    """The text knows the singular."""
+    assert str(OutcomeUnknown("k", 1)).startswith("The outcome is unknown after 1 attempt: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "example"), [("deadline", "timedelta(minutes=1)"), ("lifetime", "timedelta(hours=24)")]
+)
+def test_durations(name: str, example: str) -> None:
+    """A number is no duration, and the error has an example that fits."""
+    with pytest.raises(TypeError, match=re.escape(f"{name} is 5. Pass a timedelta: {example}.")):
+        call(**{name: 5})
 
 
 def exhausted_by(budget: RetryBudget, response: httpx.Response) -> int:
