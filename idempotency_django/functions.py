@@ -29,12 +29,13 @@ from .engine import (
     refusal,
 )
 from .engine.context import ExecutionContext, UnprotectedContext
-from .engine.steps import encode_json, no_json
+from .engine.steps import as_json
 from .errors import IdempotencyError, ResponseNotStored
 from .planning import Plan, plan_call
 from .policy import PROJECT_POLICY, UNSET, Policy, resolve
 from .policy.canonical import canonical, content_digest
 from .records import Payload, Record
+from .results import dump_result, load_result, type_of_result
 from .stores.atomic_blocks import (
     atomic_request_databases,
     is_atomic,
@@ -51,7 +52,7 @@ class CallOutcome:
     """The outcome of a call.
 
     Attributes:
-        result: the function's result, as it reads back from JSON.
+        result: the function's result, as it reads back from what is stored.
         replayed: whether it is the stored result of an earlier call; ``False``: the function was
             executed by this one.
     """
@@ -69,6 +70,7 @@ def idempotent_call(
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
+    result: Any = None,
 ) -> Any:
     """Call the function once per key; later calls with the key return the same result.
 
@@ -91,9 +93,13 @@ def idempotent_call(
         name: the operation's name; by default the function's own. Another name under the same key
             is refused, so give one that stays when the function is renamed.
         policy: the policy; by default the project's.
+        result: the type of the result, such as ``Charge`` or ``list[Charge]``; by default the
+            return annotation, if it contains a dataclass or a model of pydantic and the function is
+            not decorated. The result is stored as JSON and rebuilt as this type.
 
     Returns:
-        The result as it reads back from JSON, also the first time: a tuple is a list.
+        The result as it reads back from JSON, also the first time: a tuple is a list. With
+        ``result``, an equal object of that type.
 
     Raises:
         KeyMalformed: the key is not 1-255 visible ASCII characters.
@@ -102,14 +108,14 @@ def idempotent_call(
         OperationHeld: it was interrupted or failed too often: an operator must settle it.
         FingerprintMismatch: the key was used for something else.
         ResponseNotStored: it was executed, but its result was too large to keep, or the policy has
-            ``max_response_bytes=0``.
+            ``max_response_bytes=0``; or the type of the result has changed, and does not fit.
         StoreUnavailable: nothing was executed.
         TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
-            JSON; the call counts as failed.
+            JSON, or would differ after a round trip; the call counts as failed.
         Exception: an error of the function; the next call executes it again.
     """
     plan = _plan(function, policy, key, scope, name, fingerprint)
-    return run_plan(plan, function).result
+    return run_plan(plan, function, kind=result or type_of_result(_named(function))).result
 
 
 async def aidempotent_call(
@@ -121,10 +127,12 @@ async def aidempotent_call(
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
+    result: Any = None,
 ) -> Any:
     """:func:`idempotent_call` for a coroutine function."""
     plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
-    return (await arun_plan(plan, function)).result
+    kind = result or type_of_result(_named(function))
+    return (await arun_plan(plan, function, kind=kind)).result
 
 
 def idempotent_outcome(
@@ -136,6 +144,7 @@ def idempotent_outcome(
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
+    result: Any = None,
 ) -> CallOutcome:
     """:func:`idempotent_call` for callers who must tell an execution from a replay.
 
@@ -145,7 +154,7 @@ def idempotent_outcome(
         The result, and whether it is a replay.
     """
     plan = _plan(function, policy, key, scope, name, fingerprint)
-    return run_plan(plan, function)
+    return run_plan(plan, function, kind=result or type_of_result(_named(function)))
 
 
 async def aidempotent_outcome(
@@ -157,10 +166,11 @@ async def aidempotent_outcome(
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
+    result: Any = None,
 ) -> CallOutcome:
     """:func:`idempotent_outcome` for a coroutine function."""
     plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
-    return await arun_plan(plan, function)
+    return await arun_plan(plan, function, kind=result or type_of_result(_named(function)))
 
 
 def run_plan(
@@ -169,6 +179,7 @@ def run_plan(
     *,
     answer: Callable[[Plan, Any], Result] | None = None,
     admit: Callable[[Record], None] | None = None,
+    kind: Any = None,
 ) -> CallOutcome:
     """:func:`idempotent_outcome` for an adapter that has planned the call itself.
 
@@ -177,23 +188,24 @@ def run_plan(
         function: what to do.
         answer: makes the result for the engine of what the function returned.
         admit: raises to refuse a replay.
+        kind: the type to rebuild the result as, where there is no ``answer``; ``None``: JSON.
     """
+    made = answer or partial(answer_of, kind=kind)
     if not conf.enabled:
         value = function(UnprotectedContext(plan.store, plan.operation))
-        return CallOutcome((answer or answer_of)(plan, value).response, replayed=False)
+        return CallOutcome(made(plan, value).response, replayed=False)
     using = plan.store.using
     if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
         refuse_other_transactions(
             f"The result of {plan.operation.name}", using, atomic_request_databases()
         )
-    made = answer or answer_of
 
     def execute(execution: ExecutionContext) -> Result:
         return made(plan, function(execution))
 
     try:
         outcome = engine.run(plan.store, plan.operation, execute, _raise, admit=admit)
-        return _result(outcome, plan)
+        return _result(outcome, plan, kind)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
         raise
@@ -205,21 +217,22 @@ async def arun_plan(
     *,
     answer: Callable[[Plan, Any], Result] | None = None,
     admit: Callable[[Record], None] | None = None,
+    kind: Any = None,
 ) -> CallOutcome:
     """:func:`run_plan` for a coroutine function; ``answer`` may use the database."""
     make = sync_to_async(answer) if answer else None
     if not conf.enabled:
         value = await function(UnprotectedContext(plan.store, plan.operation))
-        result = await make(plan, value) if make else answer_of(plan, value)
+        result = await make(plan, value) if make else answer_of(plan, value, kind)
         return CallOutcome(result.response, replayed=False)
 
     async def execute(execution: ExecutionContext) -> Result:
         value = await function(execution)
-        return await make(plan, value) if make else answer_of(plan, value)
+        return await make(plan, value) if make else answer_of(plan, value, kind)
 
     try:
         outcome = await engine.arun(plan.store, plan.operation, execute, _raise, admit=admit)
-        return _result(outcome, plan)
+        return _result(outcome, plan, kind)
     except IdempotencyError as error:
         error.foreign = True
         raise
@@ -261,29 +274,44 @@ def _plan(
     )
 
 
-def answer_of(plan: Plan, result: Any) -> Result:
+def answer_of(plan: Plan, result: Any, kind: Any = None) -> Result:
     """The result of a plain Python handler, and its stored form (JSON)."""
+    name = plan.operation.name
     try:
-        body = encode_json(result).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise no_json(plan.operation.name, error) from error
+        text, read = _as_json(name, result) if kind is None else dump_result(name, kind, result)
+    except TypeError as error:
+        if kind is None:
+            error.add_note(
+                "A dataclass or a model of pydantic can be stored, too: annotate the function with "
+                "the type that it returns, or pass it as result=."
+            )
+        raise
+    body = text.encode()
     kept = len(body) <= plan.policy.max_response_bytes
     headers = (("Content-Type", "application/json"),)
-    return Result(json.loads(body), Payload(200, headers, body if kept else None))
+    return Result(read, Payload(200, headers, body if kept else None))
+
+
+def _as_json(name: str, result: Any) -> tuple[str, Any]:
+    text = as_json(name, result)
+    return text, json.loads(text)
 
 
 def _raise(error: Exception) -> Result:
     raise error
 
 
-def _result(outcome: Outcome, plan: Plan) -> CallOutcome:
+def _result(outcome: Outcome, plan: Plan, kind: Any) -> CallOutcome:
     match outcome:
         case Executed(result):
             return CallOutcome(result, replayed=False)
         case Replayed(record):
             if record.payload is None or record.payload.body is None:
                 raise ResponseNotStored
-            return CallOutcome(record.payload.result, replayed=True)
+            stored = record.payload.result
+            if kind is not None:
+                stored = load_result(plan.operation.name, kind, stored)
+            return CallOutcome(stored, replayed=True)
         case Expired() | InProgress() | Held() | Mismatched():
             raise refusal(outcome, f"The key {plan.operation.key!r} of {plan.operation.name}")
         case _:

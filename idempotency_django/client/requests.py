@@ -54,15 +54,16 @@ class IdempotentAdapter(HTTPAdapter):
         method, url = request.method or "", request.url or ""
         if method in SAFE_METHODS:
             return super().send(request, stream, *args, **options)
+        header = self.retries.header_of(method, url)
+        if header is None:
+            return super().send(request, stream, *args, **options)
         if not isinstance(request.body, bytes | str | None):
             raise refuse_body(method, url)
-        header = self.retries.header_of(url)
         if header not in request.headers:
             request.headers[header] = self.retries.header_value(new_key(method, url))
         value = request.headers[header]
-        call = Call(
-            self.retries, value.decode() if isinstance(value, bytes) else value, method, url
-        )
+        value = value.decode() if isinstance(value, bytes) else value
+        call = Call(self.retries, value, method, url, header)
         with call.naming_key():
             send = partial(super().send, request, stream, *args, **options)
             response = _send_call(call, send, unread=stream)
@@ -74,7 +75,7 @@ class IdempotentAdapter(HTTPAdapter):
             return response
 
     def discover(self, url: str) -> None:
-        """Use the lifetimes and the name of the header that a server publishes.
+        """Use the lifetimes and the names of headers that a server publishes.
 
         Args:
             url: an address at the server, such as ``"https://shop.example.com"``.

@@ -208,12 +208,13 @@ def is_same_origin(url: str, other: str) -> bool:
 
 
 class Discovered(NamedTuple):
-    """The lifetime of an operation, as the server's discovery document states it."""
+    """An operation, as the server's discovery document states it."""
 
     origin: Origin
     method: str
     path: re.Pattern[str]
     lifetime: float | None  # None: it differs by request
+    header: str | None  # None: the key is in the body
 
 
 def _published(operation: Mapping[str, Any]) -> float | None:
@@ -237,7 +238,7 @@ class Retries:
         budget: limits the retries of all calls of this client together.
         journal: is called before each attempt, with key, method, URL and the attempt's number. If
             it raises an error, nothing is sent.
-        header: the name of the key's header.
+        header: the name of the key's header, unless the server publishes another one.
         quoted: whether keys are sent as a String of RFC 9651, in quotation marks. A header that
             you set yourself is sent as it is.
     """
@@ -266,9 +267,10 @@ class Retries:
         return cls(**{name: options.pop(name) for name in names})
 
     def learn(self, document: Mapping[str, Any], url: str) -> None:
-        """Use the header and the lifetimes that a server publishes.
+        """Use the headers and the lifetimes that a server publishes.
 
-        An operation that it doesn't list may be unprotected, so it is not sent again.
+        An operation that it doesn't list may be unprotected, so it is not sent again. Nor is one
+        whose key is in the body: the client gives it none.
 
         Args:
             document: the discovery document.
@@ -281,6 +283,7 @@ class Retries:
                 operation["method"],
                 re.compile(re.sub(r"\\\{.*?\\\}", "[^/]+", re.escape(operation["path"]))),
                 _published(operation),
+                operation.get("header", document["header"]),
             )
             for operation in document["operations"]
         ]
@@ -288,22 +291,30 @@ class Retries:
         self._discovered = (*others, *learned)
         self._headers[origin] = document["header"]
 
-    def header_of(self, url: str) -> str:
-        """The name of the key's header."""
+    def header_of(self, method: str, url: str) -> str | None:
+        """The name of the key's header; ``None``: the server takes the key in the body."""
+        for known in self._matching(method, url):  # in the order in which the server resolves them
+            return known.header
         return self._headers.get(origin_of(url), self.header)
 
     def lifetime_of(self, method: str, url: str) -> float:
         """Seconds; the shortest lifetime that the server may mean, else the client's own."""
-        origin, path = origin_of(url), urlsplit(url).path
         own = inf if self.lifetime is None else self.lifetime.total_seconds()
         published = [
             own if known.lifetime is None else known.lifetime
-            for known in self._discovered
-            if known.origin == origin
-            and known.method in (method, "*")
-            and known.path.fullmatch(path)
+            for known in self._matching(method, url)
         ]
-        return min(published, default=0 if origin in self._headers else own)
+        return min(published, default=0 if origin_of(url) in self._headers else own)
+
+    def _matching(self, method: str, url: str) -> Iterator[Discovered]:
+        """The operations that the server may mean by the request."""
+        if not self._discovered:
+            return
+        origin, path = origin_of(url), urlsplit(url).path
+        for known in self._discovered:
+            is_method = known.method in (method, "*")
+            if known.origin == origin and is_method and known.path.fullmatch(path):
+                yield known
 
     def header_value(self, key: object) -> str:
         """The value of the header for a key.
@@ -346,11 +357,14 @@ class Call:
         value: the value of its key header.
         method: its method.
         url: its URL.
+        header: the name of its key header.
     """
 
-    def __init__(self, retries: Retries, value: str, method: str, url: str) -> None:
+    def __init__(
+        self, retries: Retries, value: str, method: str, url: str, header: str = ""
+    ) -> None:
         self.key = value.strip().removeprefix('"').removesuffix('"')
-        self.header = retries.header_of(url)
+        self.header = header
         self._retries = retries
         self._method = method
         self._url = url
@@ -478,4 +492,12 @@ def refuse_body(method: str, url: str) -> ValueError:
         f"The body of {method} {_shown(url)} is a stream, which can be sent only once, so the "
         "request cannot be retried. Pass the content as bytes. If the server needs no key, "
         "turn the key off."
+    )
+
+
+def refuse_key(method: str, url: str) -> ValueError:
+    """The error for the key of an operation that takes it in the body."""
+    return ValueError(
+        f"The server takes the key of {method} {_shown(url)} in the body, and this request has one "
+        "as idempotency_key. Put it into the body, and leave idempotency_key out."
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from .retrying import DISCOVERY_PATH, SAFE_METHODS, Call, Retries, new_key, refuse_body
+from .retrying import DISCOVERY_PATH, SAFE_METHODS, Call, Retries, new_key, refuse_body, refuse_key
 
 if TYPE_CHECKING:
     Base = Any
@@ -36,7 +36,11 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
         if request.method in SAFE_METHODS:
             return None
         retries, method, url = self.retries, request.method, str(request.url)
-        header = retries.header_of(url)
+        header = retries.header_of(method, url)
+        if header is None:
+            if request.extensions.get(KEY) is not None:
+                raise refuse_key(method, url)
+            return None
         if KEY in request.extensions:
             if (key := request.extensions[KEY]) is None:
                 return None
@@ -45,7 +49,7 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
             raise refuse_body(method, url)
         if header not in request.headers:
             request.headers[header] = retries.header_value(new_key(method, url))
-        call = Call(retries, request.headers[header], method, url)
+        call = Call(retries, request.headers[header], method, url, header)
         request.extensions = {**request.extensions, _CALL: call}
         hooks = self.event_hooks["request"]  # which also sees redirects
         if self._leave_key not in hooks:
@@ -84,7 +88,7 @@ class Sending(_Keyed):
                 time.sleep(wait)
 
     def discover(self, url: str = DISCOVERY_PATH) -> None:
-        """Use the lifetimes and the name of the header that the server publishes.
+        """Use the lifetimes and the names of headers that the server publishes.
 
         Args:
             url: of its discovery document; it holds for the URL's origin.
@@ -123,7 +127,7 @@ class AsyncSending(_Keyed):
                 await anyio.sleep(wait)
 
     async def discover(self, url: str = DISCOVERY_PATH) -> None:
-        """Use the lifetimes and the name of the header that the server publishes.
+        """Use the lifetimes and the names of headers that the server publishes.
 
         Args:
             url: of its discovery document; it holds for the URL's origin.

@@ -18,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..functions import aidempotent_call, idempotent_call
 from ..policy import Policy, keys, scopes
 from ..policy.canonical import canonical
+from ..results import type_of_result
 
 
 class Enqueue(Protocol):
@@ -213,6 +214,7 @@ def idempotent_job(
     scope: str = "",
     name: str = "",
     exclude: Collection[str] = (),
+    result: Any = None,
 ) -> Callable[[Job], Job]:
     """Run a job's function once per key; a message that is delivered again gets the first result.
 
@@ -237,12 +239,15 @@ def idempotent_job(
             the function is renamed or moved.
         exclude: names of arguments that are not part of what is asked for, such as a context that
             the queue passes.
+        result: the type of the result, as for
+            :func:`~idempotency_django.functions.idempotent_call`; by default the return annotation.
 
     Raises:
         ImproperlyConfigured: the template names what is not an argument of the function.
 
-    The decorated function returns what the function returned first, as it reads back from JSON. It
-    raises what :func:`~idempotency_django.functions.idempotent_call` raises; and:
+    The decorated function returns what the function returned first, as it reads back from JSON, or
+    rebuilt as its type. It raises what :func:`~idempotency_django.functions.idempotent_call`
+    raises; and:
 
     Raises:
         OperationInProgress: another delivery is being executed. Let the queue deliver it again
@@ -261,6 +266,7 @@ def idempotent_job(
                 "fingerprint": fingerprint_of(job, function, args, kwargs, exclude),
                 "name": job,
                 "policy": policy,
+                "result": result or type_of_result(function),
             }
 
         @wraps(function)

@@ -370,6 +370,43 @@ def test_discover(make: Make, server: Scripted) -> None:
     assert "Request-Key" in server.received[1].headers
 
 
+DIALECTS = {
+    "header": "Idempotency-Key",
+    "operations": [
+        {"method": "POST", "path": "/in-body/", "lifetime": 60, "header": None, "member": "id"},
+        {"method": "POST", "path": "/{any}/", "lifetime": 60, "header": "PayPal-Request-Id"},
+    ],
+}
+
+
+def test_discovered_header_of_an_operation(make: Make, server: Scripted) -> None:
+    """An operation's own header is used, also for the retry."""
+    server.script = [Reply(200, body=json.dumps(DIALECTS).encode()), Reply(503)]
+    url = f"{server.url}/orders/"
+    assert make().send("POST", url, discover=f"{server.url}/rules").status_code == 201
+    keys = {each.headers["PayPal-Request-Id"] for each in server.received[1:]}
+    assert len(keys) == 1 < len(server.received[1:])
+    assert server.keys == [None, None, None]
+
+
+def test_discovered_key_in_the_body(make: Make, server: Scripted) -> None:
+    """Where the server takes the key in the body, no header has one, and there is no retry."""
+    server.script = [Reply(200, body=json.dumps(DIALECTS).encode()), Reply(503)]
+    url = f"{server.url}/in-body/"
+    assert make().send("POST", url, discover=f"{server.url}/rules").status_code == 503
+    assert server.keys == [None, None]
+    assert "PayPal-Request-Id" not in server.received[1].headers
+
+
+@pytest.mark.parametrize("make", [Httpx, AsyncHttpx])
+def test_key_for_the_body(make: Make, server: Scripted) -> None:
+    """A key that the caller passes for such an operation is refused, not left out."""
+    server.script = [Reply(200, body=json.dumps(DIALECTS).encode())]
+    with pytest.raises(ValueError, match=r"takes the key of POST .*/in-body/ in the body"):
+        make().send("POST", f"{server.url}/in-body/", key=KEY, discover=f"{server.url}/rules")
+    assert len(server.received) == 1
+
+
 def test_hooks_are_kept(server: Scripted) -> None:
     """A client's own hooks run, also those that are set later."""
     seen = []

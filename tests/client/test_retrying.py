@@ -405,8 +405,8 @@ def test_published_lifetimes() -> None:
 
     retries.learn({"header": "X-Key", "operations": []}, "https://shop.example.com/")
     assert lifetime("/charges/17/") == 0
-    assert retries.header_of("https://shop.example.com/charges/") == "X-Key"
-    assert retries.header_of("https://other.example.com/charges/") == "Idempotency-Key"
+    assert retries.header_of("POST", "https://shop.example.com/charges/") == "X-Key"
+    assert retries.header_of("POST", "https://other.example.com/charges/") == "Idempotency-Key"
 
 
 def test_unlisted_operation() -> None:
