@@ -231,7 +231,12 @@ def _refuse_unprotected(request: HttpRequest, view: ViewFunction) -> HttpRespons
     if known.is_exempt or is_exempt_by_module(view):
         return None
     is_inside, declared = known.knows(request.method or "")
-    if is_inside or declared is not UNSET or conf.middleware_protects != WITH_POLICY:
+    if is_inside or declared is None:  # it says so itself
+        return None
+    if declared is UNSET:
+        if conf.middleware_protects != WITH_POLICY:
+            return None
+    elif resolve(declared).mode == "observe":
         return None
     error = KeyUnsupported()
     response = problem_response(error)

@@ -62,6 +62,13 @@ def unprotected(request: HttpRequest) -> HttpResponse:
     return answer(request)
 
 
+def declared(request: HttpRequest) -> HttpResponse:
+    return answer(request)
+
+
+declared.idempotency_policy = Policy(dialect="paypal")  # type: ignore[attr-defined]
+
+
 def stream(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(iter([b"done"]))
 
@@ -103,6 +110,10 @@ urlpatterns = [
     path("unread/", idempotent(key=keys.instead_of_header(lambda _: None))(answer)),
     path("derived/", idempotent(key=keys.natural("reference"))(answer)),
     path("exempt/", exempt),
+    path("paypal/", idempotent(dialect="paypal")(answer)),
+    path("async-paypal/", idempotent(dialect="paypal")(aanswer)),
+    path("attribute/", declared),
+    path("square/", idempotent(dialect="square")(answer)),
 ]
 
 WAYS = ["decorator", "leased", "async", "mixin", "middleware"]
@@ -330,6 +341,40 @@ def test_refused(client: Client) -> None:
     assert client.get("/middleware/", headers={"Idempotency-Key": "k"}).status_code == 201
     assert post(client, "/decorator/", new_key())["Idempotency-Status"].startswith("executed")
     assert post(client, "/nowhere/", new_key()).status_code == 404
+
+
+@override_settings(MIDDLEWARE=MIDDLEWARE)
+@pytest.mark.parametrize("where", ["/paypal/", "/attribute/"])
+@pytest.mark.parametrize("protects", [{}, WITH_POLICY])
+def test_key_in_the_header_of_another_dialect(
+    client: Client, where: str, protects: dict[str, str]
+) -> None:
+    """A view of another dialect does not read the project's header, so a key there is refused."""
+    with override_settings(IDEMPOTENCY=protects | REFUSE):
+        response = post(client, where, new_key())
+        assert (response.status_code, effects()) == (400, 0)
+        assert response["Idempotency-Status"] == "refused"
+        assert post(client, where, FIREFOX).status_code == 201
+        headers = {"PayPal-Request-Id": new_key()}
+        assert client.post(where, headers=headers)["Idempotency-Status"].startswith("executed")
+    with override_settings(IDEMPOTENCY=protects):
+        assert post(client, where, new_key())["Idempotency-Status"] == "ignored"
+
+
+def test_refused_key_in_a_body(client: Client) -> None:
+    """A key that is refused says so, wherever it was sent."""
+    body = {"idempotency_key": "x" * 300}
+    response = client.post("/square/", body, content_type="application/json")
+    assert (response.status_code, response["Idempotency-Status"]) == (400, "refused")
+
+
+def test_key_in_the_header_of_another_dialect_without_the_middleware(client: Client) -> None:
+    """A protected view refuses it itself, sync or async."""
+    for where in ("/paypal/", "/async-paypal/"):
+        with override_settings(IDEMPOTENCY=REFUSE):
+            assert post(client, where, new_key()).status_code == 400
+        assert effects() == 0
+    assert post(client, "/async-paypal/", new_key())["Idempotency-Status"] == "ignored"
 
 
 @override_settings(MIDDLEWARE=MIDDLEWARE, IDEMPOTENCY=WITH_POLICY | REFUSE | {"ENABLED": False})

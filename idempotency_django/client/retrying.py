@@ -140,7 +140,8 @@ def is_retryable(outcome: object) -> bool:
 
     It does after a lost connection, a timeout, 408, 425, 429, any status from 500, and a 409 with
     ``Retry-After``. In a problem, the member ``retryable`` decides instead, and in Stripe's dialect
-    ``Stripe-Should-Retry``. A replay is always final.
+    ``Stripe-Should-Retry``. A replay is always final. So is the response of a server that has
+    ignored the key, except 425 and 429.
 
     Args:
         outcome: a response or an exception of httpx, httpx2 or requests.
@@ -156,7 +157,8 @@ def is_retryable(outcome: object) -> bool:
     if not isinstance(status, int) or not (status in _RETRIED or status >= _SERVER_ERRORS):
         return False
     headers = response.headers  # type: ignore[attr-defined]
-    if _is_replayed(headers):
+    marker = _marker(headers)
+    if marker == "replayed" or (marker == "ignored" and status not in _NOT_EXECUTED):
         return False
     advice = headers.get("Stripe-Should-Retry") or _problem(response).get("retryable")
     if advice in (True, False, "true", "false"):
@@ -171,9 +173,11 @@ def _is_lost(error: BaseException) -> bool:
     return bool(lost) and not names & _MISUSED
 
 
-def _is_replayed(headers: Mapping[str, str]) -> bool:
-    marker = headers.get("Idempotency-Status", "").partition(";")[0].strip()
-    return marker == "replayed" or headers.get("Idempotent-Replayed", "").lower() == "true"
+def _marker(headers: Mapping[str, str]) -> str:
+    """What the server says of the key."""
+    if headers.get("Idempotent-Replayed", "").lower() == "true":
+        return "replayed"
+    return headers.get("Idempotency-Status", "").partition(";")[0].strip()
 
 
 def _problem(response: Any) -> dict[str, Any]:

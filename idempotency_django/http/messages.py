@@ -28,7 +28,7 @@ from ..conf import conf
 from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.steps import named
-from ..errors import IdempotencyError, ResponseNotStored
+from ..errors import IdempotencyError, KeyMissing, KeyRefused, ResponseNotStored
 from ..policy import NEVER_STORED, UNSET, Policy, dialect_of, project_dialect
 from ..policy.canonical import digest
 from ..policy.dialects import Dialect
@@ -298,7 +298,8 @@ def mark_response(
         error: why the request is refused; ``None``: it is not.
     """
     key = key_header(request, dialect) if error or dialect.echoes_key else None
-    if error and (key is not None or getattr(request, PLANNED, False)):
+    refuses_key = isinstance(error, KeyRefused) and not isinstance(error, KeyMissing)
+    if error and (key is not None or refuses_key or getattr(request, PLANNED, False)):
         mark(response, refused(error))
     if dialect.echoes_key and key is not None:
         response[header_of(dialect)] = key

@@ -35,13 +35,14 @@ from ..engine import (
 from ..engine.context import ExecutionContext, NoKeyContext, UnprotectedContext
 from ..errors import (
     IdempotencyError,
+    KeyUnsupported,
     OperationInProgress,
     ResponseNotStored,
     StoreUnavailable,
 )
 from ..planning import Plan
 from ..planning import plan as planned
-from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys
+from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys, project_dialect
 from ..policy.identity import header_of
 from ..records import Operation, Record
 from ..stores import stores
@@ -114,8 +115,10 @@ def serve(
         return serve_observed(adapter, policy, transactions)
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
-        if takes_part and policy.mode != "transactional":
-            _give_none(request, policy, asynchronous=False)
+        if takes_part:
+            _refuse_unread_key(request)
+            if policy.mode != "transactional":
+                _give_none(request, policy, asynchronous=False)
         response = adapter.respond()
         if takes_part:
             _note_unprotected(adapter, response)
@@ -159,11 +162,24 @@ def _switched_off(adapter: Adapter, policy: Policy) -> Iterator[None]:
         yield
 
 
+def _refuse_unread_key(request: HttpRequest) -> None:
+    """Refuse a key in the project's header that the view's policy does not read.
+
+    Raises:
+        KeyUnsupported: there is one, and the project refuses keys that have no effect.
+    """
+    if conf.unprotected_keys == "refuse":
+        header = key_header(request, project_dialect())
+        if header is not None and not keys.is_made_up(header):
+            raise KeyUnsupported
+
+
 def _note_unprotected(adapter: Adapter, response: HttpResponseBase) -> None:
     """Say that a key of the request had no effect."""
     log_unread_field(adapter.http_request)
-    if key_header(adapter.http_request, dialect_of(adapter.policy)) is not None:
-        mark(response, IGNORED)
+    for dialect in {dialect_of(adapter.policy), project_dialect()}:
+        if key_header(adapter.http_request, dialect) is not None:
+            mark(response, IGNORED)
 
 
 def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> None:
@@ -222,6 +238,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
     if plan is None:
+        _refuse_unread_key(adapter.http_request)
         _give_none(adapter.http_request, policy, asynchronous=True)
         response = await adapter.arespond()
         _note_unprotected(adapter, response)
