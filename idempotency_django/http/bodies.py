@@ -91,7 +91,7 @@ class _Begun(IOBase):
     Args:
         begun: what was read of it.
         rest: the stream.
-        error: why it was not read on; whoever reads it meets an error of the stream again.
+        error: why it was not read on; each later reader meets an error of the stream again.
     """
 
     def __init__(self, begun: Any, rest: Any, error: Exception) -> None:
