@@ -72,12 +72,12 @@ ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
         admin_settling answer_forms batch_requests benchmarks browsable_api browsers callers calls celery_checks \
         celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \
         combinations conf conformance decorators derived_keys discovery \
-        documented drf drf_responses errors \
+        documented drf drf_responses effects_outside errors \
         events fingerprints frameworks hosts house http http_dialects idempotent_jobs imports inventory \
         keys max_attempts message_plans messaging_app metadata middleware ninja observing on_replay optional_keys \
         placements plain_data policy probe public_names redis_store resources replay_authorization \
         replaying retry_loops \
-        running scopes seals seams shared_redis status status_address step_threads stripe_client strawberry steps_changed \
+        running scopes seals seams shadow shared_redis status status_address step_threads stripe_client strawberry steps_changed \
         stopping store_defaults store_only stored_answers stores switched_off tasks template_responses \
         unprotected unwrapping \
         uploads waiting) \

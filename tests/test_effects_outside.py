@@ -390,6 +390,26 @@ class TestNoFalseAlarm:
             logger.removeHandler(handler)
             handler.close()
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "_pytest.capture",
+            "ctypes.util",
+            "django.contrib.sessions.backends.file",
+            "django.core.files.uploadhandler",
+            "django.db.backends.sqlite3.base",
+            "idempotency_django.stores.redis",
+            "importlib.metadata",
+            "platform",
+            "uuid",
+        ],
+    )
+    def test_modules(self, name: str, tmp_path: Path) -> None:
+        """What the database, sessions, uploads and Python itself open is no effect of a view."""
+        module: dict[str, Any] = {"__name__": name}
+        exec("def write(path): open(path, 'w').close()", module)
+        assert noticed(lambda: module["write"](tmp_path / "a")) == []
+
     def test_upload(self) -> None:
         """An upload that Django keeps in a temporary file is no effect."""
 

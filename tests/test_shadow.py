@@ -718,7 +718,8 @@ class TestReport:
 
     def test_table(self) -> None:
         """The table has each observed endpoint, the worst first, and what its view repeated."""
-        lines = report().splitlines()
+        text = report()
+        lines = text.splitlines()
         assert lines[0].split("  ")[0] == "Endpoint"
         mailing = next(line for line in lines if line.startswith("POST /mailing/"))
         assert mailing.split()[2:] == ["4", "2", "0", "0", "1", "0", "0"]
@@ -726,7 +727,7 @@ class TestReport:
         assert lines[2].startswith("    It started true at tests/test_shadow.py:")
         assert lines[2].endswith(", 2 times again.")
         assert any(line.split() == ["POST", "/inner/", *"0000000"] for line in lines)
-        assert re.search(r"\n1 of \d+ observed endpoints executed 2 duplicates since 20", report())
+        assert re.search(r"\n1 of \d+ observed endpoints executed 2 duplicates since 20", text)
 
     def test_json(self) -> None:
         """Programs get the same, with the place of the view."""
