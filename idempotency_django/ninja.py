@@ -22,16 +22,19 @@ from http.client import responses as reasons
 from types import FunctionType, MethodType
 from typing import Any, Final
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from .conf import conf
 from .errors import IdempotencyError
 from .http.described import describe, error_schema
-from .http.messages import invocation_of, principal_of
+from .http.messages import invocation_of
 from .http.unwrapping import name_of
 from .http.wrapping import ADAPTER, ViewAdapter
 from .policy import UNSAFE_METHODS, Policy, dialect_of
+from .policy.canonical import digest
 from .policy.dialects import Dialect
 from .policy.identity import header_of
 from .policy.invocation import Invocation
@@ -56,19 +59,44 @@ class NinjaAdapter(ViewAdapter):
         # What authenticated the operation comes first: the session may be another caller's.
         auth = getattr(self.request, "auth", None)
         user = auth if getattr(auth, "is_authenticated", False) else None
-        if user is None and not principal_of(None, auth):
+        if auth is None:
             user = getattr(self.request, "user", None)
         request = self.http_request
         body = None if hasattr(request, "_stream") else lambda: request.body  # of ninja's tests
         invocation = invocation_of(request, policy, user=user, auth=auth, body=body)
+        if auth is not None and not invocation.principal:
+            invocation = invocation.changed(credentials=self._credentials())
         if auth and not (invocation.principal or invocation.credentials or policy.principal):
             raise ImproperlyConfigured(
                 f"The authentication of {self.operation.path} returned {type(auth).__name__!r}, "
                 "which identifies no caller, so a replay could be another caller's. Return a user, "
                 "a model instance or text. Or give the idempotency policy a principal=, or add the "
-                "header with the credentials to IDEMPOTENCY['CREDENTIAL_HEADERS']."
+                "header with the credentials to IDEMPOTENCY['CREDENTIAL_HEADERS']. The session "
+                "does not count."
             )
         return invocation
+
+    def _credentials(self) -> str:
+        """A digest of what may have authenticated the operation; empty: none of it was sent.
+
+        The session is no part of it: callers who authenticate in another way may share it.
+        """
+        request = self.http_request
+        headers, cookies = {*conf.credential_headers}, {*conf.credential_cookies}
+        fields: set[str] = set()
+        for each in self.operation.auth_callbacks:
+            place = {"header": headers, "cookie": cookies, "query": fields}.get(
+                getattr(each, "openapi_in", "")
+            )
+            if place is not None:
+                place.add(each.param_name)
+            elif name := getattr(each, "header", None):  # of a token, or a user name and password
+                headers.add(name)
+        cookies.discard(settings.SESSION_COOKIE_NAME)
+        sent = [request.headers.get(name) or "" for name in sorted(headers)]
+        sent += [request.COOKIES.get(name) or "" for name in sorted(cookies)]
+        sent += [request.GET.get(name) or "" for name in sorted(fields)]
+        return f"credentials:{digest(*sent)}" if any(sent) else ""
 
     def respond(self) -> HttpResponseBase:
         return self._made(self._view())

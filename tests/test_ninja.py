@@ -24,7 +24,7 @@ from django.urls import path
 from ninja import SSE, File, Header, NinjaAPI, Router, Schema, Status, UploadedFile
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
-from ninja.security import APIKeyHeader, HttpBearer
+from ninja.security import APIKeyCookie, APIKeyHeader, HttpBearer
 from ninja.testing import TestAsyncClient, TestClient
 from ninja.throttling import BaseThrottle
 from openapi_spec_validator import validate
@@ -160,11 +160,32 @@ class ApiKeys(APIKeyHeader):
         return Tokens.known.get(key or "")
 
 
+class OwnHeader(ApiKeys):
+    """The same, in a header that CREDENTIAL_HEADERS doesn't list."""
+
+    param_name = "X-Own"
+
+
+class OwnCookie(APIKeyCookie):
+    """The same, in a cookie."""
+
+    param_name = "own"
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        return Tokens.known.get(key or "")
+
+
 BEARER = ("Authorization", "Bearer ", Tokens())
 API_KEY = ("X-API-Key", "", ApiKeys())
+OWN_HEADER = ("X-Own", "", OwnHeader())
+OWN_COOKIE = ("Cookie", "own=", OwnCookie(csrf=False))
 
 
-@pytest.mark.parametrize("kind", [BEARER, API_KEY], ids=["bearer", "api-key"])
+@pytest.mark.parametrize(
+    "kind",
+    [BEARER, API_KEY, OWN_HEADER, OWN_COOKIE],
+    ids=["bearer", "api-key", "own-header", "own-cookie"],
+)
 @pytest.mark.parametrize(
     "known",
     [
@@ -189,22 +210,33 @@ def test_replays_belong_to_the_token(
 
     def send(token: str | None) -> HttpResponse:
         headers = {} if token is None else {header: prefix + token}
+        if header == "Cookie":
+            client.cookies.pop("own", None)
+            if token is not None:
+                client.cookies["own"] = token
+            headers = {}
         return post(client, "/v0/orders", key, headers=headers)
 
     assert send("alice").status_code == 201
     assert is_replay(send("alice"))
-    others = [send("rejected"), send(None)]
-    if not session or known("x") not in ({"sub": "x"}, True):  # else the session is the caller
-        others.append(send("carol-b"))
+    others = [send("rejected"), send(None), send("carol-b")]
     assert not any(map(is_replay, others))
     assert [each.status_code for each in others[:2]] == [401, 401]
     del Tokens.known["alice"]
     assert send("alice").status_code == 401
 
 
+@pytest.mark.parametrize("session", [False, True])
 @pytest.mark.parametrize("known", [{"sub": "alice"}, True])
-def test_credentials_that_identify_nobody(serve: Serve, client: Client, known: Any) -> None:
-    """If nothing tells the callers of an operation apart, it is refused before it runs."""
+def test_credentials_that_identify_nobody(
+    serve: Serve, client: Client, known: Any, session: bool
+) -> None:
+    """If nothing tells the callers of an operation apart, it is refused before it runs.
+
+    A session doesn't, because callers who share it have authenticated in another way.
+    """
+    if session:
+        client.force_login(User.objects.create_user("session"))
     serve(orders(auth=lambda request: known if "X-Own" in request.headers else None))
     with pytest.raises(ImproperlyConfigured, match="identifies no caller"):
         post(client, "/v0/orders", new_key(), headers={"X-Own": "1"})
