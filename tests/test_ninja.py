@@ -21,7 +21,21 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import Client
 from django.urls import path
-from ninja import SSE, File, Header, NinjaAPI, Router, Schema, Status, UploadedFile
+from ninja import (
+    SSE,
+    Body,
+    Cookie,
+    File,
+    Form,
+    Header,
+    NinjaAPI,
+    Path,
+    Query,
+    Router,
+    Schema,
+    Status,
+    UploadedFile,
+)
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
 from ninja.security import APIKeyCookie, APIKeyHeader, HttpBearer
@@ -409,6 +423,31 @@ def test_an_async_operation_beside_a_sync_one(serve: Serve, client: Client) -> N
     assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
     found = {each.method: each.how for each in endpoints()}
     assert found == {"POST": "decorator", "PUT": ""}
+
+
+@pytest.mark.parametrize("where", [Body, Cookie, File, Form, Header, Path, Query])
+def test_arguments_that_are_declared_by_defaults(where: Any) -> None:
+    """Where ninja finds an argument may be said by its default, which is data."""
+
+    def declared(request: HttpRequest, reference: str = where(..., description="x")) -> None: ...
+
+    assert idempotent(declared) is not declared
+
+
+def test_an_argument_from_the_query(serve: Serve, client: Client) -> None:
+    """Such an argument gets its value, and belongs to what is compared."""
+
+    def search(request: HttpRequest, order: Order = Query(...)) -> Any:  # noqa: B008
+        return create(request, order)
+
+    serve(orders(search))
+    key = new_key()
+    first = client.post("/v0/orders?reference=a", headers={"Idempotency-Key": key})
+    assert first.status_code == 201
+    assert_replays(first, client.post("/v0/orders?reference=a", headers={"Idempotency-Key": key}))
+    other = client.post("/v0/orders?reference=b", headers={"Idempotency-Key": key})
+    assert_problem(other, 422, "mismatch")
+    assert (effects(), effects("b")) == (1, 0)
 
 
 def test_uploads(serve: Serve, client: Client) -> None:

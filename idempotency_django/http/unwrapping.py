@@ -135,7 +135,9 @@ _OWNERS: Final = (
 
 _DATA: Final = (bytes, date, Decimal, Enum, float, int, str, time, timedelta, type(None), UUID)
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset)
-"""Types that never run a view. Modules, classes and translated strings don't, either."""
+_PARAMETERS: Final = "ninja.params.models"
+"""Types that never run a view. Modules, classes, translated strings and what django-ninja declares
+its arguments with don't, either."""
 
 
 def mark_part_of_view(function: AnyT) -> AnyT:
@@ -332,6 +334,8 @@ def _is_data(value: Any) -> bool:
         return not hasattr(value, "as_view")
     if issubclass(kind, _CONTAINERS):
         return all(map(_is_data, _parts(value)))
+    if any(base.__module__ == _PARAMETERS for base in kind.__mro__):
+        return True
     return issubclass(kind, _DATA) and all(map(_is_data, vars_of(value).values()))
 
 
