@@ -180,6 +180,7 @@ def run_plan(
     answer: Callable[[Plan, Any], Result] | None = None,
     admit: Callable[[Record], None] | None = None,
     kind: Any = None,
+    of_client: bool = False,
 ) -> CallOutcome:
     """:func:`idempotent_outcome` for an adapter that has planned the call itself.
 
@@ -189,6 +190,8 @@ def run_plan(
         answer: makes the result for the engine of what the function returned.
         admit: raises to refuse a replay.
         kind: the type to rebuild the result as, where there is no ``answer``; ``None``: JSON.
+        of_client: whether a client sent the key, and reads why it is refused. Otherwise, that text
+            is for the log of a program, and names the operation.
     """
     made = answer or partial(answer_of, kind=kind)
     if not conf.enabled:
@@ -205,7 +208,7 @@ def run_plan(
 
     try:
         outcome = engine.run(plan.store, plan.operation, execute, _raise, admit=admit)
-        return _result(outcome, plan, kind)
+        return _result(outcome, plan, kind, of_client)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
         raise
@@ -218,6 +221,7 @@ async def arun_plan(
     answer: Callable[[Plan, Any], Result] | None = None,
     admit: Callable[[Record], None] | None = None,
     kind: Any = None,
+    of_client: bool = False,
 ) -> CallOutcome:
     """:func:`run_plan` for a coroutine function; ``answer`` may use the database."""
     make = sync_to_async(answer) if answer else None
@@ -232,7 +236,7 @@ async def arun_plan(
 
     try:
         outcome = await engine.arun(plan.store, plan.operation, execute, _raise, admit=admit)
-        return _result(outcome, plan, kind)
+        return _result(outcome, plan, kind, of_client)
     except IdempotencyError as error:
         error.foreign = True
         raise
@@ -301,7 +305,7 @@ def _raise(error: Exception) -> Result:
     raise error
 
 
-def _result(outcome: Outcome, plan: Plan, kind: Any) -> CallOutcome:
+def _result(outcome: Outcome, plan: Plan, kind: Any, of_client: bool) -> CallOutcome:
     match outcome:
         case Executed(result):
             return CallOutcome(result, replayed=False)
@@ -313,7 +317,8 @@ def _result(outcome: Outcome, plan: Plan, kind: Any) -> CallOutcome:
                 stored = load_result(plan.operation.name, kind, stored)
             return CallOutcome(stored, replayed=True)
         case Expired() | InProgress() | Held() | Mismatched():
-            raise refusal(outcome, f"The key {plan.operation.key!r} of {plan.operation.name}")
+            what = "" if of_client else f"The key {plan.operation.key!r} of {plan.operation.name}"
+            raise refusal(outcome, what)
         case _:
             assert_never(outcome)
 

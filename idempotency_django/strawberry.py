@@ -45,8 +45,9 @@ from .errors import (
 from .functions import CallOutcome, arun_plan, run_plan
 from .http.messages import key_header, problem_of
 from .http.parts import RequestPart
-from .planning import Plan, plan
+from .planning import Plan
 from .policy import Policy, dialect_of, resolve
+from .policy.identity import header_of
 from .records import Payload
 
 ARGUMENT: Final = "idempotency_key"
@@ -132,10 +133,12 @@ class IdempotencyExtension(FieldExtension):
                 return next_(source, info, **kwargs)
 
         try:
-            planned = plan(resolve(self.policy), part)
+            planned = part.plan()
             if planned is not None:
                 answer = partial(self._answer, request)
-                outcome = run_plan(planned, execute, answer=answer, admit=part.admit)
+                outcome = run_plan(
+                    planned, execute, answer=answer, admit=part.admit, of_client=True
+                )
                 return self._loaded(outcome, info)
         except IdempotencyError as error:
             if part.is_foreign_error:
@@ -155,10 +158,12 @@ class IdempotencyExtension(FieldExtension):
                 return await next_(source, info, **kwargs)
 
         try:
-            planned = await sync_to_async(plan)(resolve(self.policy), part, asynchronous=True)
+            planned = await sync_to_async(part.plan)(asynchronous=True)
             if planned is not None:
                 answer = partial(self._answer, request)
-                outcome = await arun_plan(planned, execute, answer=answer, admit=part.admit)
+                outcome = await arun_plan(
+                    planned, execute, answer=answer, admit=part.admit, of_client=True
+                )
                 return await sync_to_async(self._loaded)(outcome, info)
         except IdempotencyError as error:
             if part.is_foreign_error:
@@ -174,7 +179,19 @@ class IdempotencyExtension(FieldExtension):
             key = key_header(request, dialect_of(policy))
             name = ".".join(map(str, info.path.as_list()))
         content = (info.field_name, kwargs)
-        return RequestPart(request, policy, key=key, name=f"mutation {name}", content=content)
+        argument = info.schema.config.name_converter.apply_naming_config(ARGUMENT)
+        return RequestPart(
+            request,
+            policy,
+            key=key,
+            name=f"mutation {name}",
+            content=content,
+            missing=(
+                f"This mutation requires the argument {argument}, or the header "
+                f"{header_of(dialect_of(policy))}. Send a new, unique key with each new operation "
+                "and the same key with each retry of it."
+            ),
+        )
 
     def _answer(self, request: HttpRequest, planned: Plan, value: Any) -> Result:
         wanted = planned.policy.should_store

@@ -20,8 +20,9 @@ from rest_framework.views import APIView
 
 from idempotency_django import idempotent_call
 from idempotency_django.drf import IdempotentViewMixin, idempotent_items
+from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy, store_errors
+from idempotency_django.policy import Policy, keys, store_errors
 from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support import effect_counts, effects, new_key, record
@@ -215,6 +216,7 @@ def test_duplicates_in_one_batch() -> None:
     entries = send([a, a, other])
     assert outcomes(entries) == [(201, False), (201, True), (422, False)]
     assert entries[2]["body"]["code"] == "mismatch"
+    assert entries[2]["body"]["detail"] == FingerprintMismatch.default_detail
     assert effect_counts() == {"a": 1}
 
 
@@ -234,6 +236,22 @@ def test_odd_items(odd: Any, status: int, code: str | None) -> None:
     assert outcomes(entries) == [(status, False), (201, False)]
     assert entries[0]["body"].get("code") == code
     assert effect_counts() == {"b": 1}
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_missing_key(required: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal names the member of the item, also if the policy requires a key."""
+    monkeypatch.setattr(Batch, "item_policy", Policy(required=required))
+    [entry] = send([{"reference": "a"}])
+    assert entry["body"]["detail"].startswith("This item has no 'idempotency_key'. Send a new")
+
+
+def test_a_missing_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the key is made of fields of the item, the refusal says so."""
+    policy = Policy(required=True, key=keys.instead_of_header(keys.natural("order")))
+    monkeypatch.setattr(Batch, "item_policy", policy)
+    [entry] = send([{"reference": "a"}])
+    assert "a field is missing" in entry["body"]["detail"]
 
 
 def test_no_list(client: Client) -> None:

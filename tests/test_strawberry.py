@@ -22,8 +22,10 @@ from django.urls import path
 from strawberry.django.views import AsyncGraphQLView, GraphQLView
 from strawberry.extensions import FieldExtension
 from strawberry.permission import BasePermission
+from strawberry.schema.config import StrawberryConfig
 
 from idempotency_django import idempotent_call
+from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.strawberry import IdempotencyExtension
@@ -155,7 +157,9 @@ class TestKeys:
         """Other arguments with the same key are refused."""
         key = new_key()
         ask(client, 'make(reference: "a") { number }', key)
-        assert code_of(ask(client, 'make(reference: "b") { number }', key)) == "mismatch"
+        answer = ask(client, 'make(reference: "b") { number }', key)
+        assert code_of(answer) == "mismatch"
+        assert answer["errors"][0]["message"] == FingerprintMismatch.default_detail
         assert effects("b") == 0
 
     @pytest.mark.parametrize(
@@ -169,10 +173,26 @@ class TestKeys:
 
 
 def test_a_required_key(serve: Serve, client: Client) -> None:
-    """Without its key, a mutation is refused."""
+    """Without its key, a mutation is refused, and the error names the argument."""
     serve(make=once(make, required=True))
-    assert code_of(ask(client, 'make(reference: "a") { number }')) == "key-missing"
+    answer = ask(client, 'make(reference: "a") { number }')
+    assert code_of(answer) == "key-missing"
+    assert answer["errors"][0]["message"] == (
+        "This mutation requires the argument idempotencyKey, or the header Idempotency-Key. Send a "
+        "new, unique key with each new operation and the same key with each retry of it."
+    )
     assert effects() == 0
+
+
+def test_the_name_of_the_argument(client: Client, settings: Any) -> None:
+    """A schema may have its own names."""
+    mutation = strawberry.type(type("Mutation", (), {"make": once(make, required=True)}))
+    config = StrawberryConfig(auto_camel_case=False)
+    schema = strawberry.Schema(Query, mutation, config=config)
+    route = path("graphql/", GraphQLView.as_view(schema=schema))
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})
+    [error] = ask(client, 'make(reference: "a") { number }')["errors"]
+    assert "requires the argument idempotency_key, or" in error["message"]
 
 
 class TestErrors:

@@ -22,7 +22,7 @@ from ..functions import run_plan
 from ..http.messages import operation_name, problem_of
 from ..http.parts import RequestPart
 from ..logs import escaped
-from ..planning import Plan, plan
+from ..planning import Plan
 from ..policy import NEVER_STORED, Policy, resolve
 from ..records import Payload
 from ..stores.atomic_blocks import atomic_request_databases
@@ -84,6 +84,10 @@ class _Batch:
         self._key = key
         self._policy = policy
         self._request = view.request
+        self._missing = (
+            f"This item has no {key!r}. Send a new, unique key with each new item, and the same "
+            "key with each retry of it."
+        )
 
     def entry(self, item: Any) -> dict[str, Any]:
         """The response of one item, for the list."""
@@ -94,6 +98,7 @@ class _Batch:
             key=item.get(self._key) if isinstance(item, Mapping) else None,
             name=f"item of {operation_name(request)}",
             content=item,
+            missing=self._missing,
             own=self._request,
         )
 
@@ -103,7 +108,9 @@ class _Batch:
 
         try:
             planned = self._planned(item, part)
-            outcome = run_plan(planned, execute, answer=self._answer, admit=part.admit)
+            outcome = run_plan(
+                planned, execute, answer=self._answer, admit=part.admit, of_client=True
+            )
         except IdempotencyError as error:
             if part.is_foreign_error:
                 return self._failed(error)
@@ -118,12 +125,9 @@ class _Batch:
             raise ParseError("An item must be an object.")
         if not isinstance(item.get(self._key), str | None):
             raise KeyMalformed(f"The {self._key!r} of an item is not a string. Send a string.")
-        planned = plan(self._policy, part)
+        planned = part.plan()
         if planned is None:
-            raise KeyMissing(
-                f"This item has no {self._key!r}. Send a new, unique key with each new item, and "
-                "the same key with each retry of it."
-            )
+            raise KeyMissing(self._missing)
         return planned
 
     def _answer(self, planned: Plan, response: Response) -> Result:

@@ -9,8 +9,9 @@ from typing import Any
 from django.http import HttpRequest
 
 from ..engine.context import ExecutionContext
-from ..errors import IdempotencyError
-from ..policy import Policy, dialect_of
+from ..errors import IdempotencyError, KeyMissing
+from ..planning import Plan, plan
+from ..policy import Policy, dialect_of, keys
 from ..policy.invocation import Invocation, Parsed
 from ..records import Record
 from .messages import invocation_of, meta_name, refuse_result
@@ -27,6 +28,7 @@ class RequestPart:
         key: the key, as the client sent it; ``None``: it sent none.
         name: the name of the operation.
         content: what is asked for, as plain data.
+        missing: tells the client where it sends the key, if it sent none.
         own: the request as the framework's own views know it, if that is another one.
 
     Attributes:
@@ -44,6 +46,7 @@ class RequestPart:
         key: str | None,
         name: str,
         content: Any,
+        missing: str,
         own: Any = None,
     ) -> None:
         self.method = request.method or ""
@@ -52,7 +55,21 @@ class RequestPart:
         self._key = key
         self._name = name
         self._content = content
+        self._missing = missing
         self._own = request if own is None else own
+
+    def plan(self, *, asynchronous: bool = False) -> Plan | None:
+        """The part's plan; ``None``: it has no key, and needs none.
+
+        Raises:
+            IdempotencyError: its key is missing, malformed or guessable.
+        """
+        try:
+            return plan(self._policy, self, asynchronous=asynchronous)
+        except KeyMissing as error:
+            if keys.reads_header(self._policy.key):
+                raise KeyMissing(self._missing) from error
+            raise
 
     def header(self) -> str | None:
         """The key of the part."""
