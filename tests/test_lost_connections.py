@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -185,6 +185,18 @@ urlpatterns = [
 ]
 
 
+def _lose_twice(client: Client, url: str, reference: str) -> None:
+    key = new_key()
+    for attempt in (1, 2):
+        response = post(client, url, key, reference)
+        problem = assert_problem(response, 503, "store-unavailable")
+        assert int(response["Retry-After"]) > 0
+        assert "so nothing was committed" in problem["detail"]
+        assert effects("idle") == 0
+        connection.close()
+        assert (record(key).status, record(key).attempt) == ("failed", attempt)
+
+
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="the timeout is PostgreSQL's")
 @pytest.mark.urls(__name__)
 @pytest.mark.parametrize("url", ["/idle/", "/idle-drf/"])
@@ -207,14 +219,17 @@ def test_idle_in_transaction(
     monkeypatch.setattr(stores["default"], "combine_statements", combine)
     stores["default"].__dict__.pop("_dialect", None)
     try:
-        key = new_key()
-        for attempt in (1, 2):
-            response = post(client, url, key, reference)
-            problem = assert_problem(response, 503, "store-unavailable")
-            assert int(response["Retry-After"]) > 0
-            assert "so nothing was committed" in problem["detail"]
-            assert effects("idle") == 0
-            connection.close()
-            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        for _ in range(3):
+            try:
+                _lose_twice(client, url, reference)
+                break
+            except OperationalError as error:
+                # Rarely, the driver reads the server's reason before it sends the next statement,
+                # and drops it. Then the view's error is like any other.
+                if reference == "ends" or getattr(error.__cause__, "sqlstate", None):
+                    raise
+                connection.close()
+        else:
+            pytest.fail("The driver never told why the connection was lost.")
     finally:
         stores["default"].__dict__.pop("_dialect", None)
