@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, Final
 
 from django.conf import settings
@@ -29,6 +28,7 @@ from django.views.decorators.http import require_safe
 
 from .checks.inventory import Endpoint, endpoints
 from .conf import conf
+from .errors import IdempotencyError
 from .http.described import problems_of
 from .http.messages import replayed_header, status_of
 from .policy import dialect_of, keys, project_dialect
@@ -91,9 +91,13 @@ def _document(routes: tuple[str, ...]) -> dict[str, Any]:
     return {"header": header, "operations": [_operation(each) for each in _listed(routes)]}
 
 
+def _path(endpoint: Endpoint) -> str:
+    """The path of an endpoint, as clients see it."""
+    return get_script_prefix().removesuffix("/") + endpoint.route
+
+
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    path = get_script_prefix().removesuffix("/") + endpoint.route
-    shown: dict[str, Any] = {"method": endpoint.method, "path": path}
+    shown: dict[str, Any] = {"method": endpoint.method, "path": _path(endpoint)}
     if endpoint.varies or endpoint.policy is None:
         return shown  # a promise that does not hold for a request is worse than none
     policy = endpoint.policy.resolved()
@@ -134,15 +138,10 @@ def _body(media_type: str, _urlconf: str, routes: tuple[str, ...], _script_prefi
 
 def _context(document: dict[str, Any], listed: Iterable[Endpoint]) -> dict[str, Any]:
     """What the page shows."""
-    problems = {
-        (status_of(error, dialect_of(each.policy.resolved())), error.title, error)
-        for each in listed
-        if each.policy is not None
-        for error in problems_of(each.policy.resolved(), each.method.replace("*", "POST"))
-    }
     return {
         "header": document["header"],
         "replayed_header": replayed_header(project_dialect()),
+        "elsewhere": any("dialect" in each for each in document["operations"]),
         "operations": [
             {
                 "method": "any" if each["method"] == "*" else each["method"],
@@ -153,16 +152,36 @@ def _context(document: dict[str, Any], listed: Iterable[Endpoint]) -> dict[str, 
             }
             for each in document["operations"]
         ],
-        "problems": [
-            {
-                "status": status,
-                "url": f"{conf.docs_url}{error.slug}",
-                "title": error.title,
-                "detail": error.default_detail,
-            }
-            for status, _, error in sorted(problems, key=itemgetter(0, 1))
-        ],
+        "refusals": list(_refusals(listed)),
     }
+
+
+def _refusals(listed: Iterable[Endpoint]) -> Iterator[dict[str, Any]]:
+    """The errors of each dialect, and the operations that have them."""
+    groups: dict[Dialect, tuple[list[str], set[type[IdempotencyError]]]] = {}
+    for each in listed:
+        if each.policy is not None:
+            policy = each.policy.resolved()
+            operations, errors = groups.setdefault(dialect_of(policy), ([], set()))
+            method = "" if each.method == "*" else f"{each.method} "
+            operations.append(f"{method}{_path(each)}")
+            errors.update(problems_of(policy, each.method.replace("*", "POST")))
+    for dialect, (operations, errors) in groups.items():
+        rows = sorted((status_of(error, dialect), error.title, error) for error in errors)
+        yield {
+            "operations": operations if len(groups) > 1 else None,
+            "media_type": dialect.media_type,
+            "is_problem": dialect.error_body is None,
+            "problems": [
+                {
+                    "status": status,
+                    "url": f"{conf.docs_url}{error.slug}",
+                    "title": title,
+                    "detail": error.default_detail,
+                }
+                for status, title, error in rows
+            ],
+        }
 
 
 def _key(operation: dict[str, Any]) -> str:
@@ -170,7 +189,11 @@ def _key(operation: dict[str, Any]) -> str:
         return "depends on the request"
     if operation["key_format"] is None:
         return "from the request itself"
-    return "required" if operation["required"] else "optional"
+    required = "required" if operation["required"] else "optional"
+    if member := operation.get("member"):
+        return f"{required}, {member} in the body"
+    header = operation.get("header")
+    return f"{required}, in {header}" if header else required
 
 
 def _lifetime(operation: dict[str, Any]) -> str:

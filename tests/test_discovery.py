@@ -237,8 +237,36 @@ def test_page(settings: Any) -> None:
     ):
         assert expected in page, expected
     assert "<td>422</td>" not in page
+    assert "Errors are <code>application/problem+json</code>" in page
+    assert "or where the table says" not in page
+    assert "Count the lifetime from when you first send the request." in page
     assert "<script" not in page
     assert "style=" not in page
+
+
+def test_page_with_several_dialects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each dialect's operations have their own errors, and the page says where their keys are."""
+    mixed = [
+        path("mixed/plain/", post(idempotent(plain))),
+        path("mixed/stripe/", post(idempotent(dialect="stripe")(plain))),
+        path("mixed/any/", idempotent(dialect="stripe")(plain)),
+        path("mixed/ec2/", post(idempotent(dialect="ec2")(plain))),
+        path("mixed/paypal/", post(idempotent(dialect="paypal", required=True)(plain))),
+    ]
+    monkeypatch.setattr(sys.modules[__name__], "urlpatterns", mixed)
+    clear_url_caches()
+    browser = RequestFactory(headers={"Accept": "text/html"}).get(WHERE)
+    page = discovery(browser, routes="/mixed/").content.decode()  # type: ignore[attr-defined]
+    ietf, stripe, ec2, _ = page.split("Errors of ")[1:]
+    assert "<code>POST /mixed/plain/</code> are <code>application/problem+json</code>" in ietf
+    assert "<td>422</td>" in ietf
+    named = "<code>POST /mixed/stripe/</code>, <code>/mixed/any/</code>"
+    assert f"{named} are <code>application/json</code>.\n" in stripe
+    assert "<td>422</td>" not in stripe
+    assert "<code>text/xml</code>.\n" in ec2
+    assert "<td>optional, ClientToken in the body</td>" in page
+    assert "<td>required, in PayPal-Request-Id</td>" in page
+    assert "or where the table says" in page
 
 
 def test_no_operations() -> None:

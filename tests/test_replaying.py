@@ -705,7 +705,9 @@ def test_help(pytester: pytest.Pytester) -> None:
     assert "--idempotency-replay" in shown
     assert "idempotency_replay_ignore" in shown
     assert "idempotency_replay(off=False" in run(pytester, "--markers").stdout.str()
-    assert "invalid choice: 'some'" in run(pytester, "--idempotency-replay=some").stderr.str()
+    refused = run(pytester, "--idempotency-replay", "test_x.py").stderr.str()
+    assert "'test_x.py' is neither 'all' nor 'protected'" in refused
+    assert "write their paths before the option" in refused
 
 
 def test_no_django() -> None:

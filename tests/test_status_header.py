@@ -14,6 +14,7 @@ from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
+from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -88,6 +89,11 @@ class Rebuilt(Mixed):
         return Response("rebuilt")
 
 
+class Raising(Mixed):
+    def post(self, request: Request) -> Response:
+        raise ValidationError("amount")
+
+
 urlpatterns = [
     path("decorator/", idempotent(mode="transactional")(answer)),
     path("leased/", idempotent(mode="leased")(answer)),
@@ -100,6 +106,7 @@ urlpatterns = [
         "own-rebuild/", idempotent(max_response_bytes=0, rebuild=lambda *_: HttpResponse())(answer)
     ),
     path("stream/", idempotent(stream)),
+    path("raised/", Raising.as_view()),
     path("forever/", idempotent(ttl=None)(answer)),
     path("sliding/", idempotent(ttl=SlidingTTL(days=1))(answer)),
     path("outlived/", idempotent(ttl=DAY, key_ttl=DAY * 9)(answer)),
@@ -211,6 +218,14 @@ def test_body_that_is_not_kept(client: Client, where: str) -> None:
     key = new_key()
     assert post(client, f"/{where}/", key)["Idempotency-Status"] == "executed; stored=?0"
     assert post(client, f"/{where}/", key)["Idempotency-Status"] == "not-replayed"
+
+
+def test_raised_4xx(client: Client) -> None:
+    """A 4xx that the view raises is rolled back, and says that a retry does not get it."""
+    key = new_key()
+    for _ in range(2):
+        refused = post(client, "/raised/", key)
+        assert (refused.status_code, refused["Idempotency-Status"]) == (400, "executed; stored=?0")
 
 
 @pytest.mark.parametrize("where", ["rebuilt", "own-rebuild"])

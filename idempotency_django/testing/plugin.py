@@ -6,6 +6,7 @@ is imported when the option is given, or a fixture is used.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         dest=OPTION,
         nargs="?",
         const="all",
-        choices=["all", "protected"],
+        type=_which,
+        metavar="all|protected",
         help="send the unsafe requests of Django's test clients twice, and fail tests whose second "
         "request has an effect; 'protected': only requests with a key, or to protected endpoints",
     )
@@ -45,6 +47,15 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if config.getoption(OPTION):
         config.pluginmanager.import_plugin("idempotency_django.testing.replaying")
+
+
+def _which(text: str) -> str:
+    if text not in ("all", "protected"):  # such as the path of a test, which the option swallows
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither 'all' nor 'protected'. To run some of your tests, write their "
+            "paths before the option, or write --idempotency-replay=all."
+        )
+    return text
 
 
 @pytest.fixture
