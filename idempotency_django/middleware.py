@@ -301,7 +301,9 @@ def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
     name = conf.status_header
     if name and _unhonoured_key(request) is not None and not response.has_header(name):
         planned = getattr(request, PLANNED, None)
-        if planned is not False:  # to be observed changes no response
+        # Where something refuses a request of a protected view before the claim, no key is ignored.
+        is_ignored = view is None or not conf.enabled or 200 <= response.status_code < 300
+        if planned or (planned is None and is_ignored):
             mark(response, FAILED if planned else IGNORED)
     return response
 

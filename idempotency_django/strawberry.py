@@ -43,7 +43,7 @@ from .errors import (
     StoreUnavailable,
 )
 from .functions import CallOutcome, arun_plan, run_plan
-from .http.messages import key_header, problem_of
+from .http.messages import PLANNED, key_header, problem_of
 from .http.parts import RequestPart
 from .planning import Plan
 from .policy import Policy, dialect_of, resolve
@@ -177,6 +177,7 @@ class IdempotencyExtension(FieldExtension):
         key, name = kwargs.pop(ARGUMENT, None), info.field_name
         if key is None:
             key = key_header(request, dialect_of(policy))
+            setattr(request, PLANNED, False)  # what became of it, the mutation says
             name = ".".join(map(str, info.path.as_list()))
         content = (info.field_name, kwargs)
         argument = info.schema.config.name_converter.apply_naming_config(ARGUMENT)

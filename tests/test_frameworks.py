@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -117,6 +118,25 @@ def test_refused_by_a_check(package: str) -> None:
     assert VIEWS[package][0] in found.msg
     assert found.hint == "It serves /api/{version}/."
     assert next(endpoint.framework for endpoint in endpoints()) == VIEWS[package][0]
+
+
+def test_observed(package: str, client: Client, settings: Any) -> None:
+    """Where the project only observes, its views run, are not observed, and no check complains."""
+    settings.IDEMPOTENCY = {"POLICY": {"mode": "observe"}}
+    if package != "ariadne_django":  # whose work is not given here
+        assert post(client, "/api/1/", new_key()).status_code == 201
+    assert [m for m in run_checks() if str(m.id).startswith("idempotency_django.")] == []
+
+
+@pytest.mark.parametrize("package", ["strawberry", "graphene_django"])
+def test_way_out(package: str) -> None:
+    """The refusal names what protects the work."""
+    way_out = {
+        "strawberry": "idempotency_django.strawberry.IdempotencyExtension",
+        "graphene_django": "idempotent_call()",
+    }[package]
+    with pytest.raises(ImproperlyConfigured, match=re.escape(way_out)):
+        idempotent(VIEWS[package][1])
 
 
 def test_exempt(package: str, client: Client, settings: Any) -> None:

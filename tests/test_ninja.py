@@ -596,6 +596,21 @@ class TestMiddleware:
             post(client, "/v0/orders", key, method="patch")
         assert effects() == 2
 
+    def test_refused_before_the_claim(self, serve: Serve, client: Client) -> None:
+        """Where ninja refuses a request, nothing is said of the key."""
+        serve(orders(auth=lambda request: request.headers.get("X-Key")))
+        refused = [
+            post(client, "/v0/orders", new_key()),
+            client.post(
+                "/v0/orders",
+                "{}",
+                "application/json",
+                headers={"X-Key": "k", "Idempotency-Key": new_key()},
+            ),
+        ]
+        assert [response.status_code for response in refused] == [401, 422]
+        assert not any(response.has_header("Idempotency-Status") for response in refused)
+
     def test_check(self, mixed: None, settings: Any) -> None:
         """A check says so before any request, until the views of ninja are exempt."""
         [found] = [each for each in run_checks() if each.id == "idempotency_django.E023"]

@@ -13,10 +13,12 @@ from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
+from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections, transaction
 from django.http import (
@@ -136,6 +138,42 @@ def later(request: HttpRequest) -> HttpResponse:
     return HttpResponse("done")
 
 
+def stepping(request: Any) -> HttpResponse:
+    """What a leased view does."""
+    execution = request.idempotency
+    with execution.atomic():
+        effect = Effect.objects.create(reference="a")
+    execution.resource = effect
+    number = execution.step("count", Effect.objects.count)
+    return JsonResponse({"attempt": execution.attempt, "n": number}, status=201)
+
+
+async def astepping(request: Any) -> HttpResponse:
+    await Effect.objects.acreate(reference="a")
+    number = await request.idempotency.astep("count", Effect.objects.count)
+    return JsonResponse({"n": number}, status=201)
+
+
+def deriving(request: Any) -> HttpResponse:
+    return HttpResponse(str(request.idempotency and request.idempotency.derive_key("charge")))
+
+
+class Outer(View):
+    """A view with a part that is enforced, which nothing outside can see."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return idempotent(mode="auto")(create)(request)
+
+
+class SteppingDRF(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+    idempotency_policy = Policy(required=True, mode="observe")
+
+    def post(self, request: Request) -> Response:
+        self.request.idempotency.resource = Effect.objects.create(reference="a")
+        return Response({}, status=201)
+
+
 class Django(View):
     def post(self, request: HttpRequest) -> HttpResponse:
         return create(request)
@@ -188,6 +226,11 @@ urlpatterns = [
     path("plain-read/", read),
     path("exporting/", observe(exporting)),
     path("outage/", observe(outage)),
+    path("stepping/", idempotent(mode="observe", required=True)(stepping)),
+    path("astepping/", idempotent(mode="observe", required=True)(astepping)),
+    path("stepping-drf/", SteppingDRF.as_view()),
+    path("deriving/", observe(deriving)),
+    path("outer/", observe(Outer).as_view()),
 ]
 
 
@@ -783,6 +826,99 @@ def test_openapi() -> None:
     assert "x-idempotency" not in operation
     assert "parameters" not in operation
     assert list(operation["responses"]) == ["200"]
+
+
+class TestExecution:
+    """What the view finds in ``request.idempotency``: an execution whose steps are called."""
+
+    @pytest.mark.parametrize("url", ["/stepping/", "/astepping/", "/stepping-drf/"])
+    @pytest.mark.parametrize("key", ["good", "bad", None])
+    def test_steps(self, client: Client, url: str, key: str | None) -> None:
+        """A view that uses steps is executed each time, with any key, or without one."""
+        sent = new_key() if key == "good" else key
+        for _ in range(2):
+            assert post(client, url, sent).status_code == 201
+        assert effects() == 2
+        expected = {"good": {"executed": 1, "replayed": 1}, "bad": {"refused": 2}}
+        found = counts()
+        found.pop("differs", None)
+        assert found == expected.get(str(key), {"missing": 2})
+
+    def test_derived_keys(self, client: Client, settings: Any) -> None:
+        """A key for another service is that of the enforced view, so the service can honour it."""
+        key, where = new_key(), "/deriving/"
+        observed = [post(client, where, key).content for _ in range(2)]
+        assert observed[0] == observed[1]
+        routes = [path("deriving/", idempotent(deriving))]
+        settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": routes})
+        assert post(client, where, key).content == observed[0]
+
+    def test_no_key(self, client: Client) -> None:
+        """Where the key is optional, a view without one finds no execution, as ever."""
+        assert post(client, "/deriving/").content == b"None"
+
+    def test_identification_that_fails(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor does the view lack it if its caller cannot be identified."""
+        monkeypatch.setattr(shadow, "planned", mock.Mock(side_effect=LookupError))
+        assert post(client, "/stepping/", new_key()).status_code == 201
+
+    def test_enforced_part(self, client: Client) -> None:
+        """A part of an observed view that is enforced is still enforced."""
+        key = new_key()
+        first, second = (post(client, "/outer/", key) for _ in range(2))
+        assert (effects(), is_replay(second)) == (1, True)
+        assert first.status_code == 201
+
+
+class TestCheck:
+    @pytest.fixture(autouse=True)
+    def _observe(self, settings: Any) -> None:
+        settings.IDEMPOTENCY = OBSERVE
+
+    @staticmethod
+    def found(settings: Any, *routes: Any) -> dict[str, Any]:
+        settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": routes})
+        return {str(m.id)[-4:]: m for m in run_checks() if "idempotency_django." in str(m.id)}
+
+    def test_no_longer_protected(self, settings: Any) -> None:
+        """Views that say themselves that they are protected are named if they only observe."""
+        settings.MIDDLEWARE = MIDDLEWARE
+
+        class Declared(View):
+            idempotency_policy = Policy(required=True)
+            post = Django.post
+
+        found = self.found(
+            settings,
+            path("one/", require_POST(idempotent(required=True)(create))),
+            path("two/", Enforced.as_view()),
+            path("three/", Declared.as_view()),
+            path("auto/", require_POST(idempotent(mode="auto")(create))),
+            path("leased/", require_POST(idempotent(mode="leased")(create))),
+            path("meant/", observe(create)),
+            path("drf/", DRF.as_view()),
+            path("plain/", create),
+        )
+        assert set(found) == {"W069"}
+        assert "/one/, /two/, /three/" in found["W069"].msg
+        assert 'mode="auto"' in found["W069"].hint
+
+    @pytest.mark.parametrize("mode", ["auto", "leased"])
+    def test_project_that_enforces(self, settings: Any, mode: str) -> None:
+        """Where the project enforces, nothing is said."""
+        settings.IDEMPOTENCY = {"POLICY": {"mode": mode}}
+        assert self.found(settings, path("one/", idempotent(create))) == {}
+
+    @pytest.mark.parametrize(
+        "refusal",
+        [pytest.param(each, id=each.name) for each in ways.REFUSED if each.by == "middleware"],
+    )
+    def test_what_cannot_be_protected(self, refusal: ways.Refusal, settings: Any) -> None:
+        """A view that the middleware could not protect is no error: it is not observed."""
+        settings.MIDDLEWARE = MIDDLEWARE
+        assert self.found(settings, path("one/", refusal.make())) == {}
 
 
 class TestEffects:

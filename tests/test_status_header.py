@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,10 +13,13 @@ from unittest import mock
 import http_sf
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
+from django.views.decorators.http import require_POST
 from rest_framework.exceptions import ValidationError
+from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -339,6 +344,61 @@ def test_error_of_a_protected_view(client: Client) -> None:
     client.raise_request_exception = False
     response = post(client, "/decorator/?status=0", new_key())
     assert (response.status_code, response["Idempotency-Status"]) == (500, "failed")
+
+
+class Closed(Mixed):
+    permission_classes: Any = (IsAuthenticated,)
+
+
+class ClosedByMiddleware(APIView):
+    permission_classes: Any = (IsAuthenticated,)
+    post = Mixed.post
+
+
+def cached(view: Any) -> Any:
+    """A decorator that answers without the view."""
+
+    @functools.wraps(view)
+    def cached(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("cached")
+
+    return cached
+
+
+urlpatterns += [
+    path("cached/", cached(idempotent(answer))),
+    path("closed/", Closed.as_view()),
+    path("closed-by-middleware/", ClosedByMiddleware.as_view()),
+    path("post/", require_POST(idempotent(answer))),
+    path("login/", login_required(idempotent(answer))),
+]
+
+
+@override_settings(MIDDLEWARE=MIDDLEWARE)
+@pytest.mark.parametrize(
+    ("method", "where", "status"),
+    [
+        ("post", "/closed/", 403),
+        ("put", "/closed/", 403),
+        ("put", "/mixin/", 405),
+        ("post", "/closed-by-middleware/", 403),
+        ("put", "/post/", 405),
+        ("post", "/login/", 302),
+    ],
+)
+def test_refused_before_the_claim(client: Client, method: str, where: str, status: int) -> None:
+    """Where something else refuses a request of a protected view, nothing is said of the key."""
+    response = post(client, where, new_key(), method=method)
+    assert (response.status_code, effects()) == (status, 0)
+    assert not response.has_header("Idempotency-Status")
+
+
+@override_settings(MIDDLEWARE=MIDDLEWARE)
+def test_answered_before_the_claim(client: Client, unprotected: list[logging.LogRecord]) -> None:
+    """A response that another part made, as if all was done, says that the key had no effect."""
+    assert post(client, "/cached/", new_key())["Idempotency-Status"] == "ignored"
+    assert len(unprotected) == 1
+    unprotected.clear()
 
 
 REFUSE = {"UNPROTECTED_KEYS": "refuse"}

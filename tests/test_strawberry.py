@@ -136,6 +136,23 @@ class TestKeys:
         assert effects() == 1
         assert record(key).operation == "mutation make"
 
+    @pytest.mark.parametrize("view", [GraphQLView, AsyncGraphQLView])
+    def test_status_of_the_header(self, serve: Serve, settings: Any, view: Any) -> None:
+        """The middleware does not call a key ignored that a mutation has read, only others."""
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.IDEMPOTENCY = {"MIDDLEWARE_EXEMPT": ["strawberry"]}
+        resolver = make if view is GraphQLView else amake
+        serve(view, make=once(resolver), plain=strawberry.mutation(resolver))
+        for field, expected in (("make", None), ("plain", "ignored")):
+            response = Client().post(
+                "/graphql/",
+                json.dumps({"query": f'mutation {{ {field}(reference: "a") {{ number }} }}'}),
+                "application/json",
+                headers={"Idempotency-Key": new_key()},
+            )
+            assert response.json()["data"]
+            assert response.get("Idempotency-Status") == expected
+
     def test_the_header(self, client: Client) -> None:
         """One header serves all mutations of a request: each alias has a record of its own."""
         key = new_key()

@@ -83,6 +83,7 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     everything = list(endpoints())
     yield from _frameworks(everything)
     yield from _locked_out(everything)
+    yield from _no_longer_enforced(everything)
     reported: set[tuple[Any, str]] = set()  # a view may have many routes
     for endpoint in everything:
         for message in _check_endpoint(endpoint):
@@ -95,7 +96,7 @@ def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
     """One message for each framework that has no adapter, with its routes."""
     found: dict[str, list[Endpoint]] = {}
     for endpoint in everything:
-        if endpoint.framework is not None:
+        if endpoint.framework is not None and not _observes(endpoint):
             found.setdefault(endpoint.framework, []).append(endpoint)
     for served in found.values():
         hint = f"It serves {_routes(served)}."
@@ -131,6 +132,32 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
         )
 
 
+def _no_longer_enforced(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
+    """One warning where views declare a protection that the project's policy switches off."""
+    declaring = [
+        endpoint
+        for endpoint in everything
+        if endpoint.policy is not None
+        and endpoint.policy.mode is UNSET
+        and not (endpoint.problem or endpoint.varies)
+        and (endpoint.how != "middleware" or policy_of(endpoint.view, endpoint.method) is not UNSET)
+        and _observes(endpoint)
+    ]
+    if declaring:
+        yield Warning(
+            "Views that declare a protection are not protected, because the project's policy has "
+            f'mode="observe": {_routes(declaring)}.',
+            hint='Give their policies mode="auto", or mode="observe" if that is intended.',
+            id="idempotency_django.W069",
+        )
+
+
+def _observes(endpoint: Endpoint) -> bool:
+    """Whether the endpoint's policy enforces nothing, so that a request is never refused."""
+    policy, _ = tried((endpoint.policy or Policy()).resolved)
+    return endpoint.policy is not None and policy is not None and policy.mode == "observe"
+
+
 def _typical(method: str) -> str:
     """The method, or a typical method if the view declares none."""
     return "POST" if method == "*" else method
@@ -138,7 +165,7 @@ def _typical(method: str) -> str:
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     yield from _misspelled(endpoint.view)
-    if endpoint.problem and endpoint.framework is None:
+    if endpoint.problem and endpoint.framework is None and not _observes(endpoint):
         hint = (
             f"It serves {endpoint.route}. Change the view as described, or leave it unprotected: "
             "add @idempotency_exempt, or remove @idempotent or the mixin."

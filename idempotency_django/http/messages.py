@@ -280,7 +280,10 @@ def replayed_header(dialect: Dialect) -> str:
 
 
 PLANNED: Final = "_idempotency_planned"
-"""The attribute of a request that had a key, sent or derived; false: it was only observed."""
+"""The attribute of a request that had a key, sent or derived.
+
+False: its response says nothing of it. The view was only observed, or a part of it read the key.
+"""
 
 
 def mark_response(

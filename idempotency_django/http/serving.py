@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, assert_never
 from uuid import uuid4
@@ -74,6 +74,8 @@ def init_idempotency(request: HttpRequest) -> bool:
     """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
     execution = getattr(request, "idempotency", None) or None
     request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
+    if isinstance(execution, UnprotectedContext) and getattr(request, PLANNED, None) is False:
+        return True  # an observed view has claimed nothing: a part of it may be enforced
     return execution is None
 
 
@@ -112,7 +114,7 @@ def serve(
             return adapter.respond()
     if takes_part and policy.mode == "observe":
         setattr(request, PLANNED, False)
-        return serve_observed(adapter, policy, transactions)
+        return serve_observed(adapter, policy, transactions, partial(_unprotected, adapter, policy))
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
         if takes_part:
@@ -154,11 +156,7 @@ def _switched_off(adapter: Adapter, policy: Policy) -> Iterator[None]:
     if adapter.header() is None and policy.key is None and not policy.requires_key(adapter.method):
         yield
         return
-    name = operation_name(adapter.http_request)
-    operation = Operation(
-        key=str(uuid4()), scope="disabled", name=name, fingerprint="", ttl=policy.ttl
-    )
-    with _running(adapter, UnprotectedContext(stores[policy.store], operation)):
+    with _unprotected(adapter, policy):
         yield
 
 
@@ -172,6 +170,23 @@ def _refuse_unread_key(request: HttpRequest) -> None:
         header = key_header(request, project_dialect())
         if header is not None and not keys.is_made_up(header):
             raise KeyUnsupported
+
+
+def _unprotected(
+    adapter: Adapter, policy: Policy, operation: Operation | None = None
+) -> AbstractContextManager[None]:
+    """The view runs in the block, and claims nothing: its steps are called.
+
+    Args:
+        adapter: the request.
+        policy: its policy, resolved.
+        operation: what the request is; ``None``: that is not known.
+    """
+    if operation is None:
+        name = operation_name(adapter.http_request)
+        key = str(uuid4())
+        operation = Operation(key=key, scope="disabled", name=name, fingerprint="", ttl=policy.ttl)
+    return _running(adapter, UnprotectedContext(stores[policy.store], operation))
 
 
 def _note_unprotected(adapter: Adapter, response: HttpResponseBase) -> None:
@@ -234,7 +249,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
             return await adapter.arespond()
     if policy.mode == "observe":
         setattr(adapter.http_request, PLANNED, False)
-        return await aserve_observed(adapter, policy)
+        return await aserve_observed(adapter, policy, partial(_unprotected, adapter, policy))
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
     if plan is None:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -66,12 +66,17 @@ _PAUSE: Final = 10.0  # seconds until a store is tried again
 _DIGEST: Final = ":digest"  # notes in a record's headers, which are never sent
 _ENDED: Final = ":ended"
 
+Unprotected = Callable[[Operation | None], AbstractContextManager[None]]
+
 _away: Final[dict[str, float]] = {}
 """When what has failed is tried again, by its name. Its failure has been logged."""
 
 
 def serve_observed(
-    adapter: Adapter, policy: Policy, transactions: RequestTransactions | None
+    adapter: Adapter,
+    policy: Policy,
+    transactions: RequestTransactions | None,
+    unprotected: Unprotected,
 ) -> HttpResponseBase:
     """Run the view of a request, and count what its policy would have done.
 
@@ -79,10 +84,14 @@ def serve_observed(
         adapter: the request, as its adapter handles it.
         policy: the view's policy, resolved.
         transactions: what the adapter opened around the request.
+        unprotected: makes the block in which the view runs as an attempt at an operation.
     """
     observation = _Observation(adapter, policy, transactions)
     try:
-        with observed_effects(observation.endpoint) as observation.effects:
+        with (
+            observation.execution(unprotected),
+            observed_effects(observation.endpoint) as observation.effects,
+        ):
             response = adapter.run_view()
     except Exception:
         observation.after_all(None)
@@ -91,12 +100,17 @@ def serve_observed(
     return response
 
 
-async def aserve_observed(adapter: Adapter, policy: Policy) -> HttpResponseBase:
+async def aserve_observed(
+    adapter: Adapter, policy: Policy, unprotected: Unprotected
+) -> HttpResponseBase:
     """:func:`serve_observed` for an async view."""
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     observation = await sync_to_async(_Observation)(adapter, policy, None)
     try:
-        with observed_effects(observation.endpoint) as observation.effects:
+        with (
+            observation.execution(unprotected),
+            observed_effects(observation.endpoint) as observation.effects,
+        ):
             response = await adapter.arun_view()
     except Exception:
         await sync_to_async(observation.after_all)(None)
@@ -127,7 +141,8 @@ class _Observation:
         # Without a route, a path would tell of a customer, and be one row for each.
         route = "(no route)" if match is None or match.route is None else readable(match.route)
         self.endpoint = f"{adapter.method} {route}"[:255]
-        self.operation: Operation | None = None
+        self.asked: Operation | None = None  # as the policy would execute it
+        self.operation: Operation | None = None  # as it is recorded
         self.outcome = ""
         with self._unnoticed():
             _attempt(f"identify requests of {self.endpoint}", 0.0, self._identify)
@@ -174,7 +189,7 @@ class _Observation:
         if plan is None:
             self.outcome = "missing"
             return
-        operation = plan.operation
+        self.asked = operation = plan.operation
         key = PREFIX + operation.key
         if len(key) > 255:
             key = PREFIX + hashlib.sha256(operation.key.encode()).hexdigest()
@@ -194,6 +209,15 @@ class _Observation:
         except RequestDataTooBig:  # only to compare it: the view may stream it
             policy = replace(self.policy, fingerprint=fingerprints.without_body)
             return planned(policy, self.adapter)
+
+    def execution(self, unprotected: Unprotected) -> AbstractContextManager[None]:
+        """The block that the view runs in; it gets an execution where a protected view does."""
+        if self.outcome == "missing" and not self.policy.requires_key(self.adapter.method):
+            return nullcontext()
+        try:
+            return unprotected(self.asked)
+        except Exception:  # noqa: BLE001  # the store cannot be made, which is logged already
+            return nullcontext()
 
     def after_all(self, response: HttpResponseBase | None) -> None:
         """Record and count the request when its response is rendered and its transactions ended.

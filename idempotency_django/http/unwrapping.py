@@ -487,6 +487,12 @@ def validate_framework(view: Any) -> None:
                 f"@idempotent on the function, below @api.post(…). Or put {package!r} into "
                 "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave such views unprotected."
             )
+        if framework == "Strawberry":
+            raise ImproperlyConfigured(
+                f"{name_of(innermost(view))} is a view of {framework}, which the middleware cannot "
+                f"protect. Put {package!r} into IDEMPOTENCY['MIDDLEWARE_EXEMPT'], and protect its "
+                "mutations with idempotency_django.strawberry.IdempotencyExtension."
+            )
         raise ImproperlyConfigured(
             f"{name_of(innermost(view))} is a view of {framework}, for which idempotency_django "
             f"has no adapter, so it cannot identify the caller. Put {package!r} into "
