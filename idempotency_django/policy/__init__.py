@@ -308,7 +308,7 @@ class Policy:
     :mod:`idempotency_django.policy.fingerprints`."""
 
     ttl: timedelta | None = _field(timedelta(hours=24), _ttl)
-    """How long a response is replayed; ``None``: forever. A
+    """How long a response is replayed, from the claim of its attempt; ``None``: forever. A
     :class:`~idempotency_django.policy.SlidingTTL` counts from the last replay."""
 
     key_ttl: timedelta | None = _field(None, _key_ttl)
