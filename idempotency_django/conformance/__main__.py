@@ -22,13 +22,13 @@ from .runner import Count, Runner, Target, TargetError
 ABOUT: Final = """\
 Test an HTTP API with idempotency keys from the outside: retries, races, other callers, broken keys.
 
-The API may run on any server. WARNING: the tests create data. They send the request some hundred
-times, and it has its effect in most cases. Use an endpoint of a test system.
+The API may run on any server. WARNING: the tests create data. They send the request several
+hundred times, and it has its effect in most cases. Use an endpoint of a test system.
 """
 ENDING: Final = """\
 A header's value may name variables of the environment, so that no secret is in the command line:
 --header 'Authorization: Bearer ${TOKEN}' (in single quotes). '{unique}' in a body, a URL or a
-header is replaced by a text that is new for each test.
+header becomes a new text in each test.
 
 Exit code: 0 if no tested requirement failed; 1 if one did; 2 if nothing could be tested.
 """
@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--body", metavar="JSON", help="the body of the request, or @FILE")
     add("--other-body", metavar="JSON", help="another valid body, which asks for something else")
     add("--invalid-body", metavar="JSON", help="a body that the API refuses with 4xx")
+    add("--form", action="store_true", default=None, help="send the bodies' members as a form")
     for name, text in (
         ("--header", "a header; may be repeated"),
         ("--other-header", "the header of another caller instead"),
@@ -121,7 +122,16 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             f"--config {options.config}: unknown: {', '.join(sorted(unknown))}. "
             f"It may have {', '.join(sorted(known))}."
         )
-    for name in ("dialect", "method", "other_url", "count", "required", "restart", "timeout"):
+    for name in (
+        "dialect",
+        "method",
+        "other_url",
+        "count",
+        "required",
+        "restart",
+        "timeout",
+        "form",
+    ):
         if (value := getattr(options, name)) is not None:
             given[name] = value
     for name in ("body", "other_body", "invalid_body"):

@@ -38,8 +38,9 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     results = Counter(verdict.result for verdict in verdicts)
     levels = Counter(each.requirement.level for each in verdicts if each.result == "failed")
     failed = ", ".join(f"{levels[level]} {level}" for level in sorted(levels))
+    many = "s" * (len(verdicts) != 1)
     return (
-        f"{len(verdicts)} requirements: {results['passed']} passed, {results['failed']} failed"
+        f"{len(verdicts)} requirement{many}: {results['passed']} passed, {results['failed']} failed"
         f"{f' ({failed})' if failed else ''}, {results['not tested']} not tested."
     )
 

@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from html import unescape
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 
@@ -73,6 +74,7 @@ class Target:
         body: of the request: JSON data, or text that is sent as it is. ``None``: no body.
         other_body: another valid body, which asks for something else.
         invalid_body: a body that the API refuses with 4xx.
+        form: whether JSON objects are sent as forms instead.
         headers: of the request, including the caller's credentials.
         other_headers: the headers of another caller that differ.
         failing_headers: headers that make the API fail with 5xx.
@@ -89,6 +91,7 @@ class Target:
     body: Any = None
     other_body: Any = None
     invalid_body: Any = None
+    form: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
     other_headers: Mapping[str, str] = field(default_factory=dict)
     failing_headers: Mapping[str, str] = field(default_factory=dict)
@@ -192,8 +195,8 @@ class Runner:
         if not first.succeeded:
             raise TargetError(
                 f"{self.target.method} {self.target.url} answers {first.status} to the request "
-                f"itself: {first.body[:300].decode(errors='replace')}. Correct its body, headers "
-                "or dialect."
+                f"itself: {_said(first)}. Correct its body, headers or dialect. If the API takes "
+                "forms, pass --form."
             )
         counted, most = run.counted(), 1 + second.succeeded
         if counted is not None and not 1 <= counted <= most:
@@ -215,7 +218,7 @@ class Runner:
         lines: list[tuple[str, str]] = []
         if step.key is not None:
             lines, body = self._with_key(step, body, values)
-        content, media_type = _encoded(body, body_kind)
+        content, media_type = _encoded(body, body_kind, form=self.target.form)
         if content and not any(name.lower() == "content-type" for name in headers):
             headers["Content-Type"] = media_type
         if body_kind == "text":
@@ -603,7 +606,16 @@ def _cut(content: bytes) -> Iterator[bytes]:
     raise _ClientLeft
 
 
-def _encoded(body: Any, kind: str) -> tuple[bytes, str]:
+def _said(response: Response) -> str:
+    """What a response says, in short: of a page, the title."""
+    text = response.body.decode(errors="replace")
+    if "html" in response.headers.get("content-type", ""):
+        title = re.search(r"<title[^>]*>(.*?)</title>", text, re.DOTALL | re.IGNORECASE)
+        return f"a page, {' '.join(unescape(title[1]).split())!r}" if title else "a page"
+    return text[:300]
+
+
+def _encoded(body: Any, kind: str, *, form: bool) -> tuple[bytes, str]:
     """The bytes of a body, and their media type."""
     if body is None:
         return b"", ""
@@ -611,10 +623,22 @@ def _encoded(body: Any, kind: str) -> tuple[bytes, str]:
         return body.encode(), "text/plain"
     if kind == "reordered":
         body = dict(reversed(body.items()))
+    if form and isinstance(body, dict):
+        if kind in ("spaced", "large"):
+            raise NotTested("a form has no whitespace")
+        # The braces are those of placeholders.
+        return urlencode([*_fields(body)], safe="{}").encode(), "application/x-www-form-urlencoded"
     text = json.dumps(body, indent=4 if kind == "spaced" else None, ensure_ascii=False)
     if kind == "large":
         text = f"{text[:-1]}{' ' * LARGE}{text[-1]}"
     return text.encode(), "application/json"
+
+
+def _fields(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The fields of a form; a list is a field for each of its items."""
+    for name, given in body.items():
+        for value in given if isinstance(given, list) else [given]:
+            yield name, value if isinstance(value, str) else json.dumps(value)
 
 
 def _quoted(key: str) -> str:

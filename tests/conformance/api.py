@@ -76,6 +76,8 @@ class Api:
         return [answer.body] if environ["REQUEST_METHOD"] != "HEAD" else []
 
     def refusal(self, error: Refused) -> Answer:
+        if str(error).startswith("<!doctype html>"):
+            return Answer(error.status, str(error).encode(), {"Content-Type": "text/html"})
         headers = {"Content-Type": PROBLEM}
         if "later" in str(error) and self.fault != "conflicts without Retry-After":
             headers["Retry-After"] = "1"
@@ -124,6 +126,13 @@ class Api:
             return {"amount": 1}
         if len(raw) > LARGE and self.fault == "fails on a large body":
             raise MemoryError
+        if environ.get("CONTENT_TYPE") == "application/x-www-form-urlencoded":
+            fields = {name: " ".join(values) for name, values in parse_qs(raw.decode()).items()}
+            amount = fields.get("amount", "")
+            return fields | {"amount": int(amount) if amount.isdigit() else amount}
+        if environ["PATH_INFO"] == "/forms" and raw.startswith(b"{"):
+            page = b"<!doctype html><title>KeyError\n at /forms &amp; more</title><p>Traceback"
+            raise Refused(500, page.decode())
         try:
             return json.loads(raw)
         except ValueError:

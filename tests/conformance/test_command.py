@@ -79,7 +79,7 @@ class TestReport:
         assert "IDEM-010  FAILED      MUST    Concurrent duplicates have one effect." in out
         assert "effects: 8, not 1\n" in out
         assert "race: POST /charges, key {k}: 8 × 201\n" in out
-        assert "0 passed, 1 failed (1 MUST), 0 not tested." in out
+        assert "\n1 requirement: 0 passed, 1 failed (1 MUST), 0 not tested." in out
         assert "alice" not in out
 
     def test_junit(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,6 +177,32 @@ class TestMissing:
 
         assert found["IDEM-027"]["reason"] == "the body is not a JSON object"
         assert found["IDEM-064"]["reason"] == "the request has no body"
+
+    def test_form(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """The members of the body are the fields of a form, for an API that reads only forms."""
+        more = ["--other-body", OTHER_BODY, "--invalid-body", '{"amount": ["a", null]}']
+        arguments = [f"{api}/forms", "--form", *ALICE, *counting(api), *more]
+        code, found = reported(capsys, *arguments)
+
+        assert code == 0, [each["reason"] for each in found.values() if each["reason"]]
+        chosen = ("IDEM-001", "IDEM-010", "IDEM-020", "IDEM-027")
+        assert {found[each]["result"] for each in chosen} == {"passed"}
+        assert found["IDEM-028"]["reason"] == "a form has no whitespace"
+
+    def test_form_with_a_key(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A dialect whose key is in the body has it in the form."""
+        with serving(dialects()["square"]) as url:
+            square = ["--dialect", "square", "--form"]
+            code, found = reported(capsys, f"{url}/forms", *square, *ALICE, *RETRY)
+        assert (code, found["IDEM-001"]["result"]) == (0, "passed")
+
+    def test_page(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """Of a page that the API answers, the text has only the title."""
+        assert main([f"{api}/forms", *ALICE]) == 2
+        assert capsys.readouterr().err == (
+            f"POST {api}/forms answers 500 to the request itself: a page, 'KeyError at /forms "
+            "& more'. Correct its body, headers or dialect. If the API takes forms, pass --form.\n"
+        )
 
     def test_method(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
         """With PUT as the method, PUT is no other one. Where nothing was tested, it ends with 2."""
