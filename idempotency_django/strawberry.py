@@ -24,6 +24,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
+from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.db.models import Model
 from django.http import HttpRequest
 from graphql import GraphQLError
@@ -32,6 +33,8 @@ from strawberry.extensions import FieldExtension
 from strawberry.types import Info
 from strawberry.types.arguments import StrawberryArgument
 from strawberry.types.field import StrawberryField
+from strawberry.types.maybe import Some
+from strawberry.types.unset import UNSET
 
 from .conf import conf
 from .engine import Result
@@ -43,6 +46,7 @@ from .errors import (
     StoreUnavailable,
 )
 from .functions import CallOutcome, arun_plan, run_plan
+from .http.bodies import uploaded
 from .http.messages import PLANNED, key_header, problem_of
 from .http.parts import RequestPart
 from .planning import Plan
@@ -135,7 +139,7 @@ class IdempotencyExtension(FieldExtension):
         try:
             planned = part.plan()
             if planned is not None:
-                answer = partial(self._answer, request)
+                answer = partial(self._answer, request, info)
                 outcome = run_plan(
                     planned, execute, answer=answer, admit=part.admit, of_client=True
                 )
@@ -160,7 +164,7 @@ class IdempotencyExtension(FieldExtension):
         try:
             planned = await sync_to_async(part.plan)(asynchronous=True)
             if planned is not None:
-                answer = partial(self._answer, request)
+                answer = partial(self._answer, request, info)
                 outcome = await arun_plan(
                     planned, execute, answer=answer, admit=part.admit, of_client=True
                 )
@@ -179,7 +183,7 @@ class IdempotencyExtension(FieldExtension):
             key = key_header(request, dialect_of(policy))
             setattr(request, PLANNED, False)  # what became of it, the mutation says
             name = ".".join(map(str, info.path.as_list()))
-        content = (info.field_name, kwargs)
+        content = partial(_compared, [info.field_name, kwargs])
         argument = info.schema.config.name_converter.apply_naming_config(ARGUMENT)
         return RequestPart(
             request,
@@ -194,12 +198,12 @@ class IdempotencyExtension(FieldExtension):
             ),
         )
 
-    def _answer(self, request: HttpRequest, planned: Plan, value: Any) -> Result:
+    def _answer(self, request: HttpRequest, info: Info, planned: Plan, value: Any) -> Result:
         wanted = planned.policy.should_store
         if wanted and wanted(request, value) is False:
             return Result(value, None, error="The policy's should_store= rejected this result.")
         try:
-            stored = _encoded(value) if self._store is None else self._store(value)
+            stored = _encoded(value, info) if self._store is None else self._store(value)
             body = json.dumps(stored).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(
@@ -242,6 +246,23 @@ def _graphql_error(error: IdempotencyError, policy: Policy) -> GraphQLError:
     return GraphQLError(error.detail, extensions=members)
 
 
+def _compared(value: Any) -> Any:
+    """An argument as plain data: without fields that were left out, and with digests of files."""
+    if isinstance(value, DjangoFile):
+        return uploaded("", value)
+    if isinstance(value, Some):
+        return ("some", _compared(value.value))
+    if isinstance(value, list | tuple):
+        return [_compared(each) for each in value]
+    if isinstance(value, dict):
+        return {k: _compared(each) for k, each in value.items() if each is not UNSET}
+    if getattr(type(value), "__strawberry_definition__", None) and dataclasses.is_dataclass(value):
+        return _compared(
+            {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        )
+    return value
+
+
 # Results as JSON. Whatever is not JSON itself is a list, which begins with its kind.
 
 _TEXTS: Final[dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]]] = {
@@ -254,7 +275,7 @@ _TEXTS: Final[dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]]
 _READ: Final = {kind: read for kind, _, read in _TEXTS.values()}
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: Any, info: Info) -> Any:
     kind = type(value)
     definition = getattr(kind, "__strawberry_definition__", None)
     if kind in _TEXTS:
@@ -265,7 +286,7 @@ def _encoded(value: Any) -> Any:
     if value is None or kind in (str, int, float, bool):
         return value
     if kind in (list, tuple):
-        return ["list", *map(_encoded, value)]
+        return ["list", *(_encoded(each, info) for each in value)]
     if isinstance(value, Model):
         if value.pk is None or value._state.adding:
             raise TypeError(f"{kind.__name__} is not saved")
@@ -273,8 +294,25 @@ def _encoded(value: Any) -> Any:
         return ["model", label, using, value._meta.pk.value_to_string(value)]
     if dataclasses.is_dataclass(value) and definition is not None and definition.name:
         names = [each.name for each in dataclasses.fields(value) if each.init]
-        return ["type", definition.name, {each: _encoded(getattr(value, each)) for each in names}]
+        fields = {each: _encoded(getattr(value, each), info) for each in names}
+        return ["type", _name_of(kind, definition.name, info), fields]
     raise TypeError(f"{kind.__name__} is neither a scalar, a model, an enum nor a Strawberry type")
+
+
+def _class_of(definition: Any) -> Any:
+    """The class of a type of the schema: of a use of a generic type, the generic one."""
+    definition = getattr(definition, "concrete_of", None) or definition
+    return getattr(definition, "origin", None)
+
+
+def _name_of(kind: type, name: str, info: Info) -> str:
+    """A name in the schema that leads back to the class."""
+    if _class_of(info.schema.get_type_by_name(name)) is kind:
+        return name
+    for other, known in info.schema.schema_converter.type_map.items():
+        if _class_of(known.definition) is kind:
+            return other
+    raise TypeError(f"{kind.__name__} is no type of the schema")
 
 
 def _decoded(stored: Any, info: Info) -> Any:
@@ -289,7 +327,7 @@ def _decoded(stored: Any, info: Info) -> Any:
             return definition.wrapped_cls[member]
         case ["type", name, fields]:
             definition = info.schema.get_type_by_name(name)
-            return definition.origin(**{k: _decoded(each, info) for k, each in fields.items()})
+            return _class_of(definition)(**{k: _decoded(each, info) for k, each in fields.items()})
         case [kind, text]:
             return _READ[kind](text)
     return stored

@@ -9,18 +9,20 @@ import json
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import pytest
 import strawberry
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 from django.test import Client
 from django.urls import path
 from strawberry.django.views import AsyncGraphQLView, GraphQLView
 from strawberry.extensions import FieldExtension
+from strawberry.file_uploads import Upload
 from strawberry.permission import BasePermission
 from strawberry.schema.config import StrawberryConfig
 
@@ -441,6 +443,117 @@ class TestResults:
         ask(client, 'make(reference: "a") { number }', key)
         assert code_of(ask(client, 'make(reference: "a") { number }', key)) == "response-not-stored"
         assert effects() == 1
+
+
+T = TypeVar("T")
+
+
+@strawberry.type
+class Page(Generic[T]):
+    """A result that several types share."""
+
+    items: list[T]
+    total: int
+
+
+def test_generic_types(serve: Serve, client: Client) -> None:
+    """They come back whole, though the schema has another name for each of their uses."""
+
+    def pages(reference: str) -> Any:
+        return Page(items=[make(reference)], total=1)
+
+    def numbers(reference: str) -> Any:
+        return Page(items=[effects(reference)], total=2)
+
+    pages.__annotations__["return"] = Page[Order]
+    numbers.__annotations__["return"] = Page[int]
+    serve(numbers=once(numbers), pages=once(pages))
+    key = new_key()
+    both = 'pages(reference: "a") { items { number } total } numbers(reference: "a") { items }'
+    first = ask(client, both, key)
+    assert first["data"]["pages"] == {"items": [{"number": 1}], "total": 1}
+    assert ask(client, both, key) == first
+    assert effects() == 1
+
+
+def test_a_type_that_the_schema_has_not(serve: Serve, client: Client) -> None:
+    """It is refused at the first execution, which is rolled back."""
+    other: Any = strawberry.type(type("Other", (), {"__annotations__": {"reference": str}}))
+
+    def returns(reference: str) -> Any:
+        make(reference)
+        return other(reference=reference)
+
+    returns.__annotations__["return"] = EffectType
+    serve(make=once(returns))
+    [error] = ask(client, 'make(reference: "a") { reference }', new_key())["errors"]
+    assert "Pass store= and load= to the IdempotencyExtension" in error["message"]
+    assert effects() == 0
+
+
+@strawberry.input
+class Changes:
+    """An input whose fields may be left out."""
+
+    reference: str
+    unset: str | None = strawberry.UNSET
+    maybe: strawberry.Maybe[str | None]
+
+
+def change(changes: list[Changes]) -> int:
+    """Make an effect for each of them."""
+    for each in changes:
+        Effect.objects.create(reference=each.reference)
+    return len(changes)
+
+
+@pytest.mark.parametrize(
+    "fields", ["", ", unset: null", ', unset: "x"', ", maybe: null", ', maybe: "x"']
+)
+def test_inputs_with_fields_that_are_left_out(serve: Serve, client: Client, fields: str) -> None:
+    """A retry is replayed; a field that is left out differs from one that is null."""
+    serve(change=once(change))
+    key = new_key()
+
+    def send(fields: str) -> Any:
+        return ask(client, f'change(changes: [{{reference: "a"{fields}}}])', key)
+
+    assert send(fields) == send(fields) == {"data": {"change": 1}}
+    for other in {"", ", unset: null", ", maybe: null", ', maybe: "y"'} - {fields}:
+        assert code_of(send(other)) == "mismatch"
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_uploads(settings: Any, client: Client, kind: str) -> None:
+    """The bytes of a file are compared, and the resolver reads all of it."""
+
+    def upload(file: Any) -> str:
+        content = str(file.read().decode())
+        Effect.objects.create(reference=content)
+        return content
+
+    async def aupload(file: Any) -> str:
+        return await sync_to_async(upload)(file)
+
+    function, view = (upload, GraphQLView) if kind == "sync" else (aupload, AsyncGraphQLView)
+    function.__annotations__["file"] = Upload
+    route = view.as_view(schema=schema_of(upload=once(function)), multipart_uploads_enabled=True)
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("graphql/", route)]})
+    key = new_key()
+
+    def send(content: bytes) -> Any:
+        query = "mutation($file: Upload!) { upload(file: $file) }"
+        data = {
+            "operations": json.dumps({"query": query, "variables": {"file": None}}),
+            "map": json.dumps({"0": ["variables.file"]}),
+            "0": SimpleUploadedFile("a.txt", content),
+        }
+        return client.post("/graphql/", data, headers={"Idempotency-Key": key}).json()
+
+    assert send(b"a") == send(b"a") == {"data": {"upload": "a"}}
+    assert code_of(send(b"b")) == "mismatch"
+    assert (effects(), effects("b")) == (1, 0)
 
 
 def everything() -> Everything:

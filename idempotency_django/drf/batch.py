@@ -97,7 +97,7 @@ class _Batch:
             self._policy,
             key=item.get(self._key) if isinstance(item, Mapping) else None,
             name=f"item of {operation_name(request)}",
-            content=item,
+            content=lambda: item,
             missing=self._missing,
             own=self._request,
         )

@@ -335,11 +335,12 @@ def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:
     }
     return Form(
         {name: values for name, values in texts.items() if values},
-        tuple(_uploaded(name, file) for name, group in files.lists() for file in group),
+        tuple(uploaded(name, file) for name, group in files.lists() for file in group),
     )
 
 
-def _uploaded(field: str, file: Any) -> UploadedFile:
+def uploaded(field: str, file: Any) -> UploadedFile:
+    """What is compared of a file of Django's, which can be read again afterwards."""
     if not is_seekable(file):
         raise unreadable(f"The uploaded file {field!r} was taken by an upload handler")
     sha256 = hashlib.sha256()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ class RequestPart:
         policy: the policy of the part, resolved.
         key: the key, as the client sent it; ``None``: it sent none.
         name: the name of the operation.
-        content: what is asked for, as plain data.
+        content: makes what is asked for, as plain data, when it is compared.
         missing: tells the client where it sends the key, if it sent none.
         own: the request as the framework's own views know it, if that is another one.
 
@@ -45,7 +45,7 @@ class RequestPart:
         *,
         key: str | None,
         name: str,
-        content: Any,
+        content: Callable[[], Any],
         missing: str,
         own: Any = None,
     ) -> None:
@@ -90,7 +90,7 @@ class RequestPart:
         whole = invocation_of(
             self._request, policy, own=self._own, auth=getattr(self._own, "auth", None)
         )
-        return whole.changed(name=self._name, media_type="", read=lambda: Parsed(self._content))
+        return whole.changed(name=self._name, media_type="", read=lambda: Parsed(self._content()))
 
     @contextmanager
     def running(self, execution: ExecutionContext) -> Iterator[None]:
