@@ -6,8 +6,10 @@ import logging
 import re
 from typing import Final
 
-_CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and characters that end a line or change the direction of text."""
+_CONTROLS: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that control, end a line or change the direction of text, and bytes that are none."""
 
 
 def escaped(text: str) -> str:

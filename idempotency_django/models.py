@@ -16,6 +16,7 @@ from django.db.models.functions import Left, Now
 from django.utils.translation import gettext_lazy as _
 
 from .codec import StoredTextField
+from .logs import escaped
 from .records import ORIGIN, Status
 
 if not apps.is_installed("idempotency_django"):
@@ -242,7 +243,8 @@ class IdempotencyObservationQuerySet(models.QuerySet["IdempotencyObservation"]):
             peer: of an effect.
             by: how many; 0 only notes that there is such a thing.
         """
-        place, peer = place[-255:], peer[:255]
+        # A file or a program may be named by any bytes, which are no text for a database.
+        endpoint, place, peer = escaped(endpoint)[:255], escaped(place)[-255:], escaped(peer)[:255]
         name = hashlib.sha256("\0".join((endpoint, what, place)).encode()).hexdigest()
         rows = self.filter(name=name)
         # In a test's transaction, an error must not spoil it; elsewhere a block is two statements.

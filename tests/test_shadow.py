@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import re
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -111,6 +113,11 @@ def lines(request: HttpRequest) -> HttpResponse:
     return HttpResponse(b"|".join([source.readline(), source.readline(4), *source]))
 
 
+def never(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    return HttpResponse("done")
+
+
 def read(request: HttpRequest) -> HttpResponse:
     return HttpResponse(request.read())
 
@@ -119,6 +126,30 @@ def exporting(request: HttpRequest) -> HttpResponse:
     for name in "ab":
         Path(request.GET["folder"], f"alice-{name}").touch()
     return HttpResponse("done")
+
+
+def starting(request: HttpRequest) -> HttpResponse:
+    subprocess.run([b"/nowhere/\xff\b"], check=False)
+    raise AssertionError
+
+
+def looping(request: HttpRequest) -> HttpResponse:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for port in range(20_000, 20_300):
+            sender.sendto(b"", ("127.0.0.1", port))
+    return HttpResponse("done")
+
+
+def giving_up(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    transaction.set_rollback(True)
+    return HttpResponse("done")
+
+
+def page_giving_up(request: HttpRequest) -> HttpResponse:
+    response = page(request)
+    transaction.set_rollback(True)
+    return response
 
 
 def outage(request: HttpRequest) -> HttpResponse:
@@ -224,6 +255,11 @@ urlpatterns = [
     path("lines/", observe(lines)),
     path("read/", observe(read)),
     path("plain-read/", read),
+    path("enforced-create/", idempotent(never)),
+    path("starting/", observe(starting)),
+    path("looping/", observe(looping)),
+    path("giving-up/", observe(giving_up)),
+    path("page-giving-up/", observe(page_giving_up)),
     path("exporting/", observe(exporting)),
     path("outage/", observe(outage)),
     path("stepping/", idempotent(mode="observe", required=True)(stepping)),
@@ -503,6 +539,18 @@ class Source(BytesIO):
         return data
 
 
+class Disk(bodies._File):
+    """A file on a disk that has only so much room."""
+
+    room = 0
+
+    def write(self, data: Any, /) -> int:
+        left = self.room - self.tell()
+        if left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data[:left])
+
+
 class TestBodies:
     @pytest.mark.parametrize("url", ["/chunks/", "/lines/"])
     def test_too_long_to_compare(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,6 +571,32 @@ class TestBodies:
         for url in ("/read/", "/plain-read/"):
             with pytest.raises(UnreadablePostError):
                 send(url, new_key(), b"abcdef!", CONTENT_LENGTH=20)
+
+    @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=b"])
+    @pytest.mark.parametrize("room", [0, 5, 12, None])
+    def test_full_disk(
+        self, settings: Any, kind: str, room: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A view reads all of a body that could be kept nowhere; one that is protected never runs.
+
+        The disk has room for so many bytes; ``None``: the folder does not exist.
+        """
+        settings.FILE_UPLOAD_MAX_MEMORY_SIZE = settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 8
+        monkeypatch.setattr(bodies, "CHUNK", 3)
+        if room is None:
+            settings.FILE_UPLOAD_TEMP_DIR = "/nonexistent"
+        else:
+            monkeypatch.setattr(Disk, "room", room)
+            monkeypatch.setattr(bodies, "_File", Disk)
+        body = b"line 1\nline 2\nline 3"
+        chunked = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
+        for environ in (chunked, {"CONTENT_LENGTH": len(body)}):
+            for url in ("/chunks/", "/lines/", "/read/")[: 2 if environ is chunked else 3]:
+                read = b"line 1\n|line| 2\n|line 3" if url == "/lines/" else body
+                assert send(url, new_key(), body, kind, **environ).content == read
+            with pytest.raises(OSError, match=r"space|nonexistent"):
+                send("/enforced-create/", new_key(), body, kind, **environ)
+        assert effects() == 0
 
     def test_half(self) -> None:
         """A view gets all that has come of a form whose end is missing."""
@@ -565,6 +639,14 @@ class TestTransactions:
         post(client, url, new_key(), reference)
         assert effects(reference) == 0
         assert counts() == {"released": 1}
+
+    @pytest.mark.parametrize("url", ["/giving-up/", "/page-giving-up/"])
+    def test_marked_for_rollback(self, client: Client, url: str) -> None:
+        """So is what a view rolls back without an error."""
+        for key in [new_key()] * 2:
+            assert post(client, url, key).status_code == 200
+        assert effects() == 0
+        assert counts() == {"released": 2}
 
     def test_rolled_back_by_django(self, client: Client) -> None:
         """Where Django's own transaction surrounds the view, one that rolls back is not counted."""
@@ -940,3 +1022,33 @@ class TestEffects:
         """An effect is known from the first request on, before any duplicate repeats it."""
         post(client, "/mailing/", new_key())
         assert counts("POST /mailing/", zeros=True) == {"executed": 1, "process": 0}
+
+    def test_in_a_loop(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A line of code is one effect, however many peers it has: it takes no room for each."""
+        seen: list[Any] = []
+        count = shadow._Observation._count
+
+        def counting(self: Any, counters: Any, *, differs: bool) -> None:
+            seen.extend(self.effects)
+            count(self, counters, differs=differs)
+
+        monkeypatch.setattr(shadow._Observation, "_count", counting)
+        post(client, "/looping/", new_key())
+        assert len(seen) == 1
+        assert IdempotencyObservation.objects.get(what="network").peer == "127.0.0.1:20000"
+
+    def test_odd_names(self, client: Client) -> None:
+        """A name that is no text is counted as one, on one line; it stops no other count."""
+        client.raise_request_exception = False
+        for _ in range(2):
+            post(client, "/starting/", new_key())
+        row = IdempotencyObservation.objects.get(what="process")
+        assert row.peer == r"/nowhere/\udcff\x08"
+        assert counts("POST /starting/") == {"released": 2}
+
+    def test_odd_places(self) -> None:
+        """Nor does a file of code, or what the system tells in other ways."""
+        IdempotencyObservation.objects.add("POST /\x00/", "file", "shop/\udcff\n.py:1", "a\nb")
+        row = IdempotencyObservation.objects.get()
+        told = (row.endpoint, row.place, row.peer)
+        assert told == (r"POST /\x00/", r"shop/\udcff\n.py:1", r"a\nb")

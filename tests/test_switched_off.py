@@ -11,8 +11,12 @@ from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from idempotency_django import aidempotent_call, idempotent, idempotent_call
+from idempotency_django.drf import idempotent_items
 from idempotency_django.functions import idempotent_outcome
 from idempotency_django.jobs import idempotent_job
 from idempotency_django.models import IdempotencyKey
@@ -43,7 +47,17 @@ def optional(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(request.idempotency))  # type: ignore[attr-defined]
 
 
+class Batch(APIView):
+    def post(self, request: Request) -> Response:
+        return Response(idempotent_items(self, self.create))
+
+    def create(self, item: dict[str, Any]) -> Response:
+        Effect.objects.create(reference=item["reference"])
+        return Response({}, status=201)
+
+
 urlpatterns = [
+    path("batch/", Batch.as_view()),
     *(path(way.path.removeprefix("/"), way.view) for way in WAYS),
     path("stepping/", stepping),
     path("astepping/", astepping),
@@ -89,6 +103,16 @@ def test_optional_key() -> None:
     """Where the key is optional, a view without one finds no attempt, as usual."""
     assert Client().post("/optional/").content == b"None"
     assert b"attempt 1" in Client().post("/optional/", headers={"Idempotency-Key": "a"}).content
+
+
+@pytest.mark.parametrize("key", [{}, {"idempotency_key": "a"}, {"idempotency_key": 1}])
+def test_items(key: dict[str, Any]) -> None:
+    """Nor is the key of an item of a batch."""
+    for _ in range(2):
+        response = Client().post("/batch/", [{"reference": "a"} | key], "application/json")
+        assert response.json() == [{"status": 201, "body": {}, "replayed": False}]
+    assert effects() == 2
+    assert not IdempotencyKey.objects.exists()
 
 
 def test_calls() -> None:

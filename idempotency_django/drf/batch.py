@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
+from uuid import uuid4
 
 from django.db import transaction
 from rest_framework.exceptions import ParseError
@@ -14,6 +15,7 @@ from rest_framework.response import Response
 from rest_framework.utils.encoders import JSONEncoder
 from rest_framework.views import APIView
 
+from ..conf import conf
 from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.steps import no_json
@@ -92,10 +94,13 @@ class _Batch:
     def entry(self, item: Any) -> dict[str, Any]:
         """The response of one item, for the list."""
         request = self._request._request
+        key = item.get(self._key) if isinstance(item, Mapping) else None
+        if not conf.enabled:
+            key = str(uuid4())  # none is missing or malformed
         part = RequestPart(
             request,
             self._policy,
-            key=item.get(self._key) if isinstance(item, Mapping) else None,
+            key=key,
             name=f"item of {operation_name(request)}",
             content=lambda: item,
             missing=self._missing,
@@ -107,7 +112,7 @@ class _Batch:
                 return self._execute(item)
 
         try:
-            planned = self._planned(item, part)
+            planned = self._planned(item, key, part)
             outcome = run_plan(
                 planned, execute, answer=self._answer, admit=part.admit, of_client=True
             )
@@ -120,10 +125,10 @@ class _Batch:
             return self._failed(error)
         return {**outcome.result, "replayed": outcome.replayed}
 
-    def _planned(self, item: Any, part: RequestPart) -> Plan:
+    def _planned(self, item: Any, key: Any, part: RequestPart) -> Plan:
         if not isinstance(item, Mapping):
             raise ParseError("An item must be an object.")
-        if not isinstance(item.get(self._key), str | None):
+        if not isinstance(key, str | None):
             raise KeyMalformed(f"The {self._key!r} of an item is not a string. Send a string.")
         planned = part.plan()
         if planned is None:

@@ -83,6 +83,10 @@ class Effect:
         return f"{self.operation} {DID[self.kind]} {self.peer}{space}{advice}"
 
 
+Observed = dict[tuple[Kind, str], Effect]
+"""Effects by their kind and line of code."""
+
+
 @contextmanager
 def effects_outside() -> Iterator[list[Effect]]:
     """Notice what handlers do in the block that no rollback undoes; for tests.
@@ -113,14 +117,16 @@ def effects_outside() -> Iterator[list[Effect]]:
 
 
 @contextmanager
-def observed_effects(operation: str) -> Iterator[list[Effect]]:
+def observed_effects(operation: str) -> Iterator[Observed]:
     """Notice the effects of a handler that runs in the block without protection.
+
+    Of each kind and line of code, it keeps the first: in a loop there may be any number.
 
     Args:
         operation: what it does, for people.
     """
     _install()
-    noticed: list[Effect] = []
+    noticed: Observed = {}
     token = _observed.set((operation, noticed))
     try:
         yield noticed
@@ -129,7 +135,7 @@ def observed_effects(operation: str) -> Iterator[list[Effect]]:
 
 
 _watches: Final[list[list[Effect]]] = []
-_observed: ContextVar[tuple[str, list[Effect]] | None] = ContextVar(
+_observed: ContextVar[tuple[str, Observed] | None] = ContextVar(
     "idempotency_observed", default=None
 )
 _here = threading.local()  # busy: the hook itself runs; looked_up: the last host name, and its port
@@ -156,33 +162,25 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _note(kind: Kind, peer: str) -> None:
-    """Add an effect to each list that wants it."""
-    found = _situation()
-    if not found:
+    """Add an effect to all that want it."""
+    observed = _observed.get()
+    execution = CURRENT.get()
+    if not observed and (execution is None or current_step()):
         return
-    operation, situation, lists = found
-    is_observed = situation == "observed"
-    where = _place(sys._getframe(), kind, after_commit=is_observed)
+    where = _place(sys._getframe(), kind, after_commit=bool(observed))
     if where is None:
         return
-    if is_observed and kind == "file":
-        peer = "a file"  # whose name may be of a customer; the counts are kept and reported
-    effect = Effect(operation, kind, peer, where, situation)
-    for noticed in lists:
-        if effect not in noticed:
-            noticed.append(effect)
-
-
-def _situation() -> tuple[str, Situation, list[list[Effect]]] | None:
-    """The operation that runs here, how it runs, and the lists of its effects."""
-    observed = _observed.get()
     if observed:
-        return observed[0], "observed", [observed[1]]
-    execution = CURRENT.get()
-    if execution is None or current_step():
-        return None
-    situation: Situation = "leased" if execution.operation.lease else "transactional"
-    return execution.operation.name, situation, _watches
+        if kind == "file":
+            peer = "a file"  # whose name may be of a customer; the counts are kept and reported
+        operation, first = observed
+        first.setdefault((kind, where), Effect(operation, kind, peer, where, "observed"))
+    elif execution is not None:
+        situation: Situation = "leased" if execution.operation.lease else "transactional"
+        effect = Effect(execution.operation.name, kind, peer, where, situation)
+        for noticed in _watches:
+            if effect not in noticed:
+                noticed.append(effect)
 
 
 # What the events tell.

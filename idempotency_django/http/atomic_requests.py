@@ -152,11 +152,16 @@ class RequestTransactions(Atomic):
         return _atomic(open_ones) if self._ended else nullcontext()
 
     def _rollback(self) -> Exception | None:
-        """If the store's transaction is to roll back, roll back all; the reason for callbacks."""
-        if self._last is None or not connections[self._last].needs_rollback:
+        """If the store's transaction is to roll back, roll back all; the reason for callbacks.
+
+        Without a store, as where a request is only observed, each rolls back for itself.
+        """
+        deciding = self._open if self._last is None else [self._last]
+        if not any(connections[alias].needs_rollback for alias in deciding):
             return None
-        for alias in self._open:
-            transaction.set_rollback(True, using=alias)
+        if self._last is not None:
+            for alias in self._open:
+                transaction.set_rollback(True, using=alias)
         return transaction.TransactionManagementError("The transaction was marked for rollback.")
 
     def _end(self, *raised: Any) -> None:

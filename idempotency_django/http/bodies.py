@@ -11,8 +11,8 @@ import hashlib
 import os
 from collections.abc import Callable
 from functools import partial
-from io import BytesIO, IOBase
-from tempfile import SpooledTemporaryFile
+from io import BufferedReader, BytesIO, FileIO, IOBase
+from tempfile import TemporaryFile
 from typing import Any, Final
 
 from django.conf import settings
@@ -51,38 +51,53 @@ def rewindable(request: Any) -> Any:
     if not is_seekable(stream):
         if (announced(request) or 0) > LONGEST:
             raise _too_long()
-        stream = spooled(request, partial(_hand_on, request, stream))
+        stream = spooled(stream, request.read, partial(_hand_on, request))
     rewind(request, stream)
     return stream
 
 
-def _hand_on(request: Any, source: Any, begun: Any, error: Exception) -> None:
-    """Give the request back what was read of its stream, and the rest that was not."""
-    request._stream = _Begun(begun, source, error)
+def _hand_on(request: Any, stream: Any) -> None:
+    """Give the request back a stream that was not read to its end."""
+    request._stream = stream
     request._read_started = False
     if "wsgi.input" in request.META:
-        request.META["wsgi.input"] = request._stream
+        request.META["wsgi.input"] = stream
 
 
-def spooled(source: Any, hand_on: Callable[[Any, Exception], None]) -> Any:
+def spooled(source: Any, read: Callable[[int], bytes], hand_on: Callable[[Any], None]) -> Any:
     """The rest of a stream, in memory or in a temporary file.
 
     Args:
         source: the stream.
-        hand_on: called with what was read and the error, if not all of it can be.
+        read: reads so many bytes of it.
+        hand_on: called with a stream of the same bytes, if not all of them can be read and kept.
     """
-    spool = _Spool(settings.FILE_UPLOAD_MAX_MEMORY_SIZE, dir=settings.FILE_UPLOAD_TEMP_DIR)
+    spool: Any = BytesIO()
+    unwritten = b""
     try:
-        while chunk := source.read(CHUNK):
-            spool.write(chunk)
-            if spool.tell() > LONGEST:
+        while unwritten := read(CHUNK):
+            length = spool.tell() + len(unwritten)
+            if isinstance(spool, BytesIO) and length > settings.FILE_UPLOAD_MAX_MEMORY_SIZE:
+                spool = _in_file(spool.getvalue())
+            while unwritten:  # a disk that is almost full takes a part
+                unwritten = unwritten[spool.write(unwritten) :]
+            if length > LONGEST:
                 raise _too_long()
     except Exception as error:
-        spool.seek(0)
-        hand_on(spool, error)
+        broken = isinstance(error, OSError) and not unwritten
+        rest = _Begun(BytesIO(unwritten), _Broken(error) if broken else source)
+        hand_on(_Begun(_Spool(spool), rest))
         raise
-    spool.seek(0)
-    return spool
+    return _Spool(spool)
+
+
+def _in_file(data: bytes) -> Any:
+    with TemporaryFile(dir=settings.FILE_UPLOAD_TEMP_DIR) as file:
+        # Unbuffered: then it is known what it has taken when the disk is full.
+        unbuffered = _File(os.dup(file.fileno()), "r+")
+    while data:
+        data = data[unbuffered.write(data) :]
+    return unbuffered
 
 
 class _Begun(IOBase):
@@ -91,12 +106,11 @@ class _Begun(IOBase):
     Args:
         begun: what was read of it.
         rest: the stream.
-        error: why it was not read on; each later reader meets an error of the stream again.
     """
 
-    def __init__(self, begun: Any, rest: Any, error: Exception) -> None:
+    def __init__(self, begun: Any, rest: Any) -> None:
         self._begun = begun
-        self._rest = _Broken(error) if isinstance(error, OSError) else rest
+        self._rest = rest
 
     def read(self, size: int | None = -1, /) -> bytes:
         data: bytes = self._begun.read(size)
@@ -115,7 +129,7 @@ class _Begun(IOBase):
 class _Broken(IOBase):
     """A stream that cannot be read. After an error, some servers' streams look as if they ended."""
 
-    def __init__(self, error: OSError) -> None:
+    def __init__(self, error: Exception) -> None:
         self._error = error
 
     def read(self, *_: Any) -> bytes:
@@ -162,7 +176,7 @@ def raw_body_of(request: Any, *, in_memory: bool = False) -> bytes | Hashed:
     try:
         body: bytes = request.body
     except UnreadablePostError as error:
-        _hand_on(request, stream, BytesIO(), error)
+        _hand_on(request, _Broken(error))
         raise
     if len(body) < (length or 0):
         refuse_half(request, len(body))
@@ -194,8 +208,19 @@ def is_seekable(stream: Any) -> bool:
     return bool(getattr(stream, "seekable", lambda: False)())
 
 
-class _Spool(SpooledTemporaryFile[bytes]):
+class _File(FileIO):
     """Is closed with its request, which Python would warn of."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Spool(BufferedReader):
+    """A stream at its beginning. It is closed with its request, too."""
+
+    def __init__(self, raw: Any) -> None:
+        raw.seek(0)
+        super().__init__(raw)
 
     def __del__(self) -> None:
         self.close()
@@ -258,12 +283,8 @@ def body_that_django_ignores(request: HttpRequest) -> Hashed | None:
     if not (chunked and meta.get("wsgi.input_terminated")) or meta.get("CONTENT_LENGTH"):
         return None
     if not is_seekable(meta["wsgi.input"]):
-        source = meta["wsgi.input"]
-
-        def hand_on(begun: Any, error: Exception) -> None:
-            meta["wsgi.input"] = _Begun(begun, source, error)
-
-        meta["wsgi.input"] = spooled(source, hand_on)
+        source, hand_on = meta["wsgi.input"], partial(meta.__setitem__, "wsgi.input")
+        meta["wsgi.input"] = spooled(source, source.read, hand_on)
     return hashed(meta["wsgi.input"])
 
 

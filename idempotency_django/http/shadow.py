@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -27,7 +27,7 @@ from django.http.response import HttpResponseBase
 from django.utils.crypto import salted_hmac
 from django.utils.functional import SimpleLazyObject, empty
 
-from ..engine.effects import Effect, observed_effects
+from ..engine.effects import Observed, observed_effects
 from ..engine.outcomes import savepoints
 from ..errors import IdempotencyError, KeyMissing, StoreUnavailable
 from ..planning import Plan
@@ -128,8 +128,6 @@ class _Observation:
         transactions: what the adapter opened around the request.
     """
 
-    effects: Sequence[Effect] = ()
-
     def __init__(
         self, adapter: Adapter, policy: Policy, transactions: RequestTransactions | None
     ) -> None:
@@ -144,6 +142,7 @@ class _Observation:
         self.asked: Operation | None = None  # as the policy would execute it
         self.operation: Operation | None = None  # as it is recorded
         self.outcome = ""
+        self.effects: Observed = {}
         with self._unnoticed():
             _attempt(f"identify requests of {self.endpoint}", 0.0, self._identify)
 
@@ -228,16 +227,20 @@ class _Observation:
         _attempt(self._name, 0.0, self._wait, response)
 
     def _wait(self, response: HttpResponseBase | None) -> None:
+        if self.transactions is not None and self.transactions.aliases:
+            self.transactions.after(partial(self._after_ours, response))
+        else:
+            self._after_rendering(response)
+
+    def _after_ours(self, response: HttpResponseBase | None, error: BaseException | None) -> None:
+        self._after_rendering(None if error is not None else response)
+
+    def _after_rendering(self, response: HttpResponseBase | None) -> None:
         if response is not None and not getattr(response, "is_rendered", True):
             unrendered: Any = response
             unrendered.add_post_render_callback(self._after_transactions)
-        elif self.transactions is not None and self.transactions.aliases:
-            self.transactions.after(partial(self._after_ours, response))
         else:
             self._after_transactions(response)
-
-    def _after_ours(self, response: HttpResponseBase | None, error: BaseException | None) -> None:
-        self._after_transactions(None if error is not None else response)
 
     def _after_transactions(self, response: HttpResponseBase | None) -> None:
         """Record it after the transactions that others have opened; if they roll back, never."""
@@ -304,7 +307,7 @@ class _Observation:
         if differs:
             counters.add(self.endpoint, DIFFERS)
         again = int(self.outcome in DUPLICATES)
-        for effect in {(each.kind, each.where): each for each in self.effects}.values():
+        for effect in list(self.effects.values()):  # a task that the view started may add to them
             counters.add(self.endpoint, effect.kind, effect.where, effect.peer, by=again)
 
 
