@@ -63,7 +63,8 @@ class IdempotencyExtension(FieldExtension):
 
     The field gets the argument ``idempotencyKey``. Without it, the request's key header counts,
     together with the field's alias, because a request may have several mutations. The resolver
-    runs in the transaction that stores its result. A raised error is rolled back and not stored.
+    runs in the transaction that stores its result. A raised error is rolled back and not stored;
+    an async resolver has no transaction.
     It is the first of the field's extensions, so that all others run for every request, before a
     replay, and ``permission_classes`` do, too.
 
