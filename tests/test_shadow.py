@@ -852,7 +852,7 @@ class TestReport:
         assert lines[2].startswith("    It started true at tests/test_shadow.py:")
         assert lines[2].endswith(", 2 times again.")
         assert any(line.split() == ["POST", "/inner/", *"0000000"] for line in lines)
-        assert re.search(r"\n1 of \d+ observed endpoints executed 2 duplicates since 20", text)
+        assert re.search(r"\n1 of \d+ observed endpoints had duplicates: 2 since 20", text)
 
     def test_json(self) -> None:
         """Programs get the same, with the place of the view."""

@@ -451,4 +451,4 @@ def _shadow_table(shadows: Sequence[Shadow]) -> Iterator[str]:
     total = sum(each.duplicates for each in found)
     since = min((each.since for each in shadows if each.since), default=None)
     begun = f" since {since:%Y-%m-%d %H:%M}" if since else ""
-    yield f"{len(found)} of {len(shadows)} observed endpoints executed {total} duplicates{begun}."
+    yield f"{len(found)} of {len(shadows)} observed endpoints had duplicates: {total}{begun}."
