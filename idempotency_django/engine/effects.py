@@ -161,6 +161,10 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         _here.busy = False
 
 
+# Python traces no audit hook otherwise: coverage and debuggers would not see it.
+_audit.__cantrace__ = True  # type: ignore[attr-defined]
+
+
 def _note(kind: Kind, peer: str) -> None:
     """Add an effect to all that want it."""
     observed = _observed.get()
