@@ -16,6 +16,7 @@ from celery import Celery, Task, current_task, states
 from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
 from celery.exceptions import Ignore, Reject
 from celery.signals import before_task_publish
+from celery.worker.request import Request
 from django.core.exceptions import ImproperlyConfigured
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
@@ -81,6 +82,19 @@ _MARKS: Final = {"__type__", "__value__"}
 """The keys by which Celery's JSON encodes a value without a JSON type."""
 
 
+class LastingRequest(Request):
+    """A message that the broker delivers again whenever the process that had it is lost.
+
+    Since 5.7, Celery acknowledges it once the result is stored. But the process may have died
+    before it counted the part of a chord, or sent the chord's body.
+    """
+
+    def _success_was_stored(self) -> Any:
+        if self.task.acks_late and self.task.reject_on_worker_lost:
+            return False
+        return super()._success_was_stored()  # type: ignore[misc]  # not in the stubs
+
+
 class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs only
     """A task that has its effect once, however often its message is delivered.
 
@@ -129,6 +143,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
     abstract = True
     acks_late = True
     reject_on_worker_lost = True
+    Request = LastingRequest  # type: ignore[assignment]  # a name only, in the stubs
 
     idempotency_policy: ClassVar[Policy | None] = None
     key: ClassVar[KeyRule | None] = None
@@ -280,19 +295,21 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             raise Ignore("This delivery's task has failed, and was reported as failed.")
         plan = self._plan(args, kwargs, delivery.request)
         try:
-            outcome = run_plan(plan, execute)
-            result = _unpack(self.name, outcome.result, kind)
+            try:
+                outcome = run_plan(plan, execute)
+                result = _unpack(self.name, outcome.result, kind)
+                replayed = outcome.replayed
+            except (ResponseExpired, ResponseNotStored) as error:
+                if error in raised:
+                    raise
+                result, replayed = delivery.kept_result(error), True
+            if replayed:
+                delivery.skip_what_was_sent()
         except _LATER as error:
             if error in raised or delivery.request.is_eager:
                 raise
             delivery.send_copy(plan, error)
             raise Ignore(f"It is retried later: {error}") from None
-        except (ResponseExpired, ResponseNotStored) as error:
-            if error in raised:
-                raise
-            return delivery.kept_result(error)
-        if outcome.replayed:
-            delivery.skip_what_was_sent()
         delivery.name_successors(reference(plan.operation.key, plan.operation.scope))
         return result
 
@@ -506,12 +523,20 @@ class _Delivery:
 
         It sends them before it stores the result. Where it counts the parts of a chord one by one,
         a part whose result is stored has been counted.
+
+        Raises:
+            OperationInProgress: another process alone may send the chord's body now. It may have
+                died, so look again later.
         """
         if self._state() != states.SUCCESS:
             return
         self.request.callbacks = self.request.chain = None
         if counts_parts(self.task.backend):
             self.request.chord = None
+        elif seconds := self._until_body_is_free():
+            error = OperationInProgress("Another process is sending the body of the chord.")
+            error.remaining = seconds
+            raise error
 
     def kept_result(self, error: Exception) -> Any:
         """The result in Celery's result backend, if our record has no result.
@@ -523,8 +548,20 @@ class _Delivery:
             return None
         if self._state() != states.SUCCESS:
             raise error
-        self.skip_what_was_sent()
         return self.task.backend.get_result(self.request.id)
+
+    def _until_body_is_free(self) -> float:
+        """Seconds for which one process alone may send the body of the chord; 0: it was sent.
+
+        Since Celery 5.7, the process that counts the last part claims that in Redis.
+        """
+        backend, group = self.task.backend, self.request.group
+        if not (self.request.chord and group and _is_redis(backend)):
+            return 0
+        key = backend.get_key_for_group(group, ".c")
+        if backend.client.get(key) in (None, b"done"):
+            return 0
+        return float(max(0, backend.client.pttl(key)) / 1000)
 
     def send_copy(self, plan: Plan, reason: IdempotencyError) -> None:
         """Send the message once more for a later time, unless another delivery of it has done so.
@@ -611,6 +648,11 @@ def _caused(successor: Mapping[str, Any], reference: str) -> dict[str, Any]:
     options = successor.get("options") or {}
     headers = {CAUSED_BY: reference, **(options.get("headers") or {})}
     return {**successor, "options": {**options, "headers": headers}}
+
+
+def _is_redis(backend: Any) -> bool:
+    # Importing its class imports the client of Redis, which takes as long as Celery itself.
+    return any(base.__module__ == "celery.backends.redis" for base in type(backend).__mro__)
 
 
 def counts_parts(backend: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.jobs.settings")
 django.setup()
 
-from celery import Celery, signals  # noqa: E402
+from celery import Celery, current_task, signals  # noqa: E402
 from django.conf import settings  # noqa: E402
 
 from idempotency_django.jobs.celery import IdempotentTask  # noqa: E402
@@ -52,7 +53,8 @@ class Struck(IdempotentTask):
     """A task whose process is killed at a boundary of its first delivery.
 
     The header ``strike`` is the number of the boundary, and ``whole`` kills the worker with it; the
-    header ``report`` is a file for the boundaries that were passed.
+    header ``report`` is a file for the boundaries that were passed. The header ``sends`` is what
+    happens to the sent body of a chord when the process is killed: ``"before"`` or ``"after"``.
     """
 
     abstract = True
@@ -65,17 +67,25 @@ class Struck(IdempotentTask):
         boundaries.strike = None
         if number is not None and not again and not copy:
             boundaries.strike = Strike(number, whole=bool(self.request.get("whole")))
+        self.request.sends = None if again or copy else self.request.get("sends")
         return super().__call__(*args, **kwargs)
 
 
+def _pass(what: str, body: Any) -> None:
+    boundaries.pass_(f"{what} SEND")
+    sends = current_task.request.get("sends") if current_task else None
+    if sends == what and isinstance(body[0][0], list):  # the results of a chord
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @signals.before_task_publish.connect
-def _before(sender: str = "", **_: Any) -> None:
-    boundaries.pass_("before SEND")
+def _before(sender: str = "", body: Any = None, **_: Any) -> None:
+    _pass("before", body)
 
 
 @signals.after_task_publish.connect
-def _after(sender: str = "", **_: Any) -> None:
-    boundaries.pass_("after SEND")
+def _after(sender: str = "", body: Any = None, **_: Any) -> None:
+    _pass("after", body)
 
 
 @signals.task_postrun.connect

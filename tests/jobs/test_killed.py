@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from celery import chord
 from tests.e2e.databases import Database
 from tests.jobs.workers import Jobs, until
 from tests.servers import Server
-from tests.soak import sizes
+from tests.soak import sizes, soak
 
 pytestmark = pytest.mark.e2e
 
@@ -79,6 +80,30 @@ def test_at_every_boundary(
     assert bodies == [Counter(body=1)] * len(pairs)
     with capsys.disabled():
         print(f"\nkilled at {len(strikes)} points, {len(pairs)} chords")
+
+
+@pytest.mark.parametrize("when", ["before", soak("after")])
+def test_sending_the_body(jobs: Jobs, when: str) -> None:
+    """The process that sends a chord's body is killed before or after: the body is executed once.
+
+    Celery lets the process that counted the last part send the body for some seconds, alone; and a
+    task whose result it has stored is done, so nobody would send the body in place of the process.
+    """
+    jobs = replace(jobs, visibility=60)  # nothing is delivered again but what was given back
+    references = ["part-0", "part-1"]
+    with jobs.worker():
+        parts = [  # the one that ends last sends it
+            jobs.task("leased", one, headers={"sends": when}, link=jobs.task("body", one))
+            for one in references
+        ]
+        body = jobs.task("body", "chord", retry=False)  # with retries, it is claimed for longer
+        sent = chord(parts, app=jobs.client)(body)
+        jobs.results([sent.id])
+        jobs.wait_until_idle()
+
+    assert jobs.log.read_text().count("exited with 'signal 9 (SIGKILL)'") == 1
+    assert [jobs.effects(one) for one in references] == [Counter(job=1, body=1)] * 2
+    assert jobs.effects("chord") == Counter(body=1)
 
 
 def test_whole_worker(jobs: Jobs, tmp_path: Path) -> None:
