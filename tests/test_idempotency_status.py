@@ -19,12 +19,20 @@ from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.errors import DeadLettered
+from idempotency_django.messaging import dead_letters
+from idempotency_django.messaging.consumers import Consumer
+from idempotency_django.messaging.events import Event
+from idempotency_django.messaging.inbox.processing import process_due
 from idempotency_django.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.messaging.outbox import publish
+from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import health
 from tests.factories import ago, records
 from tests.plans import rows_read
+from tests.webhooks import receivers
+from tests.webhooks.receivers import Stepping, deliver
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -159,6 +167,62 @@ def test_operator(
     [(name, each)] = wrong.items()
     assert (name[0], each["count"]) == (what, 2)
     assert action in each["problem"]
+
+
+billing = Consumer("billing", max_attempts=1)
+
+
+@billing.on("order.paid")
+def bill(event: Event) -> NoReturn:
+    """Fail, whatever the event."""
+    raise ValueError(event.id)
+
+
+@pytest.mark.parametrize("on_poison", ["dead_letter", "discard"])
+def test_dead_letter_of_a_local_topic(using: str, on_poison: str) -> None:
+    """A message that a consumer cannot handle is reported once, as one of the outbox.
+
+    The record of its attempts is not, nor after the message was discarded.
+    """
+    local = {"BACKEND": "local", "OPTIONS": {"consumers": [f"{__name__}.billing"]}}
+    local["ON_POISON"] = on_poison
+    settings.IDEMPOTENCY["OUTBOX"] = {"orders": local}
+    with transaction.atomic(using=using):
+        publish("orders", {}, type="order.paid")
+    Relay().drain()
+    assert IdempotencyKey.objects.using(using).held().count() == 1
+    _code, wrong = status()
+    discarded = on_poison == "discard"
+    assert [*wrong] == ([] if discarded else [("outbox messages dead", "orders")])
+    records(2, held=True, alias=using)
+    _code, wrong = status()
+    assert wrong["keys held", using]["count"] == 2
+    for elsewhere in ({"orders": BROKER}, {}):  # a broker may have delivered the message
+        with override_settings(IDEMPOTENCY={**settings.IDEMPOTENCY, "OUTBOX": elsewhere}):
+            _code, wrong = status()
+        assert wrong["keys held", using]["count"] == 3
+
+
+def test_dead_letters_of_the_inbox(using: str) -> None:
+    """What a consumer or a receiver cannot handle is reported once, as a message of the inbox."""
+    event = Event(id="e-1", source="/shop", type="order.paid", data={})
+    with pytest.raises(DeadLettered) as dead:
+        billing.handle(event)
+    _code, wrong = status()
+    assert [*wrong] == [("keys held", using)]  # its broker keeps the message
+    dead_letters.keep(billing, event, dead.value)
+    deliver(Stepping, "e-1")
+    receivers.behaviour[Stepping.source] = bill
+    for _ in range(Stepping.max_attempts or 0):
+        InboxMessage.objects.using(using).filter(state="pending").update(process_after=ago())
+        process_due()
+    receivers.behaviour.clear()
+    assert IdempotencyKey.objects.using(using).held().count() == 2
+    _code, wrong = status()
+    assert {*wrong} == {
+        ("inbox messages dead", "consumer:billing"),
+        ("inbox messages dead", Stepping.source),
+    }
 
 
 def test_nobody_there(using: str) -> None:

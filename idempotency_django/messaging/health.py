@@ -6,15 +6,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Final
+from urllib.parse import unquote
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q, QuerySet
 
 from ..models import DatabaseNow
-from ..stores.health import MAX_COUNTED, Finding, Limits, finding_of, overdue, register
+from ..stores.health import MAX_COUNTED, Finding, Limits, Names, finding_of, overdue, register
 from .consumers import consumers
 from .databases import database
+from .dead_letters import message_id_of
 from .inbox.handling import CONSUMER
 from .inbox.processing import INBOX
 from .inbox.receivers import receiver_of
@@ -28,8 +30,8 @@ Pending = tuple[timedelta, timedelta, bool]
 
 def register_health() -> None:
     """Have the command and the check look at the outbox and the inbox."""
-    register("outbox", database, outbox)
-    register("inbox", database, inbox)
+    register("outbox", database, outbox, _of_outbox)
+    register("inbox", database, inbox, _of_inbox)
 
 
 def outbox(limits: Limits) -> Iterator[Finding]:
@@ -62,6 +64,44 @@ def inbox(limits: Limits) -> Iterator[Finding]:
         for name, waited in _dead(dead, "source", "received_at"):
             yield finding_of(what, name, waited, problem)
     yield overdue("inbox messages to purge", database(), INBOX.over(limits.purge_age))
+
+
+def _of_outbox(held: Names) -> Names:
+    """The records by which the consumers of a local topic have made its messages dead letters."""
+    of_consumers = [(key, scope) for key, scope in held if scope.startswith(CONSUMER)]
+    rows = _settled(OutboxMessage, [key for key, _ in of_consumers])
+    dead = {key for key, name in rows.values_list("message_id", "topic") if _is_local(name)}
+    return [(key, scope) for key, scope in of_consumers if key in dead]
+
+
+def _of_inbox(held: Names) -> Names:
+    """The records of webhooks, and those of the events that consumers have kept as dead letters."""
+    by_message = {}
+    for key, scope in held:
+        kind, _, source = scope.partition(":")
+        if kind == "webhook":
+            by_message[source, key] = (key, scope)
+        elif scope.startswith(CONSUMER):
+            consumer, _, origin = source.partition(":")
+            message_id = message_id_of(unquote(origin.partition("|")[0]), key)
+            by_message[f"{CONSUMER}{consumer}", message_id] = (key, scope)
+    rows = _settled(InboxMessage, [message_id for _, message_id in by_message])
+    of_sources = rows.filter(source__in={source for source, _ in by_message})  # for the index
+    settled = of_sources.values_list("source", "message_id")
+    return [by_message[each] for each in settled if each in by_message]
+
+
+def _settled(model: type[Any], ids: list[str]) -> QuerySet[Any]:
+    """Which of the messages wait for an operator, or are discarded."""
+    rows: QuerySet[Any] = model._default_manager.using(database())
+    return rows.filter(message_id__in=ids, state__in=[MessageState.DEAD, MessageState.DISCARDED])
+
+
+def _is_local(name: str) -> bool:
+    try:
+        return topic(name).is_local
+    except ImproperlyConfigured:  # its line says so
+        return False
 
 
 _LOGGED: Final = "If it is running, see its log for the reason."

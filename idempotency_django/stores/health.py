@@ -56,19 +56,25 @@ class Finding:
 
 
 Source = Callable[[Limits], Iterable[Finding]]
+Names = Collection[tuple[str, str]]
+"""The keys and scopes of records."""
 
-_registered: Final[dict[str, tuple[Callable[[], str], Source]]] = {}
+_registered: Final[dict[str, tuple[Callable[[], str], Source, Callable[[Names], Names]]]] = {}
 
 
-def register(name: str, using: Callable[[], str], source: Source) -> None:
+def register(
+    name: str, using: Callable[[], str], source: Source, owns: Callable[[Names], Names]
+) -> None:
     """Have the command and the check ask the source, too.
 
     Args:
         name: of the source. A second one of its name replaces it.
         using: says which database it asks: the alias that is written to.
         source: finds.
+        owns: says which of some held records belong to its rows: an operator settles the row, so
+            that the record is not counted as well.
     """
-    _registered[name] = (using, source)
+    _registered[name] = (using, source, owns)
 
 
 def findings(limits: Limits, databases: Collection[str] | None = None) -> Iterator[Finding]:
@@ -78,12 +84,12 @@ def findings(limits: Limits, databases: Collection[str] | None = None) -> Iterat
         limits: how long something may wait.
         databases: ask these only; ``None``: all.
     """
+    asked = [each for each in _registered.values() if databases is None or each[0]() in databases]
     for using in dict.fromkeys(store.using for store in stores.all() if store.using):
         if databases is None or using in databases:
-            yield from _keys(using, limits)
-    for used, source in _registered.values():
-        if databases is None or used() in databases:
-            yield from source(limits)
+            yield from _keys(using, limits, [owns for _, _, owns in asked])
+    for _, source, _ in asked:
+        yield from source(limits)
 
 
 def ages(rows: QuerySet[Any], since: str) -> list[timedelta]:
@@ -119,7 +125,9 @@ def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
     return finding_of(what, where, waited, "Run purge_idempotency_keys every hour.", idle=True)
 
 
-def _keys(using: str, limits: Limits) -> Iterator[Finding]:
+def _keys(
+    using: str, limits: Limits, owners: Iterable[Callable[[Names], Names]]
+) -> Iterator[Finding]:
     """The keys that no process finishes, found by the index of the leases.
 
     A row without a lease is not looked for: none is visible but what was cut off within GRACE.
@@ -130,7 +138,7 @@ def _keys(using: str, limits: Limits) -> Iterator[Finding]:
     yield finding_of(
         "keys held",
         using,
-        ages(held, "lease_expires_at"),
+        _unowned(held, owners),
         "Retries are refused until an operator completes or releases them in the admin.",
     )
     late = DatabaseNow() - limits.max_age
@@ -143,3 +151,16 @@ def _keys(using: str, limits: Limits) -> Iterator[Finding]:
         "release them in the admin.",
     )
     yield overdue("keys to purge", using, rows.purgeable(limits.purge_age))
+
+
+def _unowned(held: QuerySet[Any], owners: Iterable[Callable[[Names], Names]]) -> list[timedelta]:
+    """How long the held records have waited that belong to no row of another finding."""
+    dated = held.order_by("lease_expires_at").values_list(
+        "key", "scope", "lease_expires_at", DatabaseNow()
+    )
+    waited = {(key, scope): now - then for key, scope, then, now in dated[:MAX_COUNTED]}
+    if len(waited) < MAX_COUNTED:  # else there may be others behind those that are owned
+        for owns in owners:
+            for name in owns(waited):
+                waited.pop(name, None)
+    return [*waited.values()]

@@ -22,7 +22,6 @@ from django.db.models import Count, F, Q, QuerySet
 from ...backoff import Backoff
 from ...conf import conf
 from ...models import DatabaseNow
-from ..brokers import BROKERS
 from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
 from ..databases import database, reason, unindexed, with_zone
 from ..models import MessageState, OutboxMessage
@@ -51,7 +50,7 @@ class Outbox(Queue):
 
     def retry(self, row: OutboxMessage, by: str) -> dict[str, Any]:
         known = topic(row.topic)
-        if known.backend in ("local", BROKERS["local"].publisher):
+        if known.is_local:
             publisher: Any = known.publisher()
             publisher.release(outgoing(row), by)
         again = {"state": MessageState.PENDING, "process_after": DatabaseNow()}

@@ -96,6 +96,11 @@ class Topic:
                     f"{wanted}."
                 )
 
+    @property
+    def is_local(self) -> bool:
+        """Whether consumers of this project get its messages, from the relay."""
+        return self.backend in ("local", BROKERS["local"].publisher)
+
     def publisher(self) -> Publisher:
         """A new publisher for the topic.
 
