@@ -261,8 +261,20 @@ def test_slow_view() -> None:
     """The seconds count from the claim, so a slow view does not promise too much."""
     policy, ended = Policy().resolved(), Executed(None, Payload(201, (), b""))
     operation = an_operation(ttl=policy.ttl)
-    assert executed(ended, operation, policy, 90.5) == "executed; ttl=86310"
+    assert executed(ended, operation, policy, 90.5) == "executed; ttl=86309"
     assert executed(ended, operation, policy, 9e9) == "executed; ttl=0"
+
+
+@pytest.mark.parametrize("elapsed", [0.001, 0.5, 0.999, 1.0, 90.2])
+def test_rounded_down(elapsed: float) -> None:
+    """The first response promises no more seconds than a replay at the same moment would."""
+    policy, ended = Policy().resolved(), Executed(None, Payload(201, (), b""))
+    operation = an_operation(ttl=DAY)
+    left = DAY.total_seconds() - elapsed
+    record = Record(key="", scope="", status=Status.COMPLETED, ttl_left=left)
+    promised = executed(ended, operation, policy, elapsed).removeprefix("executed; ttl=")
+    assert replayed(record, operation, policy) == f"replayed; ttl={promised}; attempt=1"
+    assert left - 1 < int(promised) <= left
 
 
 def test_key_that_carries_its_time() -> None:

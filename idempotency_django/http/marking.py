@@ -1,6 +1,6 @@
 """``Idempotency-Status``: what became of a request, for the program that sent it.
 
-The value is an item of RFC 9651, a token with parameters: ``executed; ttl=86400``. The tokens:
+The value is an item of RFC 9651, a token with parameters: ``executed; ttl=86399``. The tokens:
 
 ===============  ================================================================================
 ``executed``     the view ran. ``ttl``: for so many seconds, a retry gets this response;
@@ -78,7 +78,7 @@ def executed(outcome: Executed, operation: Operation, policy: Policy, elapsed: f
             return NOT_STORED
     if operation.ttl is None:
         return "executed"
-    return f"executed; ttl={_rest(operation, policy, operation.ttl.total_seconds() - int(elapsed))}"
+    return f"executed; ttl={_rest(operation, policy, operation.ttl.total_seconds() - elapsed)}"
 
 
 def replayed(record: Record, operation: Operation, policy: Policy) -> str:
@@ -90,7 +90,7 @@ def replayed(record: Record, operation: Operation, policy: Policy) -> str:
 
 
 def _rest(operation: Operation, policy: Policy, seconds: float) -> int:
-    """The seconds for which a key is replayed whose record lives for so many."""
+    """The full seconds for which a key is replayed whose record lives for so many."""
     if operation.ttl is not policy.ttl and operation.ttl and policy.ttl:  # the key carries its time
         seconds -= (operation.ttl - policy.ttl).total_seconds()
     return max(0, int(seconds))
