@@ -23,7 +23,7 @@ from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from django.http import (
     Http404,
     HttpRequest,
@@ -273,7 +273,7 @@ urlpatterns = [
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    shadow._away.clear()
+    shadow._failures.clear()
     paused.clear()
     yield
     paused.clear()
@@ -748,7 +748,7 @@ class TestStores:
         assert IdempotencyKey.objects.count() == 0
 
     @pytest.mark.parametrize("url", ["/view/", "/drf/", "/async/"])
-    @pytest.mark.parametrize("error", [StoreUnavailable(), DatabaseError("no table")])
+    @pytest.mark.parametrize("error", [StoreUnavailable(), OperationalError("gone")])
     def test_away(
         self,
         client: Client,
@@ -772,10 +772,40 @@ class TestStores:
         assert len(asked) == 1
         assert caplog.text.count("The shadow mode cannot record requests in the store") == 1
         assert effects() == 3
-        shadow._away.update(dict.fromkeys(shadow._away, 0.0))  # the pause is over
+        over = {name: each._replace(until=0.0) for name, each in shadow._failures.items()}
+        shadow._failures.update(over)
         post(client, url, new_key())
         assert counts() == {"executed": 1}
-        assert not shadow._away
+        assert not shadow._failures
+
+    @pytest.mark.parametrize("url", ["/view/", "/drf/", "/async/"])
+    def test_error_of_one_row(
+        self, client: Client, url: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    ) -> None:
+        """After an error that is no outage, the next request is counted.
+
+        It is logged once, and an outage that follows is logged, too.
+        """
+        acquire, errors = (
+            DatabaseStore.acquire,
+            {"wrong": IntegrityError, "-gone": OperationalError},
+        )
+
+        def failing(self: Any, operation: Any) -> Any:
+            if error := errors.get(operation.key[-5:]):
+                raise error
+            return acquire(self, operation)
+
+        monkeypatch.setattr(DatabaseStore, "acquire", failing)
+        monkeypatch.setattr(shadow, "_PAUSE", 1e9)  # however slow the machine is
+        for end in ("-wrong", "", "-wrong", ""):
+            assert post(client, url, f"{new_key()}{end}").status_code == 201
+        assert counts() == {"executed": 2}
+        assert caplog.text.count("The shadow mode cannot record requests in the store") == 1
+        for _ in range(2):
+            assert post(client, url, f"{new_key()}-gone").status_code == 201
+        assert caplog.text.count("The shadow mode cannot record requests in the store") == 2
+        assert effects() == 6
 
     def test_callable_fails(self, client: Client, settings: Any, caplog: Any) -> None:
         """An error of a policy's callable is logged, and the view runs."""

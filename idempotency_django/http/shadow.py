@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
@@ -28,7 +28,7 @@ from django.utils.crypto import salted_hmac
 from django.utils.functional import SimpleLazyObject, empty
 
 from ..engine.effects import Observed, observed_effects
-from ..engine.outcomes import savepoints
+from ..engine.outcomes import UNCERTAIN_ERRORS, savepoints
 from ..errors import IdempotencyError, KeyMissing, StoreUnavailable
 from ..planning import Plan
 from ..planning import plan as planned
@@ -68,8 +68,23 @@ _ENDED: Final = ":ended"
 
 Unprotected = Callable[[Operation | None], AbstractContextManager[None]]
 
-_away: Final[dict[str, float]] = {}
-"""When what has failed is tried again, by its name. Its failure has been logged."""
+_OUTAGES: Final = (StoreUnavailable, *UNCERTAIN_ERRORS)
+
+
+class _Failure(NamedTuple):
+    """An error that was logged.
+
+    Attributes:
+        until: by ``time.monotonic()``: a success from then on makes the next error news.
+        is_outage: whether nothing is tried until then.
+    """
+
+    until: float
+    is_outage: bool
+
+
+_failures: Final[dict[str, _Failure]] = {}
+"""The last error of what has failed, by its name."""
 
 
 def serve_observed(
@@ -343,21 +358,23 @@ def _attempt(what: str, pause: float, function: Callable[..., None], *args: Any)
 
     Args:
         what: what cannot be done after an error, for the log.
-        pause: seconds after an error in which the function is not called, so that no request waits
+        pause: seconds after an outage in which the function is not called, so that no request waits
             for a store that cannot be reached.
         function: what to call.
         args: its arguments.
     """
-    if _away.get(what, 0.0) > time.monotonic():
+    last, now = _failures.get(what), time.monotonic()
+    if last and last.is_outage and now < last.until:
         return
     try:
         function(*args)
-    except Exception:
-        if what not in _away:
+    except Exception as error:
+        is_outage = isinstance(error, _OUTAGES)
+        if last is None or (is_outage and not last.is_outage):
             logger.exception(
                 "The shadow mode cannot %s. The requests are not affected, but not counted.", what
             )
-        _away[what] = time.monotonic() + pause
+        _failures[what] = _Failure(time.monotonic() + pause, is_outage)
     else:
-        if pause:
-            _away.pop(what, None)
+        if pause and last and now >= last.until:
+            _failures.pop(what, None)
