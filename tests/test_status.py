@@ -116,6 +116,7 @@ urlpatterns = [
     path("short/", idempotent(policy=ACCEPTED, ttl=timedelta(days=1))(create)),
     path("tenant/", idempotent(policy=ACCEPTED, scope=tenant, principal=False)(create)),
     path("identified/", idempotent(policy=ACCEPTED, principal=api_key)(create)),
+    path("one/", idempotent(policy=ACCEPTED, principal=tenant)(create)),
     path("transactional/", idempotent(on_conflict="accepted")(create)),
     path("operations/", include((status_urls, "operations"))),
 ]
@@ -152,6 +153,15 @@ def logged_in(name: str) -> Client:
     client = Client()
     client.force_login(User.objects.get_or_create(username=name)[0])
     return client
+
+
+def rotate(client: Client) -> None:
+    """Give the client's session another key, as a login or a new password does."""
+    session = client.session
+    before = session.session_key
+    session.cycle_key()
+    assert session.session_key != before
+    client.cookies[django_settings.SESSION_COOKIE_NAME] = session.session_key
 
 
 def interrupt(key: str) -> None:
@@ -417,10 +427,19 @@ class TestPrivacy:
         assert alice.get(location).status_code == 200
 
     def test_anonymous(self, view: str) -> None:
-        """An anonymous caller's address is for anonymous callers."""
-        location = accepted(Client(), "/accepting/", new_key())
+        """An anonymous caller's address is the only protection: it works after a login, too."""
+        client = Client()
+        location = accepted(client, "/accepting/", new_key())
         assert told(Client(), location)["status"] == "completed"
-        assert logged_in("alice").get(location).status_code == 404
+        client.force_login(User.objects.create(username="alice"))
+        assert told(client, location)["status"] == "completed"
+
+    def test_session_that_a_login_rotates(self, view: str) -> None:
+        """A user keeps the address, whatever the key of the session is."""
+        client = logged_in("alice")
+        location = accepted(client, "/accepting/", new_key())
+        rotate(client)
+        assert told(client, location)["status"] == "completed"
 
     def test_principal_of_the_policy(self, view: str) -> None:
         """Where the policy says who is calling, the address answers the credentials of then."""
@@ -431,6 +450,21 @@ class TestPrivacy:
         assert record(key).principal == "api:Api-Key mine"
         assert Client(headers=other).get(location).status_code == 404
         assert Client().get(location).status_code == 404
+
+    def test_credentials_that_change(self, view: str) -> None:
+        """With other credentials of the same principal, a retry gets an address for these."""
+        client, key, locations = logged_in("alice"), new_key(), []
+
+        def duplicates() -> None:
+            locations.append(post(client, "/one/", key)["Location"])
+            rotate(client)
+            locations.append(post(client, "/one/", key)["Location"])
+
+        with during(duplicates):
+            post(client, "/one/", key)
+        former, latter = locations
+        assert client.get(former).status_code == 404
+        assert told(client, latter)["status"] == "completed"
 
     def test_logged_out(self, view: str) -> None:
         """Who has logged out is told nothing more."""

@@ -1,7 +1,7 @@
 """The status of an operation: the address that a duplicate gets, and what it finds there.
 
 The address names the operation in an opaque token: a client cannot read it, change it or ask for
-another operation. The caller must be the user who started the operation.
+another operation. The caller must be the user who started the operation, if it was one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def location(store: Store, operation: Operation, owner: str) -> str:
     Args:
         store: where its record lives.
         operation: the operation.
-        owner: who may ask: a principal, or the digest of the credentials that were presented.
+        owner: who may ask: a principal, or the digest of the credentials that were presented;
+            empty: everybody who has the address.
 
     Raises:
         ImproperlyConfigured: the project's URLs have no status view.
@@ -78,7 +79,8 @@ def record_of(token: str, caller: str, credentials: str) -> Record | None:
     if named is None:
         return None
     alias, key, scope, owner, fingerprints = json.loads(named)
-    if owner not in (caller, credentials) or alias not in conf.stores:
+    # An anonymous caller's address is for everybody who has it, as an anonymous caller can be.
+    if owner not in (caller, credentials, "") or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
     if record is None or record.expired or record.fingerprint not in ("", *fingerprints):
