@@ -42,7 +42,7 @@ quick: $(VENV)/.installed-test  ## Run the most useful tests, on PostgreSQL and 
 QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests calls database_store \
     dialects engine executions failed_records leases migrations purge statements stores transactions) \
     outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
-QUICK_ADAPTERS := docs/test_completeness.py $(patsubst %,test_%.py,checks conf conformance \
+QUICK_ADAPTERS := docs/test_completeness.py $(patsubst %,test_%.py,adapters checks conf conformance \
     consumers decorators drf errors fingerprints house http keys middleware policy \
     public_names replay_authorization scopes seals sessions status uploads) \
     transports/test_loop.py webhooks/test_receiving.py
@@ -69,7 +69,7 @@ OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 # These test code above the database: one run is enough, whatever the driver.
 ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
     $(patsubst %,test_%.py, \
-        admin_settling answer_forms batch_requests benchmarks browsable_api browsers callers calls celery_checks \
+        adapters admin_settling answer_forms batch_requests benchmarks browsable_api browsers callers calls celery_checks \
         celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \
         combinations conf conformance decorators derived_keys discovery \
         documented drf drf_responses effects_outside errors \

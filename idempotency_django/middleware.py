@@ -32,6 +32,7 @@ from .http.unwrapping import (
     is_async,
     is_exempt,
     is_exempt_by_module,
+    operations_of,
     part_for,
     policy_of,
     protected_part,
@@ -192,6 +193,8 @@ class _ViewFacts:
     def look_at(self, method: str) -> tuple[bool, Any]:
         """Whether a method is protected inside, and its policy; ``None``: it takes no part."""
         part = part_for(self.view, method)
+        if part is self.view and operations_of(part):
+            return False, None  # django-ninja answers that it has no such method
         if protected_part(part, method) is not None:
             return True, None
         return False, None if is_exempt(part) else policy_of(part, method)

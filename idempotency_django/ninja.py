@@ -69,15 +69,15 @@ class NinjaAdapter(ViewAdapter):
         if auth and not (invocation.principal or invocation.credentials or policy.principal):
             raise ImproperlyConfigured(
                 f"The authentication of {self.operation.path} returned {type(auth).__name__!r}, "
-                "which identifies no caller, so a replay could be another caller's. Return a user, "
-                "a model instance or text. Or give the idempotency policy a principal=, or add the "
-                "header with the credentials to IDEMPOTENCY['CREDENTIAL_HEADERS']. The session "
-                "does not count."
+                "which identifies no caller, and does not say which credentials it reads, so a "
+                "replay could be another caller's. Return a user, a model instance or text. Or "
+                "give the idempotency policy a principal=. Or authenticate with a class such as "
+                "HttpBearer or APIKeyHeader."
             )
         return invocation
 
     def _credentials(self) -> str:
-        """A digest of what may have authenticated the operation; empty: none of it was sent.
+        """A digest of what may have authenticated the operation; empty: that is not known.
 
         The session is no part of it: callers who authenticate in another way may share it.
         """
@@ -92,6 +92,8 @@ class NinjaAdapter(ViewAdapter):
                 place.add(each.param_name)
             elif name := getattr(each, "header", None):  # of a token, or a user name and password
                 headers.add(name)
+            else:  # a plain function: it may read what nothing here knows of
+                return ""
         cookies.discard(settings.SESSION_COOKIE_NAME)
         sent = [request.headers.get(name) or "" for name in sorted(headers)]
         sent += [request.COOKIES.get(name) or "" for name in sorted(cookies)]

@@ -50,12 +50,15 @@ from .http.bodies import uploaded
 from .http.messages import PLANNED, key_header, problem_of
 from .http.parts import RequestPart
 from .planning import Plan
-from .policy import Policy, dialect_of, resolve
+from .policy import UNSET as UNDECLARED
+from .policy import Policy, dialect_of, keys, resolve
 from .policy.identity import header_of
 from .records import Payload
 
 ARGUMENT: Final = "idempotency_key"
 _JSON: Final = (("Content-Type", "application/json"),)
+_OF_RESPONSES: Final = ("on_replay", "rebuild", "replay_status")
+"""What a policy does to HTTP responses, of which a mutation has none."""
 
 
 class IdempotencyExtension(FieldExtension):
@@ -70,7 +73,8 @@ class IdempotencyExtension(FieldExtension):
 
     Args:
         policy: the field's policy; by default the project's. ``should_store`` is called with the
-            request and the result; ``False`` rolls back, for results that are errors.
+            request and the result; ``False`` rolls back, for results that are errors. The project's
+            is for HTTP responses, and is not called.
         store: turns a result into JSON, where it is no scalar, saved model, enum, or Strawberry
             type, nor a list of such.
         load: turns that JSON into a result again; the two come together.
@@ -78,7 +82,8 @@ class IdempotencyExtension(FieldExtension):
             addition to it.
 
     Raises:
-        ImproperlyConfigured: ``store`` or ``load`` is missing.
+        ImproperlyConfigured: ``store`` or ``load`` is missing, or the policy has ``on_replay``,
+            ``rebuild`` or ``replay_status``, which are for HTTP responses.
         TypeError: of the schema: another extension comes first, or the resolver takes the argument
             itself.
     """
@@ -96,6 +101,15 @@ class IdempotencyExtension(FieldExtension):
                 "An IdempotencyExtension has only one of store= and load=. Pass both, or none."
             )
         self.policy = (policy or Policy()).replace(**fields) if fields else policy or Policy()
+        without_use = [
+            each for each in _OF_RESPONSES if getattr(self.policy, each) is not UNDECLARED
+        ]
+        if without_use:
+            raise ImproperlyConfigured(
+                f"The policy of an IdempotencyExtension has {' and '.join(without_use)}. These are "
+                "for HTTP responses, and a mutation has none of its own. Remove them. To change "
+                "what a retry gets, pass store= and load=."
+            )
         self._store = store
         self._load = load
 
@@ -183,15 +197,16 @@ class IdempotencyExtension(FieldExtension):
         if key is None:
             key = key_header(request, dialect_of(policy))
             setattr(request, PLANNED, False)  # what became of it, the mutation says
-            name = ".".join(map(str, info.path.as_list()))
-        content = partial(_compared, [info.field_name, kwargs])
+            if key is not None and keys.reads_header(policy.key):
+                name = ".".join(map(str, info.path.as_list()))
         argument = info.schema.config.name_converter.apply_naming_config(ARGUMENT)
         return RequestPart(
             request,
             policy,
             key=key,
             name=f"mutation {name}",
-            content=content,
+            content=partial(_compared, kwargs),
+            path=f"{request.path}#{info.field_name}",
             missing=(
                 f"This mutation requires the argument {argument}, or the header "
                 f"{header_of(dialect_of(policy))}. Send a new, unique key with each new operation "
@@ -200,8 +215,8 @@ class IdempotencyExtension(FieldExtension):
         )
 
     def _answer(self, request: HttpRequest, info: Info, planned: Plan, value: Any) -> Result:
-        wanted = planned.policy.should_store
-        if wanted and wanted(request, value) is False:
+        wanted = self.policy.should_store  # the project's and a dialect's are for HTTP responses
+        if wanted not in (UNDECLARED, None) and wanted(request, value) is False:
             return Result(value, None, error="The policy's should_store= rejected this result.")
         try:
             stored = _encoded(value, info) if self._store is None else self._store(value)

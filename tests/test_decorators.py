@@ -67,11 +67,6 @@ def template(request: HttpRequest) -> HttpResponse:
     return TemplateResponse(request, engines["django"].from_string("n={{ n }}"), {"n": 1})
 
 
-@idempotent(max_response_bytes=1)
-def tiny(request: HttpRequest) -> HttpResponse:
-    return create(request)
-
-
 @idempotent(key=keys.natural("reference"))
 def natural(request: HttpRequest) -> HttpResponse:
     return create(request)
@@ -126,7 +121,6 @@ urlpatterns = [
     path("plain/", plain),
     path("payment/", payment),
     path("template/", template),
-    path("tiny/", tiny),
     path("natural/", natural),
     path("permitted/", permitted),
     path("class/", OnClass.as_view()),
@@ -157,13 +151,6 @@ class TestKinds:
         assert_problem(post(alice, url, key, "b"), 422, "mismatch")
         assert (effects(), effects("b")) == (1, 0)
         assert IdempotencyKey.objects.count() == 1
-
-    def test_tombstone(self, client: Client) -> None:
-        """An answer that is too large is not kept, and a retry is told so."""
-        key = new_key()
-        assert post(client, "/tiny/", key).status_code == 201
-        assert_problem(post(client, "/tiny/", key), 409, "response-not-stored")
-        assert effects() == 1
 
     def test_derived_key_that_is_missing(self, client: Client) -> None:
         """Without the field that is its key a request runs unprotected, unless one is required."""
@@ -217,13 +204,6 @@ class TestPermissions:
 
 class TestFailure:
     """What is rolled back."""
-
-    def test_returned_5xx(self, client: Client) -> None:
-        """A returned 5xx rolls back; a retry executes."""
-        key = new_key()
-        for _ in range(2):
-            assert post(client, "/plain/", key, "503").status_code == 503
-        assert effects("503") == 0
 
     @pytest.mark.parametrize(("url", "reference"), [("/plain/", "error"), ("/payment/", "error")])
     def test_raised_error(self, client: Client, url: str, reference: str) -> None:

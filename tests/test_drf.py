@@ -1,16 +1,17 @@
-"""``IdempotentViewMixin`` on APIViews, generic views, viewsets and their actions."""
+"""``IdempotentViewMixin`` on APIViews, generic views, viewsets and their actions.
+
+What holds for every adapter is in ``test_adapters.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.db import connection, transaction
-from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse
 from django.test import Client
 from django.urls import include, path
 from rest_framework import exceptions, generics, permissions, routers, viewsets
@@ -19,15 +20,13 @@ from rest_framework.decorators import action, api_view
 from rest_framework.parsers import FileUploadParser, JSONParser
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView, exception_handler
 
-from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotencyAPIException, IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import PAYMENT, Policy, keys, scopes, store_errors
+from idempotency_django.policy import PAYMENT, Policy, scopes, store_errors
 from idempotency_django.policy.invocation import Invocation
 from idempotency_django.records import Record
 from tests.models import Effect
@@ -64,40 +63,15 @@ class Plain(IdempotentViewMixin, APIView):
         match reference.split(":"):
             case ["status", status]:
                 return Response({"detail": "no"}, status=int(status))
-            case ["raise", "404"]:
-                raise Http404("no such thing")
             case ["raise", "400"]:
                 raise exceptions.ValidationError({"reference": ["wrong"]})
-            case ["lost"]:
-                IdempotencyKey.objects.all().delete()
             case ["raise", "error"]:
                 raise LookupError("boom")
-            case ["stream"]:
-                return StreamingHttpResponse([b"a", b"b"], content_type="text/csv")
-            case ["large"]:
-                return HttpResponse(b"x" * 101, content_type="text/plain")
-            case ["binary"]:
-                return HttpResponse(
-                    bytes(range(100)),
-                    headers={"Content-Encoding": "x-own", "Link": "<a>, <b>"},
-                    content_type="application/x-own",
-                )
-            case ["empty"]:
-                return Response(status=204)
-            case ["cookie"]:
-                response = Response({})
-                response.set_cookie("session", "secret")
-                response["X-Request-Id"] = "1"
-                return response
         return Response({"reference": reference}, status=201, headers={"Location": "/effects/1"})
 
     def finalize_response(self, *args: Any, **kwargs: Any) -> Any:
         Plain.finalized += 1
         return super().finalize_response(*args, **kwargs)
-
-
-class Small(Plain):
-    idempotency_policy = Policy(max_response_bytes=100)
 
 
 class KeepsErrors(Plain):
@@ -108,22 +82,12 @@ class Required(Plain):
     idempotency_policy = Policy(required=True)
 
 
-class Replays200(Plain):
-    idempotency_policy = Policy(replay_status={201: 200})
-
-
 class Rebuilt(Plain):
     idempotency_policy = Policy(max_response_bytes=0)
 
     def rebuild_idempotent_response(self, record: Record) -> Response:
         assert record.payload is not None
         return Response({"rebuilt": dict(record.payload.headers)["Location"]}, status=200)
-
-
-class RebuiltByPolicy(Plain):
-    idempotency_policy = Policy(
-        max_response_bytes=0, rebuild=lambda record, request: HttpResponse(f"{request.path}")
-    )
 
 
 class Owned(IdempotentViewMixin, generics.CreateAPIView[Effect]):
@@ -133,17 +97,6 @@ class Owned(IdempotentViewMixin, generics.CreateAPIView[Effect]):
     permission_classes = [permissions.IsAuthenticated, permissions.DjangoModelPermissions]
     queryset = Effect.objects.all()
     serializer_class = EffectSerializer
-
-
-class Busy(BaseThrottle):
-    on = False
-
-    def allow_request(self, request: Request, view: APIView) -> bool:
-        return not Busy.on
-
-
-class Throttled(Plain):
-    throttle_classes = [Busy]
 
 
 class Effects(IdempotentViewMixin, viewsets.ModelViewSet[Effect]):
@@ -203,16 +156,6 @@ class JSONOnly(Plain):
         return HttpResponse(request._request.body)
 
 
-class Natural(Plain):
-    idempotency_policy = Policy(
-        key=keys.instead_of_header(keys.natural("reference")), required=True
-    )
-
-
-class Generated(Plain):
-    idempotency_policy = Policy(key=keys.generated)
-
-
 class Extra(Plain):
     """Checks something of its own after DRF has checked."""
 
@@ -268,20 +211,14 @@ router = routers.SimpleRouter()
 router.register("effects", Effects)
 urlpatterns = [
     path("plain/", Plain.as_view()),
-    path("small/", Small.as_view()),
     path("keeps-errors/", KeepsErrors.as_view()),
     path("required/", Required.as_view()),
-    path("replays-200/", Replays200.as_view()),
     path("rebuilt/", Rebuilt.as_view()),
-    path("rebuilt-by-policy/", RebuiltByPolicy.as_view()),
     path("owned/", Owned.as_view()),
-    path("throttled/", Throttled.as_view()),
     path("hooked/", Hooked.as_view()),
     path("upload/", Upload.as_view()),
     path("raw-upload/<str:filename>", RawUpload.as_view()),
     path("json-only/", JSONOnly.as_view()),
-    path("natural/", Natural.as_view()),
-    path("generated/", Generated.as_view()),
     path("extra/", Extra.as_view()),
     path("above/", above),
     path("below/", below),
@@ -294,11 +231,9 @@ urlpatterns = [
 
 
 @pytest.fixture(autouse=True)
-def _reset() -> Iterator[None]:
+def _reset() -> None:
     Plain.finalized = 0
     Plain.seen = []
-    yield
-    Busy.on = False
 
 
 class TestReplay:
@@ -317,25 +252,6 @@ class TestReplay:
         assert effects() == 1
         assert IdempotencyKey.objects.count() == 1
         assert record(key).replay_count == 2
-
-    @pytest.mark.parametrize("reference", ["binary", "empty", "status:404", "status:400"])
-    def test_fidelity(self, client: Client, reference: str) -> None:
-        """Binary and empty bodies, encodings, and returned 4xx answers are replayed exactly."""
-        key = new_key()
-        first = post(client, "/plain/", key, reference)
-        assert_replays(first, post(client, "/plain/", key, reference))
-        assert effects(reference) == 1
-
-    def test_unkept_headers(self, client: Client) -> None:
-        """Cookies and request ids belong to the first response alone."""
-        key = new_key()
-        first = post(client, "/plain/", key, "cookie")
-        assert first.cookies["session"].value == "secret"
-        again = post(Client(), "/plain/", key, "cookie")
-        assert is_replay(again)
-        assert not again.cookies
-        assert "X-Request-Id" not in again
-        assert "secret" not in record(key).response_headers
 
     def test_bare_and_quoted_keys_are_one(self, client: Client) -> None:
         """``abc`` and ``"abc"`` name one record."""
@@ -358,20 +274,6 @@ class TestReplay:
             with pytest.raises(KeyError):  # the view runs, and finds no reference
                 client.get("/plain/", headers={"Idempotency-Key": key})
         assert not IdempotencyKey.objects.exists()
-
-    def test_no_key_no_protection(self, client: Client) -> None:
-        """Without a key, where none is required, each request executes."""
-        post(client, "/plain/")
-        post(client, "/plain/")
-        assert effects() == 2
-        assert Plain.seen == [None, None]
-
-    def test_replay_status(self, client: Client) -> None:
-        """A policy may give replays of a 201 another status."""
-        key = new_key()
-        assert post(client, "/replays-200/", key).status_code == 201
-        again = post(client, "/replays-200/", key)
-        assert (again.status_code, is_replay(again)) == (200, True)
 
     def test_method_not_allowed(self, client: Client) -> None:
         """A method that the view does not have is answered as ever."""
@@ -398,20 +300,6 @@ class TestReplay:
 class TestRefusal:
     """What is refused, how, and that nothing is executed."""
 
-    def test_mismatch(self, client: Client) -> None:
-        """The key of another request: 422."""
-        key = new_key()
-        post(client, "/plain/", key)
-        response = post(client, "/plain/", key, "b")
-        assert_problem(response, 422, "mismatch")
-        assert effects("b") == 0
-
-    def test_missing(self, client: Client) -> None:
-        """A required key is missing: 400 that says which header to send."""
-        problem = assert_problem(post(client, "/required/"), 400, "key-missing")
-        assert "Idempotency-Key" in problem["detail"]
-        assert effects() == 0
-
     def test_required_is_for_post_and_patch(self, client: Client) -> None:
         """PUT and DELETE are idempotent by themselves; ``required`` does not ask them for a key."""
         assert post(client, "/required/", method="put").status_code == 201
@@ -424,48 +312,12 @@ class TestRefusal:
             response = post(client, "/plain/", headers={"Idempotency-Key": key})
         assert_problem(response, 400, "key-malformed")
 
-    def test_guessable(self, client: Client) -> None:
-        """An anonymous caller's key that could be guessed: 400."""
-        assert_problem(post(client, "/plain/", "order-1"), 400, "key-guessable")
-
-    def test_in_progress(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A duplicate within the view's own execution: 409 with ``Retry-After``."""
-        key = new_key()
-        inner: list[HttpResponse] = []
-
-        def duplicate(**_: Any) -> None:
-            from idempotency_django.testing import in_threads
-
-            inner.extend(in_threads([lambda: post(Client(), "/plain/", key)]))
-
-        if connection.vendor == "sqlite":
-            pytest.skip("SQLite makes it wait")
-        signals.claimed.connect(duplicate)
-        try:
-            first = post(client, "/plain/", key)
-        finally:
-            signals.claimed.disconnect(duplicate)
-        assert first.status_code == 201
-        assert_problem(inner[0], 409, "in-progress")
-        assert inner[0]["Retry-After"] == "1"
-        assert effects() == 1
-
     def test_status_codes_are_settings(self, client: Client, settings: Any) -> None:
         """A project may answer a mismatch as Stripe does."""
         settings.IDEMPOTENCY = {"STATUS_CODES": {"mismatch": 400}}
         key = new_key()
         post(client, "/plain/", key)
         assert_problem(post(client, "/plain/", key, "b"), 400, "mismatch")
-
-    @pytest.mark.parametrize(("url", "reference"), [("/plain/", "stream"), ("/small/", "large")])
-    def test_tombstone(self, client: Client, url: str, reference: str) -> None:
-        """A streamed or oversized answer is given once; a retry is told so and not executed."""
-        key = new_key()
-        first = post(client, url, key, reference)
-        assert first.status_code == 200
-        assert_problem(post(client, url, key, reference), 409, "response-not-stored")
-        assert effects(reference) == 1
-        assert record(key).response_body is None
 
     def test_custom_exception_handler(self, client: Client, settings: Any) -> None:
         """A project's ``EXCEPTION_HANDLER`` sees an APIException and has the last word."""
@@ -501,27 +353,14 @@ def own_handler(error: Exception, context: Any) -> Response | None:
 class TestFailure:
     """What is rolled back, and what is kept of it."""
 
-    @pytest.mark.parametrize("status", [500, 503, 401, 403, 408, 409, 412, 423, 425, 428, 429])
-    def test_unkept_status(self, client: Client, status: int) -> None:
-        """A returned 5xx, and answers about the moment, roll back; a retry executes."""
-        key, reference = new_key(), f"status:{status}"
-        for attempt in (1, 2):
-            response = post(client, "/plain/", key, reference)
-            assert response.status_code == status
-            assert not is_replay(response)
-            assert record(key).status == "failed"
-            assert record(key).attempt == attempt
-        assert effects(reference) == 0
-
-    @pytest.mark.parametrize(("reference", "status"), [("raise:404", 404), ("raise:400", 400)])
-    def test_raised_4xx_is_released(self, client: Client, reference: str, status: int) -> None:
-        """A raised 4xx rolls back and is not stored."""
+    def test_raised_4xx_is_released(self, client: Client) -> None:
+        """A raised error of REST framework rolls back and is not stored."""
         key = new_key()
         for _ in range(2):
-            response = post(client, "/plain/", key, reference)
-            assert response.status_code == status
+            response = post(client, "/plain/", key, "raise:400")
+            assert response.status_code == 400
             assert not is_replay(response)
-        assert effects(reference) == 0
+        assert effects("raise:400") == 0
         assert record(key).attempt == 2
 
     def test_corrected_request(self, client: Client) -> None:
@@ -530,16 +369,13 @@ class TestFailure:
         assert post(client, "/plain/", key, "raise:400").status_code == 400
         assert post(client, "/plain/", key, "a").status_code == 201
 
-    @pytest.mark.parametrize(("reference", "status"), [("raise:404", 404), ("raise:400", 400)])
-    def test_raised_4xx_is_stored_on_demand(
-        self, client: Client, reference: str, status: int
-    ) -> None:
+    def test_raised_4xx_is_stored_on_demand(self, client: Client) -> None:
         """With ``should_store=store_errors`` its answer is stored, after the rollback."""
         key = new_key()
-        first = post(client, "/keeps-errors/", key, reference)
-        assert first.status_code == status
-        assert_replays(first, post(client, "/keeps-errors/", key, reference))
-        assert effects(reference) == 0
+        first = post(client, "/keeps-errors/", key, "raise:400")
+        assert first.status_code == 400
+        assert_replays(first, post(client, "/keeps-errors/", key, "raise:400"))
+        assert effects("raise:400") == 0
 
     @pytest.mark.parametrize("url", ["/plain/", "/keeps-errors/"])
     def test_unhandled_error(self, client: Client, url: str) -> None:
@@ -551,30 +387,6 @@ class TestFailure:
             assert record(key).attempt == attempt
             assert record(key).error == "LookupError: boom"
         assert effects("raise:error") == 0
-
-    def test_lost_claim(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
-        """When the record vanishes meanwhile: 500, rolled back, and the log knows why."""
-        key = new_key()
-        assert_problem(post(client, "/plain/", key, "lost"), 500, "claim-lost")
-        assert effects("lost") == 0
-        assert "ClaimLost" in caplog.text
-
-    def test_commit_hooks(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """``on_commit`` hooks of the view run once, and not for a replay."""
-        ran: list[int] = []
-        answer = Plain.answer
-
-        def hooked(self: Plain, reference: str) -> HttpResponse:
-            transaction.on_commit(lambda: ran.append(1))
-            return answer(self, reference)
-
-        monkeypatch.setattr(Plain, "answer", hooked)
-        key = new_key()
-        post(client, "/plain/", key, "status:503")
-        assert ran == []
-        post(client, "/plain/", key)
-        post(client, "/plain/", key)
-        assert ran == [1]
 
 
 class TestIdentity:
@@ -623,30 +435,12 @@ class TestIdentity:
         post(clients["alice"], "/owned/", key)
         assert post(Client(), "/owned/", key).status_code == 401
 
-    def test_throttled(self, client: Client) -> None:
-        """While she is throttled there is no replay either, and the key is not touched."""
-        key = new_key()
-        first = post(client, "/throttled/", key)
-        Busy.on = True
-        assert post(client, "/throttled/", key).status_code == 429
-        Busy.on = False
-        assert_replays(first, post(client, "/throttled/", key))
-
     def test_checks_of_a_subclass(self, client: Client) -> None:
         """What a subclass checks in ``initial()`` comes before a replay too."""
         key = new_key()
         first = post(client, "/extra/", key)
         assert post(client, "/extra/", key, headers={"X-Revoked": "1"}).status_code == 403
         assert_replays(first, post(client, "/extra/", key))
-
-    def test_shared_scope_does_not_share_answers(
-        self, clients: dict[str, Client], settings: Any
-    ) -> None:
-        """In a scope that users share, a key still answers only who used it first."""
-        settings.IDEMPOTENCY = {"POLICY": {"scope": scopes.shared}}
-        key = new_key()
-        post(clients["alice"], "/owned/", key)
-        assert_problem(post(clients["bob"], "/owned/", key), 422, "mismatch")
 
     def test_tenant_scope_on_demand(self, clients: dict[str, Client], settings: Any) -> None:
         """With ``principal=False`` colleagues of a tenant receive one another's answers."""
@@ -662,7 +456,7 @@ class TestIdentity:
         """The same key on another route is another operation."""
         key = new_key()
         post(client, "/plain/", key)
-        assert not is_replay(post(client, "/replays-200/", key))
+        assert not is_replay(post(client, "/keeps-errors/", key))
 
     def test_objects_of_one_route(self, client: Client) -> None:
         """The same key for another object of the same route is a mismatch, not a replay."""
@@ -715,31 +509,6 @@ class TestConfiguration:
         assert again.json() == {"rebuilt": "/effects/1"}
         assert is_replay(again)
         assert record(key).response_body is None
-
-    def test_rebuilt_by_policy(self, client: Client) -> None:
-        """So may its policy."""
-        key = new_key()
-        post(client, "/rebuilt-by-policy/", key)
-        again = post(client, "/rebuilt-by-policy/", key)
-        assert (again.content, is_replay(again)) == (b"/rebuilt-by-policy/", True)
-
-    def test_natural_key(self, client: Client) -> None:
-        """The key may be a field of the body; the client's header then does not count."""
-        reference = new_key()
-        first = post(client, "/natural/", new_key(), reference)
-        again = post(client, "/natural/", new_key(), reference)
-        assert_replays(first, again)
-        assert first["Idempotency-Key"] == f'"{reference}"'
-        problem = assert_problem(post(client, "/natural/", None, ""), 400, "key-missing")
-        assert "fields" in problem["detail"]
-
-    def test_generated_key(self, client: Client) -> None:
-        """A client that sends no key is told the one made for it, and can retry with it."""
-        first = post(client, "/generated/")
-        key = first["Idempotency-Key"].strip('"')
-        again = post(client, "/generated/", key)
-        assert is_replay(again)
-        assert again.content == first.content
 
     def test_required_by_decorator(self, client: Client) -> None:
         """``@idempotent(required=True)`` on a DRF class."""

@@ -6,17 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import path
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from idempotency_django import Policy, idempotent
-from idempotency_django.drf import IdempotentViewMixin
 from tests.models import Effect
 from tests.support import effects, is_replay, new_key, record
 
@@ -34,16 +29,8 @@ def create(request: HttpRequest) -> HttpResponse:
     return HttpResponse(json.dumps({"id": Effect.objects.create(reference="a").pk}))
 
 
-async def acreate(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(json.dumps({"id": (await Effect.objects.acreate(reference="a")).pk}))
-
-
-class Api(IdempotentViewMixin, APIView):
-    authentication_classes = ()
-    idempotency_policy = Policy(on_replay=refreshed)
-
-    def post(self, request: Request) -> Response:
-        return Response({"id": Effect.objects.create(reference="a").pk})
+async def later(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    return response
 
 
 def rebuilt(record: Any, request: HttpRequest) -> HttpResponse:
@@ -51,9 +38,6 @@ def rebuilt(record: Any, request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [
-    path("plain/", idempotent(on_replay=refreshed)(create)),
-    path("async/", idempotent(on_replay=refreshed)(acreate)),
-    path("api/", Api.as_view()),
     path(
         "rebuilt/", idempotent(on_replay=refreshed, max_response_bytes=0, rebuild=rebuilt)(create)
     ),
@@ -62,22 +46,17 @@ urlpatterns = [
 
 
 def send(where: str, key: str) -> HttpResponse:
-    headers = {"Idempotency-Key": key}
-    if where == "/async/":
-        response: HttpResponse = async_to_sync(AsyncClient().post)(where, headers=headers)
-        return response
-    return Client().post(where, headers=headers)
+    return Client().post(where, headers={"Idempotency-Key": key})
 
 
-@pytest.mark.parametrize("where", ["/plain/", "/async/", "/api/", "/rebuilt/"])
-def test_altered(where: str) -> None:
-    """A replay is altered each time anew, from the response that is stored."""
+def test_altered() -> None:
+    """A response that is rebuilt is altered each time anew."""
     key = new_key()
-    first = send(where, key)
+    first = send("/rebuilt/", key)
     stored = record(key).response_body
     assert (first.status_code, "X-Effects" in first) == (200, False)
     for _ in range(2):
-        replay = send(where, key)
+        replay = send("/rebuilt/", key)
         assert is_replay(replay)
         assert replay["X-Effects"] == "1"
         assert json.loads(replay.content).keys() == {"id", "again"}
@@ -97,4 +76,4 @@ def test_wrong_return() -> None:
 def test_refused() -> None:
     """A coroutine function is refused where the policy is made."""
     with pytest.raises(ImproperlyConfigured, match="must be None or a plain function of a request"):
-        Policy(on_replay=acreate)
+        Policy(on_replay=later)

@@ -6,41 +6,11 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.http import Http404, HttpRequest, HttpResponse
-from django.test import Client
-from django.urls import path
 
-from idempotency_django import Policy, idempotent
+from idempotency_django import Policy
 from idempotency_django.policy import store_only
-from tests.models import Effect
-from tests.support import effects, is_replay, new_key
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
-
-
-@idempotent(should_store=store_only(201, 409, 404))
-def answering(request: HttpRequest) -> HttpResponse:
-    Effect.objects.create(reference="a")
-    status = int(request.GET["status"])
-    if status == 404:
-        raise Http404
-    return HttpResponse(status=status)
-
-
-urlpatterns = [path("", answering)]
-
-
-@pytest.mark.parametrize(
-    ("status", "stored", "kept"),
-    [(201, True, 1), (409, True, 1), (404, True, 0), (200, False, 0), (422, False, 0)],
-)
-def test_statuses(status: int, stored: bool, kept: int) -> None:
-    """The listed statuses are stored, temporary ones and raised errors too; others free the key."""
-    headers = {"Idempotency-Key": new_key()}
-    first, retry = [Client().post(f"/?status={status}", headers=headers) for _ in range(2)]
-    assert first.status_code == retry.status_code == status
-    assert is_replay(retry) == stored
-    assert effects() == kept
 
 
 def test_equal() -> None:

@@ -1,4 +1,7 @@
-"""Mutations of Strawberry: what runs once, what a retry gets, and who gets nothing."""
+"""Mutations of Strawberry: what runs once, what a retry gets, and who gets nothing.
+
+What holds for every adapter is in ``test_adapters.py``.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,11 @@ from django.urls import path
 from strawberry.django.views import AsyncGraphQLView, GraphQLView
 from strawberry.extensions import FieldExtension
 from strawberry.file_uploads import Upload
-from strawberry.permission import BasePermission
 from strawberry.schema.config import StrawberryConfig
 
 from idempotency_django import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
-from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import fingerprints, keys, scopes, store_errors
 from idempotency_django.strawberry import IdempotencyExtension
 from tests import ways
 from tests.models import Effect
@@ -164,14 +165,6 @@ class TestKeys:
         assert ask(client, two, key) == first
         assert (effects(), effects("b")) == (1, 1)
 
-    def test_none(self, client: Client) -> None:
-        """Without a key, each request runs the resolver."""
-        for number in (1, 2):
-            assert ask(client, 'make(reference: "a") { number }')["data"]["make"] == {
-                "number": number
-            }
-        assert not IdempotencyKey.objects.exists()
-
     def test_another_request(self, client: Client) -> None:
         """Other arguments with the same key are refused."""
         key = new_key()
@@ -218,36 +211,6 @@ class TestErrors:
     """Errors are not stored, though the status of the HTTP response is 200."""
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_raised(self, serve: Serve, client: Client, kind: str) -> None:
-        """A raised error takes back the effect, and a retry runs the resolver again."""
-
-        def fails(reference: str) -> Order:
-            made = make(reference)
-            if poor:
-                raise PermissionDenied("No money")
-            return made
-
-        async def afails(reference: str) -> Order:
-            if poor:
-                raise PermissionDenied("No money")
-            return await amake(reference)
-
-        if kind == "sync":
-            serve(make=once(fails))
-        else:
-            serve(AsyncGraphQLView, make=once(afails))
-        key, poor = new_key(), True
-        for _ in range(2):
-            answer = ask(client, 'make(reference: "a") { number }', key)
-            assert answer["errors"][0]["message"] == "No money"
-            assert effects() == 0
-        assert (record(key).status, record(key).attempt) == ("failed", 2)
-        poor = False
-        ask(client, 'make(reference: "a") { number }', key)
-        assert "errors" not in ask(client, 'make(reference: "a") { number }', key)
-        assert effects() == 1
-
-    @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_of_another_operation(self, serve: Serve, client: Client, kind: str) -> None:
         """A refusal of a nested call is no refusal of the mutation's own key."""
 
@@ -290,6 +253,17 @@ class TestErrors:
             assert answer["data"] == {"make": {"reference": "b"}}
         assert (effects(), effects("b")) == (0, 1)
         assert record(key).attempt == 2
+
+    @pytest.mark.parametrize("policy", [{"should_store": store_errors}, {"dialect": "stripe-v2"}])
+    def test_of_responses(self, serve: Serve, client: Client, settings: Any, policy: Any) -> None:
+        """What the project and a dialect say of responses is not asked of results."""
+        settings.IDEMPOTENCY = {"POLICY": policy}
+        serve(make=once(make))
+        key = new_key()
+        first = ask(client, 'make(reference: "a") { number }', key)
+        assert "errors" not in first
+        assert ask(client, 'make(reference: "a") { number }', key) == first
+        assert effects() == 1
 
     def test_within_atomic_requests(self, serve: Serve, client: Client) -> None:
         """The request's transaction commits; the failed mutation's part is rolled back."""
@@ -436,14 +410,6 @@ class TestResults:
         assert ask(client, 'make(reference: "a") { reference }', key) == first
         assert effects() == 1
 
-    def test_too_large(self, serve: Serve, client: Client) -> None:
-        """A result that is too large is not kept; a retry is told so, and runs nothing."""
-        serve(make=once(make, max_response_bytes=10))
-        key = new_key()
-        ask(client, 'make(reference: "a") { number }', key)
-        assert code_of(ask(client, 'make(reference: "a") { number }', key)) == "response-not-stored"
-        assert effects() == 1
-
 
 T = TypeVar("T")
 
@@ -561,17 +527,6 @@ def everything() -> Everything:
     return EVERYTHING
 
 
-class Allowed(BasePermission):
-    """A permission that the test withdraws."""
-
-    message = "Not allowed"
-    given: ClassVar[bool] = True
-
-    def has_permission(self, source: Any, info: Any, **kwargs: Any) -> bool:
-        """Whether it is given."""
-        return Allowed.given
-
-
 class Notes(FieldExtension):
     """Another extension."""
 
@@ -618,21 +573,6 @@ class TestCallers:
         assert code_of(ask(client, mutation, sent)) == "mismatch"
         assert effects() == 1
 
-    @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_permissions(self, serve: Serve, client: Client, kind: str) -> None:
-        """They are asked before a replay."""
-        Allowed.given = True
-        if kind == "sync":
-            serve(make=once(make, permission_classes=[Allowed]))
-        else:
-            serve(AsyncGraphQLView, make=once(amake, permission_classes=[Allowed]))
-        key = new_key()
-        ask(client, 'make(reference: "a") { number }', key)
-        Allowed.given = False
-        refused = ask(client, 'make(reference: "a") { number }', key)
-        assert refused["data"] is None
-        assert refused["errors"][0]["message"] == "Not allowed"
-
     def test_other_extensions(self, serve: Serve, client: Client) -> None:
         """They run for each request, before a replay; one that would not is refused."""
         Notes.ran.clear()
@@ -644,18 +584,6 @@ class TestCallers:
         field = strawberry.mutation(resolver=make, extensions=[Notes(), IdempotencyExtension()])
         with pytest.raises(TypeError, match="not the first of its extensions"):
             schema_of(make=field)
-
-    def test_check_replay(self, serve: Serve, client: Client) -> None:
-        """The policy's check_replay can refuse a replay."""
-
-        def check(request: Any, record: Any) -> None:
-            raise PermissionDenied("Not yours any more")
-
-        serve(make=once(make, policy=Policy(check_replay=check)))
-        key = new_key()
-        ask(client, 'make(reference: "a") { number }', key)
-        refused = ask(client, 'make(reference: "a") { number }', key)
-        assert refused["errors"][0]["message"] == "Not yours any more"
 
 
 def test_an_argument_of_the_same_name(serve: Serve) -> None:
@@ -673,6 +601,14 @@ def test_one_of_store_and_load() -> None:
         IdempotencyExtension(store=str)
 
 
+@pytest.mark.parametrize("name", ["on_replay", "rebuild", "replay_status"])
+def test_options_for_responses(name: str) -> None:
+    """What a policy does to HTTP responses is refused, because it would do nothing."""
+    value: Any = {201: 200} if name == "replay_status" else lambda request, response: response
+    with pytest.raises(ImproperlyConfigured, match=f"has {name}. These are for HTTP responses"):
+        IdempotencyExtension(**{name: value})
+
+
 def test_a_field_in_two_schemas() -> None:
     """It has the argument once."""
     field = once(make)
@@ -681,6 +617,33 @@ def test_a_field_in_two_schemas() -> None:
         text = str(strawberry.Schema(Query, mutation))
         assert text.count("idempotencyKey: String = null") == 1
     assert len(mutation.__strawberry_definition__.fields[0].arguments) == 2
+
+
+def test_a_key_from_an_argument(serve: Serve, client: Client) -> None:
+    """A key that is made of arguments is the same under any alias."""
+    serve(make=once(make, key=keys.natural("reference")))
+    first = ask(client, 'make(reference: "a") { number }')["data"]["make"]
+    assert ask(client, 'b: make(reference: "a") { number }')["data"]["b"] == first
+    assert effects() == 1
+    assert record("a").path == "/graphql/#make"
+
+
+@pytest.mark.parametrize("scope", [scopes.shared, scopes.per_user])
+def test_the_key_of_another_mutation(serve: Serve, client: Client, scope: Any) -> None:
+    """The same alias and arguments of another mutation are no retry."""
+    serve(make=once(make, scope=scope), other=once(make, scope=scope))
+    key = new_key()
+    ask(client, 'a: make(reference: "a") { number }', key)
+    assert code_of(ask(client, 'a: other(reference: "a") { number }', key)) == "mismatch"
+    assert effects() == 1
+
+
+def test_a_fingerprint_of_arguments(serve: Serve, client: Client) -> None:
+    """A policy may leave arguments out of what is compared."""
+    serve(make=once(make, fingerprint=fingerprints.fields(exclude=["reference"])))
+    key = new_key()
+    first = ask(client, 'make(reference: "a") { number }', key)
+    assert ask(client, 'make(reference: "b") { number }', key) == first
 
 
 def test_the_execution(serve: Serve, client: Client) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from ..conf import conf
 from ..engine.context import ExecutionContext
 from ..errors import IdempotencyError, KeyMissing
-from ..planning import Plan, plan
+from ..planning import Plan, plan, plan_unprotected
 from ..policy import Policy, dialect_of, keys
 from ..policy.invocation import Invocation, Parsed
 from ..records import Record
@@ -30,6 +31,7 @@ class RequestPart:
         content: makes what is asked for, as plain data, when it is compared.
         missing: tells the client where it sends the key, if it sent none.
         own: the request as the framework's own views know it, if that is another one.
+        path: where the part is; by default, where the request is.
 
     Attributes:
         is_foreign_error: whether the part has raised an error of another operation, such as a
@@ -48,6 +50,7 @@ class RequestPart:
         content: Callable[[], Any],
         missing: str,
         own: Any = None,
+        path: str = "",
     ) -> None:
         self.method = request.method or ""
         self._request = request
@@ -57,6 +60,7 @@ class RequestPart:
         self._content = content
         self._missing = missing
         self._own = request if own is None else own
+        self._path = path
 
     def plan(self, *, asynchronous: bool = False) -> Plan | None:
         """The part's plan; ``None``: it has no key, and needs none.
@@ -64,10 +68,14 @@ class RequestPart:
         Raises:
             IdempotencyError: its key is missing, malformed or guessable.
         """
+        policy = self._policy
+        if not conf.enabled:
+            has_key = self._key is not None or policy.key or policy.requires_key(self.method)
+            return plan_unprotected(policy, self._name) if has_key else None
         try:
-            return plan(self._policy, self, asynchronous=asynchronous)
+            return plan(policy, self, asynchronous=asynchronous)
         except KeyMissing as error:
-            if keys.reads_header(self._policy.key):
+            if keys.reads_header(policy.key):
                 raise KeyMissing(self._missing) from error
             raise
 
@@ -90,7 +98,12 @@ class RequestPart:
         whole = invocation_of(
             self._request, policy, own=self._own, auth=getattr(self._own, "auth", None)
         )
-        return whole.changed(name=self._name, media_type="", read=lambda: Parsed(self._content()))
+        return whole.changed(
+            name=self._name,
+            path=self._path or whole.path,
+            media_type="",
+            read=lambda: Parsed(self._content()),
+        )
 
     @contextmanager
     def running(self, execution: ExecutionContext) -> Iterator[None]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, assert_never
-from uuid import uuid4
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -40,7 +39,7 @@ from ..errors import (
     ResponseNotStored,
     StoreUnavailable,
 )
-from ..planning import Plan
+from ..planning import Plan, plan_unprotected
 from ..planning import plan as planned
 from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys, project_dialect
 from ..policy.identity import header_of
@@ -183,9 +182,7 @@ def _unprotected(
         operation: what the request is; ``None``: that is not known.
     """
     if operation is None:
-        name = operation_name(adapter.http_request)
-        key = str(uuid4())
-        operation = Operation(key=key, scope="disabled", name=name, fingerprint="", ttl=policy.ttl)
+        operation = plan_unprotected(policy, operation_name(adapter.http_request)).operation
     return _running(adapter, UnprotectedContext(stores[policy.store], operation))
 
 

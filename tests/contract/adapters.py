@@ -1,0 +1,407 @@
+"""Every adapter as a table: what the promises that all of them make are tested over.
+
+An adapter serves a piece of work, protected by a policy, at ``/work/``. The work gets the request
+and a reference; it returns an :class:`Answer`, in HTTP also a response of Django's, or it raises.
+Each adapter says it in the words of its framework. All ask ``Gate`` for every request.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from itertools import count
+from typing import Any, ClassVar
+
+import strawberry
+from asgiref.sync import sync_to_async
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
+from django.views.decorators.http import require_http_methods
+from ninja import NinjaAPI, Router, Schema, Status
+from ninja.throttling import BaseThrottle as NinjaThrottle
+from rest_framework import viewsets
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.throttling import BaseThrottle
+from strawberry.django.views import AsyncGraphQLView, GraphQLView
+from strawberry.permission import BasePermission
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.policy import Policy
+from idempotency_django.strawberry import IdempotencyExtension
+from tests.models import Effect
+from tests.support import assert_problem, assert_replays, is_replay, post
+from tests.ways import Base
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a piece of work answers."""
+
+    status: int = 201
+    headers: Mapping[str, str] = field(default_factory=dict)
+    number: int = 0
+
+
+Work = Callable[[Any, str], Any]
+
+
+class Served:
+    """What is served; not in a closure, where it would look like a view in a decorator."""
+
+    work: ClassVar[list[Work]] = []
+
+
+def do(request: Any, reference: str) -> Any:
+    """Do the work that is served."""
+    return Served.work[0](request, reference)
+
+
+def make(request: Any, reference: str) -> Answer:
+    """Make an effect, and say how many there are."""
+    Effect.objects.create(reference=reference)
+    return Answer(number=Effect.objects.count())
+
+
+class Gate:
+    """Who may come in now: a throttle, a permission or a decorator, as each framework has it."""
+
+    is_open: ClassVar[bool] = True
+    asked: ClassVar[int] = 0
+
+    @classmethod
+    def ask(cls) -> bool:
+        """Whether a request may come in."""
+        cls.asked += 1
+        return cls.is_open
+
+
+class DRFGate(BaseThrottle):
+    """A throttle of REST framework."""
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Whether a request may come in."""
+        return Gate.ask()
+
+
+class NinjaGate(NinjaThrottle):
+    """A throttle of django-ninja."""
+
+    def allow_request(self, request: Any) -> bool:
+        """Whether a request may come in."""
+        return Gate.ask()
+
+
+class GraphQLGate(BasePermission):
+    """A permission of Strawberry."""
+
+    message = "Closed"
+
+    def has_permission(self, source: Any, info: Any, **kwargs: Any) -> bool:
+        """Whether a mutation may run."""
+        return Gate.ask()
+
+
+# Views of Django.
+
+
+def _in_django(request: HttpRequest) -> HttpResponse:
+    answer = do(request, json.loads(request.body)["reference"])
+    if isinstance(answer, Answer):
+        body = {"number": answer.number}
+        return JsonResponse(body, status=answer.status, headers=answer.headers)
+    return answer  # type: ignore[no-any-return]
+
+
+def _gated(view: Any) -> Any:
+    @functools.wraps(view)
+    def gated(request: HttpRequest) -> Any:
+        if not Gate.ask():
+            raise PermissionDenied
+        return view(request)
+
+    return gated
+
+
+def django(policy: Policy) -> Any:
+    """A function with the decorator."""
+
+    @require_http_methods(["POST", "PUT"])
+    @_gated
+    @idempotent(policy=policy)
+    def view(request: HttpRequest) -> HttpResponse:
+        return _in_django(request)
+
+    return view
+
+
+def django_async(policy: Policy) -> Any:
+    """An async function with the decorator."""
+
+    @idempotent(policy=policy)
+    async def view(request: HttpRequest) -> HttpResponse:
+        return await sync_to_async(_in_django)(request)
+
+    @require_http_methods(["POST", "PUT"])
+    async def gated(request: HttpRequest) -> HttpResponse:
+        if not Gate.ask():
+            raise PermissionDenied
+        return await view(request)
+
+    return gated
+
+
+# Views of REST framework.
+
+
+class _Viewed(Base):
+    throttle_classes: ClassVar[list[Any]] = [DRFGate]
+
+    def post(self, request: Request) -> HttpResponse:
+        """Do the work."""
+        answer = do(request, request.data["reference"])
+        if isinstance(answer, Answer):
+            body = {"number": answer.number}
+            return Response(body, status=answer.status, headers=dict(answer.headers))
+        return answer  # type: ignore[no-any-return]
+
+
+class _ViewSet(viewsets.ViewSet):
+    authentication_classes = Base.authentication_classes
+    throttle_classes = _Viewed.throttle_classes
+    do = replace = _Viewed.post
+
+
+def drf(policy: Policy) -> Any:
+    """An ``APIView`` with the mixin."""
+    bases = (IdempotentViewMixin, _Viewed)
+    own = {"put": _Viewed.post, "idempotency_policy": policy}
+    return type("View", bases, own).as_view()  # type: ignore[attr-defined]
+
+
+def drf_action(policy: Policy) -> Any:
+    """An action of a viewset with the mixin, and with policies by action."""
+    own = {"idempotency_policies": {"do": policy, "replace": policy}}
+    view = type("Viewed", (IdempotentViewMixin, _ViewSet), own)
+    return view.as_view({"post": "do", "put": "replace"})  # type: ignore[attr-defined]
+
+
+def drf_decorated(policy: Policy) -> Any:
+    """A class with the decorator."""
+    own = {"put": _Viewed.post}
+    return idempotent(policy=policy)(type("View", (_Viewed,), own)).as_view()
+
+
+# Operations of django-ninja.
+
+_numbers = count()
+
+
+class Asked(Schema):
+    """The body of a request."""
+
+    reference: str
+
+
+class Made(Schema):
+    """The body of a response."""
+
+    number: int
+
+
+def _in_ninja(request: HttpRequest, asked: Asked, response: HttpResponse) -> Any:
+    answer = do(request, asked.reference)
+    if isinstance(answer, Answer):
+        for name, value in answer.headers.items():
+            response[name] = value
+        return Status(answer.status, {"number": answer.number})
+    return answer
+
+
+def _operation(router: Any, function: Any) -> None:
+    statuses = {status.value: Made for status in HTTPStatus if status >= 200}
+    options = {"response": statuses, "throttle": [NinjaGate()]}
+    router.api_operation(["POST", "PUT"], "/", **options)(function)
+
+
+def _served(router: Router | None, function: Any = None) -> Any:
+    api = NinjaAPI(urls_namespace=f"adapters-{next(_numbers)}", openapi_url=None)
+    if router is None:
+        _operation(api, function)
+    else:
+        api.add_router("", router)
+    [route] = [route for route in api.urls[0] if route.name != "api-root"]
+    return route.callback
+
+
+def _function(policy: Policy) -> Any:
+    @idempotent(policy=policy)
+    def operation(request: HttpRequest, asked: Asked, response: HttpResponse) -> Any:
+        return _in_ninja(request, asked, response)
+
+    return operation
+
+
+def ninja(policy: Policy) -> Any:
+    """An operation of an API."""
+    return _served(None, _function(policy))
+
+
+def ninja_router(policy: Policy) -> Any:
+    """An operation of a router."""
+    router = Router()
+    _operation(router, _function(policy))
+    return _served(router)
+
+
+def ninja_async(policy: Policy) -> Any:
+    """An async operation."""
+
+    @idempotent(policy=policy)
+    async def operation(request: HttpRequest, asked: Asked, response: HttpResponse) -> Any:
+        return await sync_to_async(_in_ninja)(request, asked, response)
+
+    return _served(None, operation)
+
+
+# Mutations of Strawberry.
+
+
+@strawberry.type
+class Query:
+    """What a schema must have."""
+
+    one: int = 1
+
+
+@strawberry.type
+class Result:
+    """What a mutation returns."""
+
+    number: int
+
+
+def _in_graphql(info: strawberry.Info, reference: str) -> Result:
+    return Result(number=do(info.context.request, reference).number)
+
+
+def _graphql(view: Any, resolver: Any, policy: Policy) -> Any:
+    mutation = strawberry.mutation(
+        resolver=resolver,
+        extensions=[IdempotencyExtension(policy=policy)],
+        permission_classes=[GraphQLGate],
+    )
+    mutations = strawberry.type(type("Mutation", (), {"work": mutation}))
+    return view.as_view(schema=strawberry.Schema(Query, mutations))
+
+
+def graphql(policy: Policy) -> Any:
+    """A mutation."""
+
+    def resolver(info: strawberry.Info, reference: str) -> Result:
+        return _in_graphql(info, reference)
+
+    return _graphql(GraphQLView, resolver, policy)
+
+
+def graphql_async(policy: Policy) -> Any:
+    """An async mutation."""
+
+    async def resolver(info: strawberry.Info, reference: str) -> Result:
+        return await sync_to_async(_in_graphql)(info, reference)
+
+    return _graphql(AsyncGraphQLView, resolver, policy)
+
+
+# The table.
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter, and how to talk to what it serves.
+
+    Attributes:
+        serve: makes the view with a policy.
+        closed: the status of a response while the gate is closed.
+        is_async: the view is async, so nothing is rolled back.
+    """
+
+    serve: Callable[[Policy], Any]
+    closed: int
+    is_async: bool = False
+
+    def send(self, client: Client, key: str | None, reference: str, **options: Any) -> Any:
+        """Send a request."""
+        return post(client, "/work/", key, reference, **options)
+
+    def is_success(self, response: Any) -> bool:
+        """Whether the work was done, now or before."""
+        return bool(response.status_code < 400)
+
+    def assert_replays(self, first: Any, second: Any) -> None:
+        """The second response is the first one again."""
+        assert_replays(first, second)
+
+    def assert_executed(self, response: Any) -> None:
+        """The work was done now."""
+        assert self.is_success(response), response.content
+        assert not is_replay(response)
+
+    def assert_refused(self, response: Any, status: int, slug: str) -> dict[str, Any]:
+        """The request was refused with this problem, whose members are returned."""
+        problem = assert_problem(response, status, slug)
+        if "Retry-After" in response:
+            problem["retry_after"] = int(response["Retry-After"])
+        return problem
+
+
+class GraphQL(Adapter):
+    """… of GraphQL, where each response is a 200 and has no headers for one mutation."""
+
+    def send(self, client: Client, key: str | None, reference: str, **options: Any) -> Any:
+        """Send a mutation."""
+        query = f"mutation {{ work(reference: {json.dumps(reference)}) {{ number }} }}"
+        headers = {} if key is None else {"Idempotency-Key": key}
+        headers |= options.get("headers", {})
+        return client.post("/work/", {"query": query}, "application/json", headers=headers)
+
+    def is_success(self, response: Any) -> bool:
+        """Whether there are no errors."""
+        return "errors" not in response.json()
+
+    def assert_replays(self, first: Any, second: Any) -> None:
+        """The data are the first ones."""
+        assert second.json() == first.json()
+
+    def assert_executed(self, response: Any) -> None:
+        """The mutation has data."""
+        assert self.is_success(response), response.content
+
+    def assert_refused(self, response: Any, status: int, slug: str) -> dict[str, Any]:
+        """The error is this problem."""
+        [error] = response.json()["errors"]
+        members: dict[str, Any] = error["extensions"]
+        assert (members["status"], members["code"]) == (status, slug)
+        return members
+
+
+HTTP: dict[str, Adapter] = {
+    "django": Adapter(django, 403),
+    "django-async": Adapter(django_async, 403, is_async=True),
+    "drf": Adapter(drf, 429),
+    "drf-action": Adapter(drf_action, 429),
+    "drf-decorated": Adapter(drf_decorated, 429),
+    "ninja": Adapter(ninja, 429),
+    "ninja-async": Adapter(ninja_async, 429, is_async=True),
+    "ninja-router": Adapter(ninja_router, 429),
+}
+ADAPTERS: dict[str, Adapter] = {
+    **HTTP,
+    "strawberry": GraphQL(graphql, 200),
+    "strawberry-async": GraphQL(graphql_async, 200, is_async=True),
+}
