@@ -22,6 +22,7 @@ from rest_framework.urlpatterns import format_suffix_patterns
 from rest_framework.views import APIView
 
 from idempotency_django import discovery as module
+from idempotency_django.client.retrying import Retries
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.discovery import discovery
 from idempotency_django.drf import IdempotentViewMixin
@@ -32,7 +33,7 @@ from tests.ways import MIDDLEWARE
 WHERE = "/.well-known/idempotency"
 
 
-def plain(request: HttpRequest) -> HttpResponse:
+def plain(request: HttpRequest, **named: str) -> HttpResponse:
     return HttpResponse(request.path)
 
 
@@ -178,6 +179,24 @@ def test_key_lifetime(
     response = discovery(RequestFactory().get(WHERE), routes="/other/")
     [shown] = json.loads(response.content)["operations"]  # type: ignore[attr-defined]
     assert shown["key_lifetime"] == key_lifetime
+
+
+def test_parameter_with_slashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that has read the document retries a path whose parameter has slashes."""
+    files = [
+        path("files/<path:name>", post(idempotent(ttl=timedelta(seconds=60))(plain))),
+        path("users/<slug:name>/", post(idempotent(plain))),
+        path(".well-known/idempotency", discovery),
+    ]
+    monkeypatch.setattr(sys.modules[__name__], "urlpatterns", files)
+    clear_url_caches()
+    retries, host = Retries(), "https://shop.example.com"
+    retries.learn(Client().get(WHERE).json(), f"{host}{WHERE}")
+    for sent in ("a.txt", "a/b/c.txt"):
+        assert Client().post(f"/files/{sent}").status_code == 200
+        assert retries.lifetime_of("POST", f"{host}/files/{sent}?x=1") == 60
+    assert Client().post("/users/a/b/").status_code == 404
+    assert retries.lifetime_of("POST", f"{host}/users/a/b/") == 0
 
 
 def test_script_prefix() -> None:

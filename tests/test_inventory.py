@@ -625,6 +625,9 @@ class TestAnsweredWithoutAClaim:
 
 ROUTES = {
     "orders/<int:pk>/pay/": ("/orders/{pk}/pay/", "/orders/<int:pk>/pay/"),
+    "files/<path:name>": ("/files/{+name}", "/files/<path:name>"),
+    "<path:folder>/^(?P<pk>\\d+)$": ("/{+folder}/{pk}", None),
+    "<unknown:name>/": ("/{name}/", "/<unknown:name>/"),
     "": ("/", "/"),
     "api/^charges/$": ("/api/charges/", "/api/charges/"),
     "^charges/(?P<pk>[^/.]+)/$": ("/charges/{pk}/", "/charges/{pk}/"),

@@ -221,6 +221,12 @@ class Discovered(NamedTuple):
     header: str | None  # None: the key is in the body
 
 
+def _pattern(path: str) -> re.Pattern[str]:
+    """Matches a path with parameters: ``{name}`` has no slash, ``{+name}`` may have some."""
+    some = re.sub(r"\\\{\\\+.*?\\\}", ".+", re.escape(path))
+    return re.compile(re.sub(r"\\\{.*?\\\}", "[^/]+", some))
+
+
 def _published(operation: Mapping[str, Any]) -> float | None:
     if "lifetime" not in operation:
         return None
@@ -285,7 +291,7 @@ class Retries:
             Discovered(
                 origin,
                 operation["method"],
-                re.compile(re.sub(r"\\\{.*?\\\}", "[^/]+", re.escape(operation["path"]))),
+                _pattern(operation["path"]),
                 _published(operation),
                 operation.get("header", document["header"]),
             )

@@ -13,20 +13,30 @@ from django.contrib.admindocs.utils import (
     replace_named_groups,
     replace_unnamed_groups,
 )
+from django.urls.converters import get_converters
 
 _REGULAR: Final = re.compile(r"[\\^$()\[\]?*+|]")
-_PARAMETER: Final = re.compile(r"<(?:[^<>:]+:)?(\w+)>")
+_PARAMETER: Final = re.compile(r"<(?:([^<>:]+):)?(\w+)>")
 _ROUTERS: Final = re.compile(r"\(\?P<(\w+)>\[\^/\.\]\+\)")
 """A parameter as REST framework's routers write it."""
 
 
 def readable(route: str) -> str:
-    """The route as ``/api/charges/{id}/``, also if it was written as a regular expression."""
+    """The route as ``/api/charges/{id}/``, also if it was written as a regular expression.
+
+    A parameter whose converter takes slashes is ``{+name}``, as in the templates of RFC 6570.
+    """
     if _REGULAR.search(route):
         route = remove_non_capturing_groups(route)
         route = replace_unnamed_groups(replace_named_groups(route))
         route = replace_metacharacters(route).replace("\\", "")
-    return "/" + _PARAMETER.sub(r"{\1}", route).removeprefix("/")
+    return "/" + _PARAMETER.sub(_parameter, route).removeprefix("/")
+
+
+def _parameter(found: re.Match[str]) -> str:
+    converter = get_converters().get(found[1])
+    takes_slashes = converter is not None and re.fullmatch(converter.regex, "a/b")
+    return f"{{{'+' if takes_slashes else ''}{found[2]}}}"
 
 
 @lru_cache(maxsize=4096)

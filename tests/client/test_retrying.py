@@ -395,6 +395,7 @@ def test_published_lifetimes() -> None:
                 {"method": "POST", "path": "/charges/refunds/", "lifetime": 30},
                 {"method": "*", "path": "/a.b/", "lifetime": None},
                 {"method": "POST", "path": "/varying/"},
+                {"method": "POST", "path": "/files/{+name}/copy/", "lifetime": 90},
             ],
         },
         "https://shop.example.com/.well-known/idempotency",
@@ -406,7 +407,9 @@ def test_published_lifetimes() -> None:
     day = 86400
     assert (lifetime("/charges/17/?a=1"), lifetime("/charges/refunds/")) == (60, 30)
     assert (lifetime("/a.b/", "PUT"), lifetime("/varying/")) == (float("inf"), day)
+    assert lifetime("/files/a/copy/") == lifetime("/files/a/b/c.txt/copy/") == 90
     # These may be unprotected.
+    assert lifetime("/files/copy/") == lifetime("/files/a/b/") == 0
     assert lifetime("/axb/") == lifetime("/charges/1/2/") == lifetime("/charges/17/", "PUT") == 0
     assert lifetime("/charges/17/", host="other.example.com") == day
 
