@@ -30,7 +30,8 @@ SIGNALS = "claimed completed replayed conflicted mismatched failed released lost
 
 
 AUDITED = frozenset(
-    {"test_effects_outside.py", "test_examples.py", "test_replaying.py", "test_shadow.py"}
+    f"{name}.py"
+    for name in "suite test_effects_outside test_examples test_replaying test_shadow".split()
 )
 """Files whose tests install an audit hook, which stays as long as the process."""
 
