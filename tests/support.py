@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, get_args
 from uuid import uuid4
 
-from django.db import connection
+from django.db import connection, connections
 from django.http import HttpResponse
 from django.test import Client
 from rest_framework import serializers
@@ -126,30 +127,41 @@ def assert_problem(response: HttpResponse, status: int, slug: str) -> dict[str, 
 
 def cut_connection() -> None:
     """End the connection of this thread, from another one."""
-    mine, alive, kill = {
-        "postgresql": (
-            "SELECT pg_backend_pid()",
-            "SELECT count(*) FROM pg_stat_activity WHERE pid = %s",
-            "SELECT pg_terminate_backend(%s)",
-        ),
-        "mysql": (
-            "SELECT CONNECTION_ID()",
-            "SELECT count(*) FROM information_schema.processlist WHERE id = %s",
-            "KILL %s",
-        ),
-    }[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.execute(mine)
-        [number] = cursor.fetchone()
+    kill = {"postgresql": "SELECT pg_terminate_backend(%s)", "mysql": "KILL %s"}[connection.vendor]
 
-    def cut() -> None:
+    def cut(number: int) -> None:
         with connection.cursor() as cursor:
             cursor.execute(kill, [number])
 
-            def gone() -> bool:
-                cursor.execute(alive, [number])
-                return bool(cursor.fetchone() == (0,))
+    _wait_for_end(cut, of=_session())
 
-            eventually(gone)
 
-    in_threads([cut])
+def close_connections() -> None:
+    """Close the connections of this thread; the server keeps their locks until it notices."""
+    number = None if connection.vendor == "sqlite" else _session()
+    connections.close_all()
+    if number is not None:
+        _wait_for_end(lambda _: None, of=number)
+
+
+def _session() -> int:
+    """The server's number for the connection of this thread."""
+    number = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
+    with connection.cursor() as cursor:
+        cursor.execute(number[connection.vendor])
+        return int(cursor.fetchone()[0])
+
+
+def _wait_for_end(begin: Callable[[int], None], *, of: int) -> None:
+    """Begin to end a session, from another thread, and return when the server has ended it."""
+    alive = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE pid = %s",
+        "mysql": "SELECT count(*) FROM information_schema.processlist WHERE id = %s",
+    }[connection.vendor]
+
+    def gone() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(alive, [of])
+            return bool(cursor.fetchone() == (0,))
+
+    in_threads([lambda: (begin(of), eventually(gone))])

@@ -24,12 +24,20 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import stores
 from idempotency_django.testing import eventually, in_threads
 from tests.models import Effect
-from tests.support import assert_problem, cut_connection, effects, new_key, post, record
+from tests.support import (
+    assert_problem,
+    close_connections,
+    cut_connection,
+    effects,
+    new_key,
+    post,
+    record,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SIZE = 5
-LOSSES = {"cut": cut_connection, "closed": connections.close_all}
+LOSSES = {"cut": cut_connection, "closed": close_connections}
 needs_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
 
 
