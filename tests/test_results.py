@@ -220,6 +220,19 @@ def test_refused(kind: Any, value: Any, why: str) -> None:
     assert effects() == 0
 
 
+@pytest.mark.parametrize("returned", [{"id": "ch_1"}, [CHARGE]], ids=["dict", "list"])
+def test_annotation_that_is_wrong(returned: Any) -> None:
+    """A function that returns something other than its annotation says is refused."""
+
+    def pay(execution: Any) -> Charge:
+        Effect.objects.create(reference="a")
+        return returned  # type: ignore[no-any-return]
+
+    with pytest.raises(TypeError, match=r"pay' cannot be stored and rebuilt as Charge: "):
+        idempotent_call(pay, key="one", scope="tests")
+    assert effects() == 0
+
+
 def test_unnamed_type() -> None:
     """Without a type, an object is refused, and the error says how to name its type."""
     with pytest.raises(TypeError, match=r"is not JSON, so it cannot be stored") as at:
