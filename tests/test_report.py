@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from django.urls import include, path
 from django.views.decorators.http import require_http_methods, require_safe
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.management.commands.idempotency_report import REPORTED
 from idempotency_django.policy import keys
 from tests.test_inventory import router
 
@@ -99,6 +101,27 @@ def test_table() -> None:
     assert any("must be a Policy" in line for line in lines)
     assert lines[-1].startswith("9 endpoints: ")
     assert "2 unprotected" in lines[-1]
+
+
+@pytest.mark.parametrize("chosen", [(), ("--all",)], ids=["own", "all"])
+def test_formats_agree(chosen: tuple[str, ...], settings: Any) -> None:
+    """Each format has the same endpoints, with the same status, and the same number of them."""
+    settings.ROOT_URLCONF = "tests.urls" if chosen else __name__
+    document = json.loads(report("--format=json", *chosen))
+    listed = [(each["method"], each["route"], each["status"]) for each in document["endpoints"]]
+    lines = report(*chosen).splitlines()
+    rows = [tuple(line.split()[:3]) for line in lines[1:-1] if line and not line.startswith(" ")]
+    assert rows == listed
+    assert lines[-1].startswith(f"{len(listed)} endpoints: ")
+    [run] = json.loads(report("--format=sarif", *chosen))["runs"]
+    results = Counter(
+        (each["partialFingerprints"]["endpoint/v1"], each["ruleId"]) for each in run["results"]
+    )
+    assert results == Counter(
+        (f"{method} {route}", f"idempotency/{status}")
+        for method, route, status in listed
+        if status in REPORTED
+    )
 
 
 def test_views_of_others(settings: Any) -> None:
