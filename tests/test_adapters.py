@@ -21,6 +21,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, keys, scopes, store_errors, store_only
 from idempotency_django.records import Record
 from idempotency_django.testing import in_threads
+from idempotency_django.views import IdempotencyStatusView
 from tests.contract.adapters import ADAPTERS, HTTP, Adapter, Answer, Gate, Served, Work, make
 from tests.models import Effect
 from tests.support import (
@@ -45,6 +46,9 @@ def adapter(request: Any) -> Adapter:
 every_http = pytest.mark.parametrize("adapter", HTTP.values(), ids=HTTP.keys())
 transactional = pytest.mark.parametrize(
     "adapter", [pytest.param(each, id=name) for name, each in ADAPTERS.items() if not each.is_async]
+)
+transactional_http = pytest.mark.parametrize(
+    "adapter", [pytest.param(each, id=name) for name, each in HTTP.items() if not each.is_async]
 )
 
 
@@ -274,6 +278,38 @@ class TestRefusal:
         assert adapter.assert_refused(during[0], 409, "in-progress")["retry_after"] == 1
         adapter.assert_replays(first, send(key))
         assert effects() == 1
+
+    @every_http
+    def test_accepted(self, adapter: Adapter, serve: Serve, settings: Any) -> None:
+        """With ``on_conflict="accepted"``, it is told where to look for the response: 202."""
+        key = new_key()
+        during: list[Any] = []
+
+        def work(request: Any, reference: str) -> Answer:
+            during.extend(in_threads([lambda: send(key)]))
+            return make(request, reference)
+
+        send = serve(work, mode="leased", on_conflict="accepted")
+        status = path(
+            "status/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status"
+        )
+        settings.ROOT_URLCONF.urlpatterns.append(status)
+        first = send(key)
+        assert during[0].status_code == 202
+        found = Client().get(during[0]["Location"]).json()
+        assert found["status"] == "completed"
+        assert found["response"]["body"] == first.content.decode()
+        assert effects() == 1
+
+    def test_store_that_is_away(self, adapter: Adapter, serve: Serve, settings: Any) -> None:
+        """While the store cannot be reached: 503, and nothing is done."""
+        away = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+        settings.CACHES = {"default": away}
+        backend = "idempotency_django.stores.redis.RedisStore"
+        settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": backend}}}
+        problem = adapter.assert_refused(serve()(new_key()), 503, "store-unavailable")
+        assert problem["retry_after"] == 1
+        assert effects() == 0
 
     def test_checks(self, adapter: Adapter, serve: Serve) -> None:
         """Throttles and permissions are asked once for each request, before a replay."""
@@ -523,6 +559,20 @@ class TestAtomicRequests:
         adapter.assert_executed(first)
         adapter.assert_replays(first, send(key))
         assert effects() == 1
+
+    @transactional_http
+    def test_returned_5xx(self, adapter: Adapter, serve: Serve) -> None:
+        """A returned 5xx takes back the effect, and the attempt is recorded."""
+
+        def work(request: Any, reference: str) -> Answer:
+            make(request, reference)
+            return Answer(503)
+
+        send, key = serve(work), new_key()
+        for attempt in (1, 2):
+            assert send(key).status_code == 503
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects() == 0
 
 
 class TestModes:

@@ -266,7 +266,10 @@ class TestErrors:
         assert effects() == 1
 
     def test_within_atomic_requests(self, serve: Serve, client: Client) -> None:
-        """The request's transaction commits; the failed mutation's part is rolled back."""
+        """The request's transaction commits; the failed mutation's part is rolled back.
+
+        A leased mutation is refused there.
+        """
 
         def fails(reference: str) -> Order:
             made = make(reference)
@@ -284,9 +287,12 @@ class TestErrors:
                     'b: make(reference: "b") { number } a: make(reference: "a") { number }',
                     key,
                 )
+            serve(make=once(make, mode="leased"))
+            [error] = ask(client, 'make(reference: "leased") { number }', key)["errors"]
         finally:
             connection.settings_dict["ATOMIC_REQUESTS"] = False
-        assert (effects(), effects("b")) == (0, 1)
+        assert (effects(), effects("b"), effects("leased")) == (0, 1, 0)
+        assert "must commit on its own" in error["message"]
 
 
 @strawberry.enum
