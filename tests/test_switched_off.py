@@ -106,8 +106,10 @@ def test_optional_key() -> None:
 
 
 @pytest.mark.parametrize("key", [{}, {"idempotency_key": "a"}, {"idempotency_key": 1}])
-def test_items(key: dict[str, Any]) -> None:
-    """Nor is the key of an item of a batch."""
+@pytest.mark.parametrize("dialect", ["ietf", "oasis"])
+def test_items(key: dict[str, Any], dialect: str, settings: Any) -> None:
+    """Nor is the key of an item of a batch, whatever its dialect asks for."""
+    settings.IDEMPOTENCY = {"ENABLED": False, "POLICY": {"dialect": dialect}}
     for _ in range(2):
         response = Client().post("/batch/", [{"reference": "a"} | key], "application/json")
         assert response.json() == [{"status": 201, "body": {}, "replayed": False}]
