@@ -31,7 +31,7 @@ from .conf import conf
 from .errors import IdempotencyError
 from .http.described import problems_of
 from .http.messages import replayed_header, status_of
-from .policy import dialect_of, keys, project_dialect
+from .policy import Policy, dialect_of, keys, project_dialect
 from .policy.dialects import Dialect
 from .policy.identity import header_of
 
@@ -75,11 +75,12 @@ def discovery(request: HttpRequest, routes: str | Iterable[str] = "/") -> HttpRe
     return conditional or response
 
 
-def _listed(routes: tuple[str, ...]) -> list[Endpoint]:
+def _listed(routes: tuple[str, ...]) -> list[tuple[Endpoint, Policy]]:
+    """The endpoints to publish, each with the policy that it enforces."""
     return [
-        each
+        (each, policy)
         for each in endpoints()
-        if each.enforced is not None
+        if (policy := each.enforced) is not None
         and not (each.in_admin or each.is_built_in)
         and each.route.startswith(routes)
         and not each.route.rstrip("/").endswith(".{format}")  # another name of the same endpoint
@@ -88,7 +89,7 @@ def _listed(routes: tuple[str, ...]) -> list[Endpoint]:
 
 def _document(routes: tuple[str, ...]) -> dict[str, Any]:
     header = header_of(project_dialect())
-    return {"header": header, "operations": [_operation(each) for each in _listed(routes)]}
+    return {"header": header, "operations": [_operation(*each) for each in _listed(routes)]}
 
 
 def _path(endpoint: Endpoint) -> str:
@@ -96,11 +97,10 @@ def _path(endpoint: Endpoint) -> str:
     return get_script_prefix().removesuffix("/") + endpoint.route
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
     shown: dict[str, Any] = {"method": endpoint.method, "path": _path(endpoint)}
-    if endpoint.varies or endpoint.policy is None:
+    if endpoint.varies:
         return shown  # a promise that does not hold for a request is worse than none
-    policy = endpoint.policy.resolved()
     lifetime = key_lifetime = None
     if policy.ttl is not None:
         lifetime = int(policy.ttl.total_seconds())
@@ -136,7 +136,7 @@ def _body(media_type: str, _urlconf: str, routes: tuple[str, ...], _script_prefi
     return render_to_string(_TEMPLATE, _context(document, _listed(routes))).encode()
 
 
-def _context(document: dict[str, Any], listed: Iterable[Endpoint]) -> dict[str, Any]:
+def _context(document: dict[str, Any], listed: Iterable[tuple[Endpoint, Policy]]) -> dict[str, Any]:
     """What the page shows."""
     return {
         "header": document["header"],
@@ -156,16 +156,14 @@ def _context(document: dict[str, Any], listed: Iterable[Endpoint]) -> dict[str, 
     }
 
 
-def _refusals(listed: Iterable[Endpoint]) -> Iterator[dict[str, Any]]:
+def _refusals(listed: Iterable[tuple[Endpoint, Policy]]) -> Iterator[dict[str, Any]]:
     """The errors of each dialect, and the operations that have them."""
     groups: dict[Dialect, tuple[list[str], set[type[IdempotencyError]]]] = {}
-    for each in listed:
-        if each.policy is not None:
-            policy = each.policy.resolved()
-            operations, errors = groups.setdefault(dialect_of(policy), ([], set()))
-            method = "" if each.method == "*" else f"{each.method} "
-            operations.append(f"{method}{_path(each)}")
-            errors.update(problems_of(policy, each.method.replace("*", "POST")))
+    for each, policy in listed:
+        operations, errors = groups.setdefault(dialect_of(policy), ([], set()))
+        method = "" if each.method == "*" else f"{each.method} "
+        operations.append(f"{method}{_path(each)}")
+        errors.update(problems_of(policy, each.method.replace("*", "POST")))
     for dialect, (operations, errors) in groups.items():
         rows = sorted((status_of(error, dialect), error.title, error) for error in errors)
         yield {

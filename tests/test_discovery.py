@@ -9,13 +9,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.contrib import admin
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import Group
+from django.contrib.auth.models import Group, User
+from django.contrib.auth.views import LoginView
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import clear_url_caches, include, path, set_script_prefix
 from django.views.decorators.http import require_http_methods
+from rest_framework.authtoken.views import obtain_auth_token
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.urlpatterns import format_suffix_patterns
@@ -26,9 +29,10 @@ from idempotency_django.client.retrying import Retries
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.discovery import discovery
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.errors import KeyMissing
 from idempotency_django.policy import Policy, keys
 from tests.test_inventory import router
-from tests.ways import MIDDLEWARE
+from tests.ways import MIDDLEWARE, OwnDispatch
 
 WHERE = "/.well-known/idempotency"
 
@@ -62,20 +66,27 @@ class Groups(admin.ModelAdmin):  # type: ignore[type-arg]
 site = admin.AdminSite()
 site.register(Group, Groups)
 
+TWO = ["/internal/", "/api/tenants/"]
 post = require_http_methods(["POST"])
 derived = idempotent(key=keys.instead_of_header(keys.natural("reference")))(plain)
 urlpatterns = [
     path("api/", include(format_suffix_patterns(router.urls))),
     path("api/derived/", post(derived)),
     path("api/exempt/", exempt),
+    path("api/observed/", post(idempotent(mode="observe")(plain))),
+    path("api/broken/", OwnDispatch.as_view()),
+    path("api/login/", LoginView.as_view()),
+    path("api/token/", obtain_auth_token),
     path("api/forever/", post(idempotent(ttl=None, key_format="uuid")(plain))),
+    path("api/natural/", post(idempotent(key=keys.natural("reference"))(plain))),
     path("api/tenants/", PerTenant.as_view()),
     path("api/whatever/", idempotent(required=True)(plain)),
     path("internal/", post(idempotent(plain))),
+    path("internal/api/", post(idempotent(plain))),
     path("backstage/", site.urls),
     path(".well-known/idempotency", discovery),
     path("api/idempotency", discovery, {"routes": "/api/"}),
-    path("two/idempotency", discovery, {"routes": ["/internal/", "/api/tenants/"]}),
+    path("two/idempotency", discovery, {"routes": TWO}),
     path("hidden/idempotency", login_required(discovery)),
 ]
 pytestmark = pytest.mark.urls(__name__)
@@ -108,9 +119,13 @@ API = [
     operation("POST", "/api/charges/{pk}/pay/", required=True),
     operation("POST", "/api/derived/", key_format=None),
     operation("POST", "/api/forever/", lifetime=None, key_format="uuid"),
+    operation("POST", "/api/natural/"),
     {"method": "POST", "path": "/api/tenants/"},
     operation("*", "/api/whatever/", required=True),
 ]
+
+
+INTERNAL = {"/internal/": None, "/internal/api/": None}.keys()
 
 
 def listed(where: str = WHERE, **headers: str) -> list[tuple[str, str]]:
@@ -121,33 +136,49 @@ def listed(where: str = WHERE, **headers: str) -> list[tuple[str, str]]:
 def test_document() -> None:
     """The document says what is enforced for each protected endpoint, and nothing of others.
 
+    An endpoint that is only observed is not listed.
     An endpoint is listed once, also if REST framework gives it a second URL with a suffix.
     Where each request has a policy of its own, it promises nothing.
     """
     document = Client().get(WHERE).json()
     assert document == {
         "header": "Idempotency-Key",
-        "operations": [*API, operation("POST", "/internal/")],
+        "operations": [*API, *(operation("POST", path) for path in INTERNAL)],
     }
 
 
 def test_what_is_not_listed(settings: Any) -> None:
-    """With the middleware, the views of Django and of the admin stay out, also one's own there."""
+    """With the middleware, the views of Django, REST framework and the admin stay out, also one's
+    own there, and so does a view that cannot be protected.
+    """
     settings.MIDDLEWARE = MIDDLEWARE
     assert ("*", "/api/charges/preview/") not in listed()
-    assert {path for _, path in listed()} == {each["path"] for each in API} | {"/internal/"}
+    assert {path for _, path in listed()} == {each["path"] for each in API} | INTERNAL
 
 
 @pytest.mark.parametrize(
     ("where", "paths"),
     [
         ("/api/idempotency", {each["path"] for each in API}),
-        ("/two/idempotency", {"/internal/", "/api/tenants/"}),
+        ("/two/idempotency", {*INTERNAL, "/api/tenants/"}),
     ],
 )
 def test_routes(where: str, paths: set[str]) -> None:
     """A project chooses the routes that are published."""
     assert {path for _, path in listed(where)} == paths
+
+
+@pytest.mark.django_db
+def test_hidden() -> None:
+    """Behind a decorator, the document is for those whom it lets pass, also when it is cached."""
+    assert listed()
+    assert Client().get("/hidden/idempotency").status_code == 302
+    client = Client()
+    client.force_login(User.objects.create_user("alice"))
+    response = client.get("/hidden/idempotency")
+    assert response.json() == client.get(WHERE).json()
+    assert response["Vary"] == "Accept, Cookie"
+    assert Client().get("/hidden/idempotency").status_code == 302
 
 
 def test_settings(settings: Any) -> None:
@@ -157,6 +188,13 @@ def test_settings(settings: Any) -> None:
     document = Client().get(WHERE).json()
     assert document["header"] == "Request-Id"
     assert document["operations"][-1]["lifetime"] == 7200
+
+
+def test_project_dialect(settings: Any) -> None:
+    """Where the project's dialect has the key in the body, each operation says in which member."""
+    settings.IDEMPOTENCY = {"POLICY": {"dialect": "ec2"}}
+    shown = Client().get(WHERE).json()["operations"][-1]
+    assert (shown["dialect"], shown["header"], shown["member"]) == ("ec2", None, "ClientToken")
 
 
 @pytest.mark.parametrize(
@@ -200,13 +238,25 @@ def test_parameter_with_slashes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_script_prefix() -> None:
-    """The paths are those that a client sees, below the prefix of the server."""
+    """The paths are those that a client sees, below the prefix under which it has asked."""
+    assert listed("/two/idempotency")[0] == ("POST", "/api/tenants/")
     set_script_prefix("/shop/")
     try:
-        content = discovery(RequestFactory().get(WHERE), routes="/internal/").content  # type: ignore[attr-defined]
+        content = discovery(RequestFactory().get(WHERE), routes=TWO).content  # type: ignore[attr-defined]
     finally:
         set_script_prefix("/")
-    assert b'"/shop/internal/"' in content
+    assert b'"/shop/api/tenants/"' in content
+    assert b'"/api/tenants/"' not in content
+
+
+def test_another_urlconf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of a project that has URLs of its own (``pytest.mark.urls``) gets its own document."""
+    assert ("POST", "/internal/") in listed()
+    one = [path("one/", post(idempotent(plain)))]
+    monkeypatch.setattr(django_settings, "ROOT_URLCONF", type("Urls", (), {"urlpatterns": one}))
+    clear_url_caches()
+    response = discovery(RequestFactory().get(WHERE))
+    assert json.loads(response.content)["operations"] == [operation("POST", "/one/")]  # type: ignore[attr-defined]
 
 
 def test_cached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +318,7 @@ def test_page_with_several_dialects(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = [
         path("mixed/plain/", post(idempotent(plain))),
         path("mixed/stripe/", post(idempotent(dialect="stripe")(plain))),
-        path("mixed/any/", idempotent(dialect="stripe")(plain)),
+        path("mixed/any/", idempotent(dialect="stripe", required=["POST"])(plain)),
         path("mixed/ec2/", post(idempotent(dialect="ec2")(plain))),
         path("mixed/paypal/", post(idempotent(dialect="paypal", required=True)(plain))),
     ]
@@ -282,6 +332,8 @@ def test_page_with_several_dialects(monkeypatch: pytest.MonkeyPatch) -> None:
     named = "<code>POST /mixed/stripe/</code>, <code>/mixed/any/</code>"
     assert f"{named} are <code>application/json</code>.\n" in stripe
     assert "<td>422</td>" not in stripe
+    assert KeyMissing.title in stripe  # a view without declared methods has the errors of all
+    assert KeyMissing.title not in ietf + ec2
     assert "<code>text/xml</code>.\n" in ec2
     assert "<td>optional, ClientToken in the body</td>" in page
     assert "<td>required, in PayPal-Request-Id</td>" in page
