@@ -8,11 +8,17 @@ from typing import Any, ClassVar
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
+from django.db import models
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
+from django.test.utils import isolate_apps
 from django.urls import NoReverseMatch, path
 from rest_framework import serializers, viewsets
-from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.authentication import (
+    BaseAuthentication,
+    SessionAuthentication,
+    TokenAuthentication,
+)
 from rest_framework.authtoken.models import Token
 from rest_framework.exceptions import ValidationError
 from rest_framework.generics import GenericAPIView
@@ -22,9 +28,11 @@ from rest_framework.response import Response
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotencyKeyFilter, IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.http.resources import owner_of, pk_of, resource_of, with_resource
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy, scopes, store_errors
-from tests.models import Effect
+from idempotency_django.records import Payload
+from tests.models import Effect, Member
 from tests.support import LONG_AGO, assert_problem, is_replay, new_key, post
 from tests.ways import MIDDLEWARE
 
@@ -88,6 +96,23 @@ class PerRequest(Mixin):
     def get_idempotency_scope(self) -> str | None:
         return f"mine {self.request.method}"
 
+    def get_serializer_class(self) -> Any:
+        assert self.request.method == self.request._request.method
+        return super().get_serializer_class()
+
+
+class NameAuthentication(BaseAuthentication):
+    def authenticate(self, request: Request) -> tuple[Member, None]:
+        return Member.objects.get(pk=request.headers["Authorization"]), None
+
+
+class ByName(Mixin):
+    authentication_classes = [NameAuthentication]
+
+
+class ByMethod(Mixin):
+    idempotency_policy = Policy(scope=lambda call: f"{call.method} things")
+
 
 class Outliving(Mixin):
     idempotency_policy = Policy(key_ttl=timedelta(days=7))
@@ -109,7 +134,7 @@ class Decorated(GenericAPIView[Effect]):
     def get(self, request: Request) -> Response:
         return Response([each.pk for each in self.filter_queryset(self.get_queryset())])
 
-    @idempotent(required=True)
+    @idempotent(required=True, scope=scopes.shared)
     def post(self, request: Request) -> Response:
         request.idempotency.resource = Effect.objects.create(reference="a")
         return Response({}, status=201)
@@ -117,6 +142,17 @@ class Decorated(GenericAPIView[Effect]):
 
 @idempotent(max_response_bytes=0)
 def forgotten(request: HttpRequest) -> HttpResponse:
+    made = Effect.objects.create(reference="a")
+    request.idempotency.resource = made  # type: ignore[attr-defined]
+    return HttpResponse(made.pk, status=201)
+
+
+def odd(request: HttpRequest, response: HttpResponse) -> bool:
+    raise LookupError
+
+
+@idempotent(mode="leased", should_store=odd)
+def unsure(request: HttpRequest) -> HttpResponse:
     made = Effect.objects.create(reference="a")
     request.idempotency.resource = made  # type: ignore[attr-defined]
     return HttpResponse(made.pk, status=201)
@@ -139,6 +175,8 @@ VIEWS = [
     Named,
     Knowing,
     PerRequest,
+    ByMethod,
+    ByName,
     Erring,
     Outliving,
     Unprotected,
@@ -147,6 +185,7 @@ urlpatterns = [
     *(path(f"{view.__name__.lower()}/", view.as_view(ACTIONS)) for view in VIEWS),
     path("decorated/", Decorated.as_view()),
     path("forgotten/", forgotten),
+    path("unsure/", unsure),
     path("streamed/", streamed),
 ]
 
@@ -176,7 +215,18 @@ def store(request: pytest.FixtureRequest, settings: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "where", ["things", "mixin", "leased", "shared", "named", "perrequest", "nobodys", "erring"]
+    "where",
+    [
+        "things",
+        "mixin",
+        "leased",
+        "shared",
+        "named",
+        "perrequest",
+        "bymethod",
+        "nobodys",
+        "erring",
+    ],
 )
 def test_found(where: str, settings: Any, alice: Client) -> None:
     """A list is filtered by the key of the request that created the object, however protected."""
@@ -226,6 +276,17 @@ def test_keys_of_nobody(alice: Client) -> None:
     assert found(Client(), "/nobodys/", key) == [made]
 
 
+def test_keys_of_a_namesake() -> None:
+    """Who has a deleted user's primary key finds nothing that this user has made."""
+    key, headers = new_key(), {"Authorization": "alice"}
+    Member.objects.create(username="alice")
+    made = post(Client(), "/byname/", key, headers=headers).json()
+    assert found(Client(), "/byname/", key, headers=headers) == [made]
+    Member.objects.all().delete()
+    Member.objects.create(username="alice")
+    assert found(Client(), "/byname/", key, headers=headers) == []
+
+
 def test_principal(alice: Client) -> None:
     """Where the policy says who is calling, the key is that caller's."""
     key = new_key()
@@ -244,6 +305,15 @@ def test_anonymous() -> None:
     assert found(Client(), "/mixin/", secret, headers={"X-Api-Key": "17"}) == [made]
     assert found(Client(), "/mixin/", secret, headers={"X-Api-Key": "18"}) == []
     assert found(Client(), "/mixin/", secret) == []
+
+
+def test_anonymous_in_a_shared_scope(alice: Client) -> None:
+    """A user does not find what an unknown caller has made, as it would not be replayed, either."""
+    key = new_key()
+    made = post(Client(), "/shared/", key).json()
+    assert found(Client(), "/shared/", key) == [made]
+    assert found(alice, "/shared/", key) == []
+    assert_problem(post(alice, "/shared/", key), 422, "mismatch")
 
 
 @pytest.mark.parametrize(("hosts", "count"), [("refuse", 0), ("separate", 0), ("same", 1)])
@@ -287,6 +357,8 @@ def test_nothing_made(alice: Client) -> None:
     IdempotencyKey.objects.filter(key=keys[1]).update(expires_at=LONG_AGO)
     assert found(alice, "/mixin/", keys[1]) == []
     assert found(alice, "/unprotected/", keys[2]) == []
+    assert post(alice, "/leased/", keys[2], reference="refused").status_code == 400
+    assert found(alice, "/leased/", keys[2]) == []
 
 
 def test_another_model(alice: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,30 +366,82 @@ def test_another_model(alice: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     key = new_key()
 
     def perform_create(view: Any, serializer: Any) -> None:
-        serializer.save()
-        view.request.idempotency.resource = User.objects.get()
+        user = User.objects.get()
+        serializer.save(pk=user.pk)
+        view.request.idempotency.resource = user
 
     monkeypatch.setattr(Things, "perform_create", perform_create)
     post(alice, "/mixin/", key)
     assert found(alice, "/mixin/", key) == []
 
 
-def test_malformed(alice: Client) -> None:
-    """A malformed key is refused, as in a request."""
-    response = alice.get("/mixin/", {"idempotency_key": '"unterminated'})
+@isolate_apps("tests")
+def test_proxy(alice: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of the model is the same object, in the view that creates and in the list."""
+
+    class Proxy(Effect):
+        class Meta:
+            proxy = True
+
+    def perform_create(view: Any, serializer: Any) -> None:
+        view.request.idempotency.resource = Proxy.objects.get(pk=serializer.save().pk)
+
+    monkeypatch.setattr(Things, "perform_create", perform_create)
+    key = new_key()
+    made = post(alice, "/mixin/", key).json()
+    assert found(alice, "/mixin/", key) == [made]
+    monkeypatch.setattr(Things, "get_queryset", lambda view: Proxy.objects.order_by("pk"))
+    assert found(alice, "/mixin/", key) == [made]
+
+
+def test_primary_key_with_spaces() -> None:
+    """A primary key may be any text."""
+    member, owner = Member.objects.create(username="alice b c"), owner_of("", "")
+    payload = with_resource(Payload(201, (), b""), member, owner)
+    assert pk_of(payload, Member, {owner}) == "alice b c"
+    assert resource_of(payload) == member
+
+
+@pytest.mark.parametrize("key", ["", '"unterminated'])
+def test_malformed(key: str, alice: Client) -> None:
+    """A malformed key is refused, as in a request, and an empty one is no request for the list."""
+    response = alice.get("/mixin/", {"idempotency_key": key})
     assert response.status_code == 400
     assert response.json()["code"] == "key-malformed"
 
 
-def test_resource_of_problem(alice: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["/forgotten/", "/unsure/"])
+def test_resource_of_problem(where: str, alice: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A retry whose response was not stored gets the address of what was made, while it exists."""
     monkeypatch.setattr(Effect, "get_absolute_url", lambda it: f"/e/{it.pk}/", raising=False)
     key = new_key()
-    made = post(alice, "/forgotten/", key).content.decode()
-    problem = assert_problem(post(alice, "/forgotten/", key), 409, "response-not-stored")
+    made = post(alice, where, key).content.decode()
+    problem = assert_problem(post(alice, where, key), 409, "response-not-stored")
     assert problem["resource"] == f"/e/{made}/"
     Effect.objects.all().delete()
-    assert "resource" not in post(alice, "/forgotten/", key).json()
+    assert "resource" not in post(alice, where, key).json()
+
+
+@isolate_apps("tests")
+def test_removed_model() -> None:
+    """Nor does the 409 have an address if the project has no such model any more."""
+
+    class Removed(models.Model):
+        class Meta:
+            app_label = "tests"
+
+        def __str__(self) -> str:
+            return "removed"
+
+    @idempotent(max_response_bytes=0)
+    def view(request: HttpRequest) -> HttpResponse:
+        request.idempotency.resource = Removed(pk=1)  # type: ignore[attr-defined]
+        return HttpResponse("done")
+
+    headers = {"Idempotency-Key": new_key()}
+    assert view(RequestFactory().post("/", headers=headers)).status_code == 200
+    retry = view(RequestFactory().post("/", headers=headers))
+    assert "resource" not in assert_problem(retry, 409, "response-not-stored")
 
 
 def test_expired_response(alice: Client, monkeypatch: pytest.MonkeyPatch) -> None:

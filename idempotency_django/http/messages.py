@@ -544,10 +544,11 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
             "gets 409, and is not executed.",
             operation.name,
         )
-        return Result(response, replace(payload_of(response, policy), body=None))
-    if unwanted:
-        return Result(response, None, error=unwanted, failed=response.status_code >= 500)
-    payload = _payload(adapter, response, policy)
+        payload = replace(payload_of(response, policy), body=None)
+    else:
+        if unwanted:
+            return Result(response, None, error=unwanted, failed=response.status_code >= 500)
+        payload = _payload(adapter, response, policy)
     resource = getattr(adapter.http_request.idempotency, "resource", None)  # type: ignore[attr-defined]
     if resource is not None:
         payload = with_resource(payload, resource, _owner(adapter, policy))
