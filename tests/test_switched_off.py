@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,12 +20,17 @@ from idempotency_django import aidempotent_call, idempotent, idempotent_call
 from idempotency_django.drf import idempotent_items
 from idempotency_django.functions import idempotent_outcome
 from idempotency_django.jobs import idempotent_job
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import IdempotencyKey, IdempotencyObservation
 from tests.models import Effect
 from tests.support import effects, is_replay, new_key, post
 from tests.ways import MIDDLEWARE, WAYS, Way
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+
+@dataclass
+class Made:
+    number: int
 
 
 @idempotent(required=True, mode="leased")
@@ -62,6 +68,8 @@ urlpatterns = [
     path("stepping/", stepping),
     path("astepping/", astepping),
     path("optional/", optional),
+    path("refusing/", idempotent(lambda request: HttpResponse(status=400))),
+    path("derived/", idempotent(key=lambda invocation: "order-17")(optional.__wrapped__)),
 ]
 
 
@@ -103,6 +111,25 @@ def test_optional_key() -> None:
     """Where the key is optional, a view without one finds no attempt, as usual."""
     assert Client().post("/optional/").content == b"None"
     assert b"attempt 1" in Client().post("/optional/", headers={"Idempotency-Key": "a"}).content
+    assert b"attempt 1" in Client().post("/derived/").content
+    assert Client().get("/optional/", headers={"Idempotency-Key": "a"}).content == b"None"
+
+
+def test_status() -> None:
+    """Each response to a key says that it has no effect, whatever its status is."""
+    response = Client().post("/refusing/", headers={"Idempotency-Key": new_key()})
+    assert (response.status_code, response["Idempotency-Status"]) == (400, "ignored")
+
+
+@pytest.mark.parametrize("url", ["/optional/", "/astepping/"])
+def test_shadow_mode(url: str, settings: Any) -> None:
+    """Nothing is observed, either."""
+    settings.IDEMPOTENCY = {"ENABLED": False, "POLICY": {"mode": "observe"}}
+    headers = {"Idempotency-Key": new_key()}
+    for client in (Client().post, async_to_sync(AsyncClient().post)):
+        assert client(url, headers=headers).status_code == 200
+    assert not IdempotencyKey.objects.exists()
+    assert not IdempotencyObservation.objects.exists()
 
 
 @pytest.mark.parametrize("key", [{}, {"idempotency_key": "a"}, {"idempotency_key": 1}])
@@ -127,6 +154,9 @@ def test_calls() -> None:
     async def acall(execution: Any) -> tuple[int, ...]:
         return (execution.attempt,)
 
+    async def typed(execution: Any) -> Made:
+        return Made(execution.attempt)
+
     options = {"key": "one", "scope": "tests"}
     results = [idempotent_call(lambda _: Effect.objects.count(), **options), job(1), job(1)]
     assert results[1] != results[2]
@@ -134,6 +164,7 @@ def test_calls() -> None:
     assert idempotent_outcome(lambda execution: (execution.attempt,), **options).result == [1]
     assert not idempotent_outcome(lambda _: 1, **options).replayed
     assert asyncio.run(aidempotent_call(acall, **options)) == [1]
+    assert asyncio.run(aidempotent_call(typed, **options)) == Made(1)
     assert not IdempotencyKey.objects.exists()
 
 
