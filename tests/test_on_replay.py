@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__
 
 def refreshed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Says how many effects there are now, in a header and in the body."""
+    assert isinstance(request, HttpRequest)
     response["X-Effects"] = str(Effect.objects.count())
     response.content = json.dumps({**json.loads(response.content), "again": request.path}).encode()
     return response
@@ -41,6 +42,7 @@ urlpatterns = [
     path(
         "rebuilt/", idempotent(on_replay=refreshed, max_response_bytes=0, rebuild=rebuilt)(create)
     ),
+    path("another/", idempotent(on_replay=lambda request, response: HttpResponse("{}"))(create)),
     path("wrong/", idempotent(on_replay=lambda request, response: None)(create)),
 ]
 
@@ -62,6 +64,16 @@ def test_altered() -> None:
         assert json.loads(replay.content).keys() == {"id", "again"}
     assert record(key).response_body == stored
     assert effects() == 1
+
+
+def test_another_response() -> None:
+    """A response of its own is marked as a replay, too."""
+    key = new_key()
+    assert not is_replay(send("/another/", key))
+    replay = send("/another/", key)
+    assert replay.content == b"{}"
+    assert replay["Idempotency-Status"].startswith("replayed")
+    assert is_replay(replay)
 
 
 def test_wrong_return() -> None:

@@ -364,6 +364,7 @@ def _altered(adapter: Adapter, policy: Policy, response: HttpResponseBase) -> Ht
             f"The on_replay of an idempotency policy returned a {type(altered).__name__}; it must "
             "return the response."
         )
+    mark_replay(altered, dialect_of(policy))  # it may be another response
     return altered
 
 
