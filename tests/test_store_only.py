@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
 
 from idempotency_django import Policy
 from idempotency_django.policy import store_only
-
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
 
 def test_equal() -> None:
@@ -19,8 +19,14 @@ def test_equal() -> None:
     assert Policy(should_store=store_only(200)) != Policy(should_store=store_only(201))
 
 
-@pytest.mark.parametrize("statuses", [(), (500,), (100,), ("200",), ((200, 201),)])
+@pytest.mark.parametrize("statuses", [(), (500,), (199,), (True,), ("200",), ((200, 201),)])
 def test_refused(statuses: tuple[Any, ...]) -> None:
     """A list of nothing, and what is no status that can be stored, is refused where it is said."""
     with pytest.raises(ImproperlyConfigured, match="needs HTTP statuses from 200 to 499"):
         store_only(*statuses)
+
+
+def test_members_of_an_enum() -> None:
+    """A status may be a member of HTTPStatus."""
+    wanted = store_only(HTTPStatus.CREATED)
+    assert [wanted(None, HttpResponse(status=status)) for status in (200, 201)] == [False, True]

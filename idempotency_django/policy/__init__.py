@@ -85,7 +85,7 @@ def store_only(*statuses: int) -> StoreFunction:
     Raises:
         ImproperlyConfigured: a status is not between 200 and 499, or there is none.
     """
-    if not statuses or not all(type(each) is int and 200 <= each < 500 for each in statuses):
+    if not statuses or not all(isinstance(each, int) and 200 <= each < 500 for each in statuses):
         raise ImproperlyConfigured(
             f"store_only{statuses!r} needs HTTP statuses from 200 to 499, such as "
             "store_only(200, 201)."
