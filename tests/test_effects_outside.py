@@ -29,7 +29,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from idempotency_django import idempotent, idempotent_call, part_of_view
+from idempotency_django import Policy, idempotent, idempotent_call, part_of_view
 from idempotency_django.engine import effects as module
 from idempotency_django.engine.effects import Effect, effects_outside
 from tests.models import Effect as Row
@@ -152,6 +152,17 @@ class TestNetwork:
         [effect] = noticed(datagram)
         assert effect.peer == "127.0.0.1:9"
 
+    def test_address(self) -> None:
+        """A peer that nobody has looked up is named by its address, not by another peer's name."""
+
+        def datagram() -> None:
+            socket.getaddrinfo("localhost", 8)
+            with socket.socket(type=socket.SOCK_DGRAM) as sender:
+                sender.sendto(b"count:1|c", ("127.0.0.1", 9))
+
+        [effect] = noticed(datagram)
+        assert effect.peer == "127.0.0.1:9"
+
     def test_repeated(self, server: int) -> None:
         """A loop is one effect."""
 
@@ -194,6 +205,16 @@ class TestNetwork:
         assert effect.peer.endswith(f":{server}")
         assert effect.situation == "leased"
         assert "outside of a step" in str(effect)
+
+    def test_unknown_line(self) -> None:
+        """Where only a library's code runs, no line is named: not one of who called the handler."""
+        library: dict[str, Any] = {"__name__": "library"}
+        exec("def charge(_): __import__('subprocess').run(['true'])", library)
+        with effects_outside() as effects:
+            idempotent_call(library["charge"], key=new_key(), scope="charges")
+        [effect] = effects
+        assert effect.where == ""
+        assert " at " not in str(effect)
 
     def test_call(self, server: int) -> None:
         """A protected function is watched like a view."""
@@ -292,6 +313,19 @@ class TestSteps:
         assert effect.where.startswith(HERE)
         assert noticed(write) == []  # in the transactional mode, each is undone by a rollback
 
+    def test_own_records(self) -> None:
+        """What this package records in the database is no effect of the view."""
+
+        def call() -> None:
+            idempotent_call(
+                lambda execution: execution.derive_key("charge"),
+                key=new_key(),
+                scope="charges",
+                policy=Policy(mode="leased"),
+            )
+
+        assert noticed(call, mode="leased") == []
+
     def test_commit_hook(self, server: int) -> None:
         """What a leased view leaves to a commit is noticed, even if only a library does it."""
 
@@ -339,6 +373,25 @@ class TestNoFalseAlarm:
             for name, value in {**changed, **named}.items():
                 setattr(settings, name, value)
             assert noticed(connect) == [], named
+
+    def test_own_unix_socket(self, settings: Any) -> None:
+        """So are the Unix sockets of their servers, and those in a database's folder."""
+        with (
+            tempfile.TemporaryDirectory() as folder,  # its name is short enough for a socket
+            socket.socket(socket.AF_UNIX) as listening,
+        ):
+            path = f"{folder}/.s.PGSQL.5432"
+            listening.bind(path)
+            listening.listen()
+
+            def connect() -> None:
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(path)
+
+            assert noticed(connect)
+            for url in (f"unix://{path}", folder):
+                settings.CELERY_BROKER_URL = url
+                assert noticed(connect) == [], url
 
     def test_other_port(self, server: int, settings: Any) -> None:
         """Another port of the broker's host is no broker."""

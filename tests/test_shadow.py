@@ -23,7 +23,14 @@ from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    OperationalError,
+    connection,
+    connections,
+    transaction,
+)
 from django.http import (
     Http404,
     HttpRequest,
@@ -655,17 +662,18 @@ class TestTransactions:
         post(client, "/inner/", new_key(), "boom")
         assert counts() == {}
 
-    def test_callable_fails(self, client: Client, settings: Any) -> None:
+    @pytest.mark.parametrize("url", ["/view/", "/class/", "/inner/", "/drf/"])
+    def test_callable_fails(self, client: Client, settings: Any, url: str) -> None:
         """A policy's callable that breaks its statement does not break the view's transaction."""
 
         def scope(invocation: Any) -> str:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT nothing FROM nowhere")
+            for _ in range(2):
+                Effect.objects.create(pk=1, reference="twice")
             raise AssertionError
 
         settings.IDEMPOTENCY = {"POLICY": Policy(mode="observe", scope=scope)}
-        assert post(client, "/view/", new_key()).status_code == 201
-        assert effects() == 1
+        assert post(client, url, new_key()).status_code == 201
+        assert (effects(), effects("twice")) == (1, 0)
 
     def test_statements(self, client: Client) -> None:
         """Within the view's transaction it sends no more than a savepoint."""
@@ -1077,6 +1085,29 @@ class TestEffects:
         row = IdempotencyObservation.objects.get(what="process")
         assert row.peer == r"/nowhere/\udcff\x08"
         assert counts("POST /starting/") == {"released": 2}
+
+    def test_counted_at_the_same_time(self) -> None:
+        """Two processes that count something for the first time at once are both counted."""
+        add = partial(IdempotencyObservation.objects.add, "POST /", "executed")
+
+        def faster(execute: Any, sql: str, *args: Any) -> Any:
+            result = execute(sql, *args)
+            if sql.startswith("UPDATE"):
+                others.pop(0, bool)()
+            return result
+
+        others = {0: add}
+        with connection.execute_wrapper(faster):
+            add()
+        assert counts() == {"executed": 2}
+
+    def test_count_that_fails(self) -> None:
+        """A count that fails within a transaction, such as a test's, does not spoil it."""
+        with transaction.atomic():
+            with pytest.raises((DatabaseError, OverflowError)):
+                IdempotencyObservation.objects.add("POST /", "executed", by=2**63)
+            IdempotencyObservation.objects.add("POST /", "executed")
+        assert counts() == {"executed": 1}
 
     def test_odd_places(self) -> None:
         """Nor does a file of code, or what the system tells in other ways."""
