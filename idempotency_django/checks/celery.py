@@ -35,8 +35,8 @@ def check_celery(**_: Any) -> Sequence[CheckMessage]:
     messages = [*_without_base(task for task in everything if task not in tasks)]
     for task in tasks:
         messages += check_policy(task.idempotency_policy, f"the task {task.name}")
-    chords = _chords(app) if tasks else ()
-    return [*each_once(messages), *_visibility(app, tasks), *chords]
+    of_app = [*_chords(app), *_deduplication(app)] if tasks else []
+    return [*each_once(messages), *_visibility(app, tasks), *of_app]
 
 
 def _without_base(tasks: Iterable[Any]) -> Iterator[CheckMessage]:
@@ -88,4 +88,20 @@ def _chords(app: Any) -> Iterator[CheckMessage]:
                 "Redis as the result backend. Otherwise, silence this check."
             ),
             id="idempotency_django.W036",
+        )
+
+
+def _deduplication(app: Any) -> Iterator[CheckMessage]:
+    """Whether Celery acknowledges a repeated message before the task can count a chord's part."""
+    if app.conf.worker_deduplicate_successful_tasks:
+        yield Warning(
+            "Celery's worker_deduplicate_successful_tasks is on, and the project has idempotent "
+            "tasks.",
+            hint=(
+                "If a worker is killed after it has stored a result, Celery acknowledges the next "
+                "delivery without counting its part of a chord, so the chord's body may never run. "
+                "Remove the setting: an IdempotentTask returns its first result to each delivery, "
+                "and counts the part."
+            ),
+            id="idempotency_django.W070",
         )
