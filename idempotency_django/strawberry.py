@@ -115,7 +115,8 @@ class IdempotencyExtension(FieldExtension):
 
     def apply(self, field: StrawberryField) -> None:
         """Add the argument; called by Strawberry when it makes the schema."""
-        if next(each for each in field.extensions if each.has_resolver) is not self:
+        resolving = [each for each in field.extensions if each.supports_sync or each.supports_async]
+        if resolving[0] is not self:
             raise ImproperlyConfigured(
                 f"The IdempotencyExtension of {field.python_name} is not the first of its "
                 "extensions, so those before it, such as permissions, would not run before a "
