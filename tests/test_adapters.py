@@ -579,10 +579,10 @@ class TestModes:
     """Protection that is switched off, or only observes."""
 
     def test_switched_off(self, adapter: Adapter, serve: Serve, settings: Any) -> None:
-        """With ``ENABLED=False`` each request does the work, whatever the policy requires."""
+        """With ``ENABLED=False`` each request does the work, whatever its key, or without one."""
         settings.IDEMPOTENCY = {"ENABLED": False}
         send, key = serve(required=True), new_key()
-        for each in (key, key, None):
+        for each in (key, key, None, '"open', "order-1"):
             adapter.assert_executed(send(each))
-        assert effects() == 3
+        assert effects() == 5
         assert not IdempotencyKey.objects.exists()
