@@ -412,6 +412,12 @@ class TestNoFalseAlarm:
         }
         assert set(module._peers_in("unix:///run/redis.sock")) == {("/run/redis.sock", 0)}
 
+    def test_upper_case(self, settings: Any) -> None:
+        """A host's name is the same in upper case."""
+        settings.CACHES = {"default": {"BACKEND": "memcached", "LOCATION": "Cache.Internal:11211"}}
+        assert module._is_own("192.0.2.1", "CACHE.internal", 11211)
+        assert not module._is_own("192.0.2.1", "other.internal", 11211)
+
     def test_caches_logs_and_temporary_files(
         self, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -417,6 +418,14 @@ class TestOutcomes:
             post(client, "/view/", key, "new")
         assert counts() == {"executed": 1, "replayed": 2, "differs": 2}
 
+    def test_other_status(self, client: Client, settings: Any) -> None:
+        """So did one that got the same body with another status."""
+        settings.IDEMPOTENCY = {"POLICY": {"fingerprint": lambda invocation: "same"}}
+        key = new_key()
+        for status in ("200", "202", "200"):
+            post(client, "/view/", key, status)
+        assert counts() == {"executed": 1, "replayed": 2, "differs": 1}
+
     def test_no_key(self, client: Client) -> None:
         """A request without a key is counted, whether or not the policy requires one."""
         for url in ("/view/", "/required/"):
@@ -442,6 +451,15 @@ class TestOutcomes:
         post(client, "/view/", key, "a")
         assert post(client, "/view/", key, "b").status_code == 201
         assert counts() == {"executed": 1, "mismatched": 1}
+
+    def test_rotated_secret(self, client: Client, settings: Any) -> None:
+        """A duplicate after a rotation of SECRET_KEY is no mismatch."""
+        key = new_key()
+        post(client, "/view/", key)
+        settings.SECRET_KEY_FALLBACKS, settings.SECRET_KEY = [settings.SECRET_KEY], new_key()
+        post(client, "/view/", key)
+        found = counts()
+        assert (found["replayed"], "mismatched" in found) == (1, False)
 
     def test_two_users(self, settings: Any) -> None:
         """Two users with the same key share no record; in a shared scope, the second mismatches."""
@@ -719,6 +737,31 @@ class TestSwitching:
         IdempotencyKey.objects.update(expires_at=LONG_AGO, purge_at=LONG_AGO)
         call_command("purge_idempotency_keys", verbosity=0)
         assert IdempotencyKey.objects.count() == 0
+
+    def test_expired(self, client: Client, settings: Any) -> None:
+        """An expired record makes no duplicate of a request whose response is not stored."""
+        settings.IDEMPOTENCY = {"POLICY": {"fingerprint": lambda invocation: "same"}}
+        key = new_key()
+        post(client, "/view/", key)
+        IdempotencyKey.objects.update(expires_at=LONG_AGO)
+        post(client, "/view/", key, "409")
+        assert counts() == {"executed": 1, "released": 1}
+
+    def test_no_replays(self, client: Client) -> None:
+        """Nor does a record count as replays what was executed."""
+        key = new_key()
+        for _ in range(2):
+            post(client, "/view/", key)
+        assert IdempotencyKey.objects.get().replay_count == 0
+
+    @pytest.mark.parametrize("field", ["retention", "key_ttl"])
+    def test_kept(self, client: Client, settings: Any, field: str) -> None:
+        """Nor is it kept for the audit, or to reserve its key, when it has expired."""
+        month = timedelta(days=30)
+        settings.IDEMPOTENCY = {"POLICY": {"mode": "observe", field: month}}
+        post(client, "/view/", new_key())
+        [record] = IdempotencyKey.objects.all()
+        assert record.purge_at == record.expires_at
 
     def test_permanent(self, client: Client, settings: Any) -> None:
         """A record of the shadow mode is never kept forever."""

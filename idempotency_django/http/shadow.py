@@ -277,7 +277,7 @@ class _Observation:
             response,
         )
         if is_open(using):
-            transaction.on_commit(write, using=using, robust=True)
+            transaction.on_commit(write, using=using)
         else:
             write()
 
