@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from functools import cached_property
+from functools import _lru_cache_wrapper, cached_property
 from typing import Any, Final, TypeVar
 
 from django.conf import settings as django_settings
@@ -321,6 +321,17 @@ def _forget(**_: Any) -> None:
 
 
 setting_changed.connect(_forget, dispatch_uid="idempotency_django.conf")
+
+
+def until_settings_change(cached: _lru_cache_wrapper[_T]) -> _lru_cache_wrapper[_T]:
+    """Decorates a cached function of the settings: a change of them empties the cache."""
+
+    def forget(**_: Any) -> None:
+        cached.cache_clear()
+
+    uid = f"{cached.__module__}.{cached.__qualname__}"
+    setting_changed.connect(forget, weak=False, dispatch_uid=uid)
+    return cached
 
 
 def default_store() -> str:

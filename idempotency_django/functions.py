@@ -27,6 +27,7 @@ from .engine import (
     Replayed,
     Result,
     refusal,
+    reraise,
 )
 from .engine.context import ExecutionContext, UnprotectedContext
 from .engine.steps import as_json
@@ -207,7 +208,7 @@ def run_plan(
         return made(plan, function(execution))
 
     try:
-        outcome = engine.run(plan.store, plan.operation, execute, _raise, admit=admit)
+        outcome = engine.run(plan.store, plan.operation, execute, reraise, admit=admit)
         return _result(outcome, plan, kind, of_client)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
@@ -235,7 +236,7 @@ async def arun_plan(
         return await make(plan, value) if make else answer_of(plan, value, kind)
 
     try:
-        outcome = await engine.arun(plan.store, plan.operation, execute, _raise, admit=admit)
+        outcome = await engine.arun(plan.store, plan.operation, execute, reraise, admit=admit)
         return _result(outcome, plan, kind, of_client)
     except IdempotencyError as error:
         error.foreign = True
@@ -290,19 +291,19 @@ def answer_of(plan: Plan, result: Any, kind: Any = None) -> Result:
                 "the type that it returns, or pass it as result=."
             )
         raise
+    return Result(read, json_payload(text, plan.policy))
+
+
+def json_payload(text: str, policy: Policy, status: int = 200) -> Payload:
+    """The payload of a result as JSON; a tombstone if it is too large."""
     body = text.encode()
-    kept = len(body) <= plan.policy.max_response_bytes
-    headers = (("Content-Type", "application/json"),)
-    return Result(read, Payload(200, headers, body if kept else None))
+    kept = len(body) <= policy.max_response_bytes
+    return Payload(status, (("Content-Type", "application/json"),), body if kept else None)
 
 
 def _as_json(name: str, result: Any) -> tuple[str, Any]:
     text = as_json(name, result)
     return text, json.loads(text)
-
-
-def _raise(error: Exception) -> Result:
-    raise error
 
 
 def _result(outcome: Outcome, plan: Plan, kind: Any, of_client: bool) -> CallOutcome:

@@ -63,6 +63,12 @@ def lease_is_over() -> Q:
     return no_lease | Q(lease_expires_at__lte=DatabaseNow())
 
 
+def unlocked(rows: models.QuerySet[Any, Any]) -> models.QuerySet[Any, Any]:
+    """Locks the rows that no other transaction has locked, where the database can skip those."""
+    skip = connections[rows.db].features.has_select_for_update_skip_locked
+    return rows.select_for_update(skip_locked=skip)
+
+
 class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not subscriptable at runtime
     """ASCII characters that are compared byte by byte.
 

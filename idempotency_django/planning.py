@@ -125,7 +125,7 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
         made = identity.sent_at(policy, key, sent, invocation)
         if made is not None:
             identity.refuse_too_old(policy, made)
-    store = stores.made.get(policy.store) or stores[policy.store]
+    store = stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.operation(
         policy, invocation, key=key, scope=scope, lease=lease, sent=sent or "", derived=derived
@@ -167,11 +167,11 @@ def plan_call(
         KeyMalformed: the key is not 1-255 visible ASCII characters.
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
-    store = stores.made.get(policy.store) or stores[policy.store]
+    store = stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
     operation = identity.named_operation(
         policy,
-        key=key if keys.VALID.fullmatch(key) else keys.checked(key),
+        key=keys.checked(key),
         scope=scope,
         name=name,
         content=content,

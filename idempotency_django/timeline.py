@@ -596,9 +596,9 @@ class _Chain:
         return new[:room]
 
     def ordered(self) -> Iterator[tuple[int, Member]]:
-        """The members with their depth, each cause before its effects."""
+        """The members with their depth, each cause before its effects, and these as written."""
         effects: dict[str, list[Member]] = {}
-        for member in sorted(self._members, key=lambda m: (*_by_time(m.since), m.reference)):
+        for member in sorted(self._members, key=_as_written):
             effects.setdefault(member.caused_by, []).append(member)
         known = {member.reference for member in self._members}
         top = self.causes[-1] if self.causes else next(iter(self._members))
@@ -629,6 +629,13 @@ class _Chain:
         ]
         places = {member: place for place, member in enumerate(ordered)}
         return sorted(told, key=lambda entry: (*_by_time(entry.at), places[entry.member]))
+
+
+def _as_written(member: Member) -> tuple[Any, ...]:
+    """Sorts members by time; those of one moment by table, and then as their rows were inserted."""
+    table = (type(member.source).__name__, member.where, member.row is None)
+    place = member.reference if member.row is None else member.row.pk
+    return (*_by_time(member.since), *table, place)
 
 
 def _by_time(at: datetime | None) -> tuple[bool, float]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from typing import Any
 
@@ -34,6 +37,7 @@ AUDITED = (
     "test_effects_outside.py",
     "test_examples[docs/operations/adopt.md]",
     "test_examples[docs/operations/testing.md]",
+    "test_mutations.py::TestPlugin",
     "test_replaying.py",
     "test_shadow.py",
 )
@@ -41,10 +45,16 @@ AUDITED = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run them last. With a hook, Python 3.11 loses some threads that start under coverage: two
-    that install their trace functions at once (python/cpython#98257).
-    """
+    """Run them last: from then on, coverage sees no new thread."""
     items.sort(key=_may_install)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """With a hook, Python 3.11 loses threads that install their trace functions at once
+    (python/cpython#98257), as coverage makes each new thread do.
+    """
+    if sys.version_info < (3, 12) and _may_install(item):
+        threading.settrace(None)  # type: ignore[arg-type]
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
@@ -209,6 +219,27 @@ def store(request: pytest.FixtureRequest) -> Store:
     if request.param == "memory":
         return MemoryStore("default")
     return DatabaseStore("default", using=ALIASES[request.param])
+
+
+@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"])
+def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With and without ``ATOMIC_REQUESTS``."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
+    return bool(request.param)
+
+
+@pytest.fixture
+def always_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``ATOMIC_REQUESTS``."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    """A thread with connections of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+        thread.submit(connections.close_all).result(60)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, get_args
 from uuid import uuid4
 
+from django.contrib.auth.models import User
 from django.db import connection, connections
 from django.http import HttpResponse
 from django.test import Client
@@ -25,6 +26,13 @@ from tests.models import Effect
 
 LONG_AGO = DatabaseNow() - timedelta(days=3650)
 """By the clock of the database, whether or not its columns know time zones."""
+
+
+def logged_in(name: str) -> Client:
+    """A client of a user who is logged in."""
+    client = Client()
+    client.force_login(User.objects.get_or_create(username=name)[0])
+    return client
 
 
 def new_key() -> str:
@@ -136,11 +144,11 @@ def cut_connection() -> None:
     _wait_for_end(cut, of=_session())
 
 
-def close_connections() -> None:
+def close_connections(close: Callable[[], object] = connections.close_all) -> None:
     """Close the connections of this thread; the server keeps their locks until it notices."""
     number = None if connection.vendor == "sqlite" else _session()
-    connections.close_all()
-    if number is not None:
+    close()
+    if number is not None and connection.connection is None:
         _wait_for_end(lambda _: None, of=number)
 
 

@@ -492,12 +492,9 @@ class TestSyncViews:
         assert effects("503") == 0
 
 
+@pytest.mark.usefixtures("always_atomic")
 class TestAtomicRequests:
     """With ``ATOMIC_REQUESTS`` async views are what Django says they are: not possible."""
-
-    @pytest.fixture(autouse=True)
-    def _atomic(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
 
     @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/", "/unmarked-class/"])
     @pytest.mark.parametrize("with_key", [False, True])

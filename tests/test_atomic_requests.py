@@ -216,19 +216,6 @@ def _setup(settings: Any) -> None:
     DRF.in_transaction = []
 
 
-@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"])
-def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """With and without ``ATOMIC_REQUESTS``."""
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
-    return bool(request.param)
-
-
-@pytest.fixture
-def always_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ``ATOMIC_REQUESTS``."""
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-
-
 def ended(sent: list[str]) -> list[str]:
     """The signals that end an attempt, of those that were sent."""
     return [name for name in sent if name in {"completed", "failed", "released"}]

@@ -16,7 +16,7 @@ from idempotency_django.policy import Policy
 from idempotency_django.records import referred
 from tests.models import Effect
 from tests.support import effects
-from tests.test_celery_copies import LEASED, Post
+from tests.test_celery_copies import LEASED, Post, book
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,10 +28,6 @@ KEYS = pytest.mark.parametrize("key", [None, "one"], ids=["id", "key"])
 def post() -> Iterator[Post]:
     with ExitStack() as stack:
         yield Post(stack)
-
-
-def book(reference: str = "a") -> int:
-    return int(Effect.objects.create(reference=reference).pk)
 
 
 def all_of(post: Post, then: Callable[[Message], None] = lambda _: None) -> list[str]:

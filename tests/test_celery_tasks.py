@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from idempotency_django.errors import FingerprintMismatch, OperationInProgress, ResponseNotStored
 from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, keys
 from tests.models import Effect
 from tests.support import effects, record
 
@@ -162,10 +162,11 @@ def test_long_id(app: Celery) -> None:
         ("order-{order}", "'order', which is not one of its arguments: order_id"),
         ("order-{", "not a template"),
         ("order-{0}", "'0', which is not one"),
+        (keys.generated, "a new key for each call"),
     ],
 )
-def test_key_that_cannot_be_made(app: Celery, key: str, match: str) -> None:
-    """A template that no call could fill in is refused where the task is declared."""
+def test_key_that_cannot_be_made(app: Celery, key: Any, match: str) -> None:
+    """A key that no call could have, or no retry, is refused where the task is declared."""
     with pytest.raises(ImproperlyConfigured, match=match):
 
         @app.task(base=IdempotentTask, key=key, lazy=False)

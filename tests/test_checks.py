@@ -37,15 +37,19 @@ MEMORY = "idempotency_django.stores.memory.MemoryStore"
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
 
 
-@pytest.fixture(autouse=True)
-def _own_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The views of other tests are no part of the projects that are checked here."""
+def only_own_views(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """The views of other tests are no part of the projects that this module's tests check."""
     every = drf_checks._subclasses
 
     def own(of: type[Any]) -> Iterator[type[Any]]:
-        return (view for view in every(of) if view.__module__ == __name__)
+        return (view for view in every(of) if view.__module__ == module)
 
     monkeypatch.setattr(drf_checks, "_subclasses", own)
+
+
+@pytest.fixture(autouse=True)
+def _own_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_own_views(monkeypatch, __name__)
 
 
 def found(*databases: str) -> list[CheckMessage]:

@@ -93,11 +93,7 @@ class TestBudget:
             transaction.set_rollback(True)
         return bool(request.param)
 
-    @pytest.fixture(params=[False, True], ids=["", "atomic requests"])
-    def atomic(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
-
-    def test_first_request(self, client: Client, atomic: None) -> None:
+    def test_first_request(self, client: Client, atomic: bool) -> None:
         """2 statements more than the bare view, and not one commit more."""
         with counted() as bare:
             post(client, "/bare/")
@@ -107,7 +103,7 @@ class TestBudget:
         assert protected["COMMIT"] == 1  # the bare view's INSERT commits by itself, or its request
         assert "SAVEPOINT" not in protected
 
-    def test_replay(self, client: Client, functions: bool, atomic: None, settings: Any) -> None:
+    def test_replay(self, client: Client, functions: bool, atomic: bool, settings: Any) -> None:
         """1 statement, with the audit record and without; 2 without functions."""
         for record_replays in (True, False):
             settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "RECORD_REPLAYS": record_replays}

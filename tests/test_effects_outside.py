@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import pytest
 import requests
+from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -99,6 +100,39 @@ def send(view: Callable[..., Any]) -> HttpResponse:
         RequestFactory().post("/charges/", headers={"Idempotency-Key": new_key()})
     )
     return response
+
+
+def connected(address: Any, settings: Any, named: dict[str, Any]) -> list[tuple[str, str]]:
+    """The effects of a view that connects to a Unix socket, with these settings."""
+    project = {"CACHES": {}, "CELERY_BROKER_URL": "", "IDEMPOTENCY": {}}
+
+    def connect() -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        for name, value in {**project, **named}.items():
+            setattr(settings, name, value)
+        effects = noticed(connect)
+    if isinstance(address, str) and address.startswith("/"):
+        Path(address).unlink()
+    return [(effect.kind, effect.peer) for effect in effects]
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Gives the project one more database, which nothing connects to."""
+
+    def give(engine: str, **given: Any) -> None:
+        own = {"ENGINE": f"django.db.backends.{engine}", **given}
+        monkeypatch.setitem(django_settings.DATABASES, "another", own)
+        module._own_peers.cache_clear()
+
+    yield give
+    monkeypatch.undo()
+    module._own_peers.cache_clear()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -185,6 +219,29 @@ class TestNetwork:
             listening.listen()
             [effect] = noticed(connect)
         assert effect.peer == path
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
+    @pytest.mark.parametrize("as_bytes", [False, True])
+    def test_abstract_socket(self, settings: Any, as_bytes: bool) -> None:
+        """A socket without a file is named as the system's tools do."""
+        name = f"\0idempotency-{new_key()}"
+        address: Any = name.encode() if as_bytes else name
+        assert connected(address, settings, {}) == [("network", f"@{name[1:]}")]
+
+    def test_http_over_a_unix_socket(self) -> None:
+        """A service that speaks HTTP over a Unix socket, such as Docker, is one peer."""
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path := f"{folder}/s")
+            listening.listen()
+
+            def call() -> None:
+                connection = HTTPConnection("localhost")
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.connect(path)
+                connection.request("POST", "/containers/create")
+                connection.close()
+
+            assert [effect.peer for effect in noticed(call)] == [path] * 2
 
     def test_async_view(self, server: int) -> None:
         """An async view is leased: outside of a step, a call is noticed, without its host name."""
@@ -374,24 +431,104 @@ class TestNoFalseAlarm:
                 setattr(settings, name, value)
             assert noticed(connect) == [], named
 
-    def test_own_unix_socket(self, settings: Any) -> None:
-        """So are the Unix sockets of their servers, and those in a database's folder."""
+    def test_own_unix_sockets(self, settings: Any) -> None:
+        """So are the Unix sockets of their servers, however they are named, and no others."""
+        with tempfile.TemporaryDirectory() as folder:  # its name is short enough for a socket
+            path, other = f"{folder}/s", f"{folder}/other"
+            Path(folder, "run").symlink_to(folder)  # as /var/run is one of /run
+            for named in (
+                {"CELERY_BROKER_URL": f"unix://{path}"},
+                {"CELERY_BROKER_URL": f"unix://user:secret@{path}?db=1"},
+                {"CELERY_BROKER_URL": f"redis+socket://{path}?virtual_host=1"},
+                {"CACHES": {"default": {"LOCATION": f"unix:{path}"}}},
+                {"CACHES": {"default": {"LOCATION": f"unix://{folder}/run/s?db=1"}}},
+            ):
+                assert connected(path, settings, {}) == [("network", path)]
+                assert connected(path, settings, named) == [], named
+                assert connected(other, settings, named) == [("network", other)], named
+
+    def test_own_unix_sockets_of_databases(self, database: Any, tmp_path: Path) -> None:
+        """PostgreSQL is known by the folder of its socket, and MariaDB by the socket."""
+        (tmp_path / "run").symlink_to(tmp_path)
+        path, other = f"{tmp_path}/.s.PGSQL.5432", f"{tmp_path}/other"
+        database("postgresql", HOST=f"{tmp_path}/run")
+        assert module._network(None, path) is None
+        assert module._network(None, other) == ("network", other)
+        database("mysql", HOST="localhost", OPTIONS={"unix_socket": f"{tmp_path}/run/other"})
+        assert module._network(None, path) == ("network", path)
+        assert module._network(None, other) is None
+
+    @pytest.mark.parametrize(
+        ("engine", "path", "port"),
+        [
+            ("postgresql", "/var/run/postgresql/.s.PGSQL.5432", 5432),
+            ("postgis", "/tmp/.s.PGSQL.5432", 5432),
+            ("mysql", "/run/mysqld/mysqld.sock", 3306),
+        ],
+    )
+    def test_database_without_a_host(
+        self, database: Any, engine: str, path: str, port: int
+    ) -> None:
+        """A database without a host has its server's usual socket, or is on this machine."""
+        database(engine, HOST="", PORT="")
+        assert module._network(None, path) is None
+        assert module._network(None, ("127.0.0.1", port)) is None
+        assert module._network(None, "/run/docker.sock") == ("network", "/run/docker.sock")
+        assert module._network(None, "/tmp/other") == ("network", "/tmp/other")
+
+    def test_unix_datagrams(self) -> None:
+        """Datagrams to a Unix socket are logs and metrics, such as those for syslog and statsd."""
         with (
-            tempfile.TemporaryDirectory() as folder,  # its name is short enough for a socket
-            socket.socket(socket.AF_UNIX) as listening,
+            tempfile.TemporaryDirectory() as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening,
         ):
-            path = f"{folder}/.s.PGSQL.5432"
-            listening.bind(path)
-            listening.listen()
+            listening.bind(path := f"{folder}/s")
 
-            def connect() -> None:
-                with socket.socket(socket.AF_UNIX) as client:
-                    client.connect(path)
+            def count() -> None:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                    sender.sendto(b"count:1|c", path)
+                    sender.connect(path)
+                    sender.sendmsg([b"count:1|c"])
 
-            assert noticed(connect)
-            for url in (f"unix://{path}", folder):
-                settings.CELERY_BROKER_URL = url
-                assert noticed(connect) == [], url
+            assert noticed(count) == []
+
+    @pytest.mark.parametrize(
+        ("named", "host"),
+        [
+            ("redis://[::1]:{}/0", "::1"),
+            ("redis://[0:0:0:0:0:0:0:1]:{}/0", "::1"),
+            ("[::1]:{}", "::1"),
+            ("redis://[::1]:{}/0", "0:0:0:0:0:0:0:1"),
+            ("redis://[::1]:{}/0", "::1%lo"),
+            ("redis://127.0.0.1:{}/0", "::ffff:127.0.0.1"),
+            ("redis://127.0.0.1:{}/0", "localhost"),
+            ("redis://localhost.:{}/0", "127.0.0.1"),
+        ],
+    )
+    def test_own_addresses(self, settings: Any, named: str, host: str) -> None:
+        """A peer is the project's own under each name and notation of its address."""
+        settings.CELERY_BROKER_URL = named.format(6380)
+        assert module._network(None, (host, 6380, 0, 0)) is None
+        assert module._network(None, ("2001:db8::1", 6380)) == ("network", "[2001:db8::1]:6380")
+        assert module._network(None, ("192.0.2.1", 6380)) == ("network", "192.0.2.1:6380")
+
+    def test_several_hosts(self, database: Any) -> None:
+        """PostgreSQL takes several hosts, with one port or as many."""
+        hosts = "192.0.2.1,192.0.2.2"
+        for ports, own in (("", (5432, 5432)), ("5433", (5433, 5433)), ("5433,5434", (5433, 5434))):
+            database("postgresql", HOST=hosts, PORT=ports)
+            for host, port in zip(hosts.split(","), own, strict=True):
+                assert module._network(None, (host, port)) is None
+        assert module._network(None, ("192.0.2.1", 5434)) == ("network", "192.0.2.1:5434")
+
+    @pytest.mark.parametrize(
+        "odd", ["https://{host}:{port}/", "http://[::1", "/", f"a{'b' * 70}:1"]
+    )
+    def test_odd_settings(self, settings: Any, odd: str) -> None:
+        """A setting that is no address, or a path of something else, hides no other peer."""
+        settings.IDEMPOTENCY = {"OUTBOX": {"topic": {"OPTIONS": {"template": odd}}}}
+        assert module._network(None, ("192.0.2.1", 1)) == ("network", "192.0.2.1:1")
+        assert module._network(None, "/run/docker.sock") == ("network", "/run/docker.sock")
 
     def test_other_port(self, server: int, settings: Any) -> None:
         """Another port of the broker's host is no broker."""

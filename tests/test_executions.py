@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -64,14 +64,6 @@ Handler = Callable[[ExecutionContext], object]
 def database(request: pytest.FixtureRequest) -> DatabaseStore:
     """A store on each database."""
     return DatabaseStore("default", using=ALIASES[request.param])
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """A thread with connections of its own."""
-    with ThreadPoolExecutor(1) as thread:
-        yield thread
-        thread.submit(connections.close_all).result(PATIENCE)
 
 
 def leased(**changes: object) -> Operation:

@@ -6,7 +6,7 @@ import json
 from typing import Any, ClassVar
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -27,7 +27,11 @@ from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.usefixtures("atomic"),
+]
 
 
 def unavailable() -> Any:
@@ -91,13 +95,6 @@ urlpatterns = [
 ]
 
 VIEWS = ["/view/", "/leased/", "/held/", "/drf/", "/leased-drf/"]
-
-
-@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"], autouse=True)
-def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """With and without ``ATOMIC_REQUESTS``."""
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
-    return bool(request.param)
 
 
 @pytest.mark.parametrize("url", VIEWS)

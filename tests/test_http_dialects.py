@@ -19,7 +19,6 @@ from urllib.parse import urlencode
 from xml.etree import ElementTree
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
@@ -54,7 +53,7 @@ from idempotency_django.policy.dialects import (
 )
 from idempotency_django.testing import in_threads
 from tests.models import Effect
-from tests.support import LONG_AGO, effects, is_replay, new_key, record
+from tests.support import LONG_AGO, effects, is_replay, logged_in, new_key, record
 from tests.ways import MIDDLEWARE
 
 pytestmark = [
@@ -318,12 +317,6 @@ def _middleware() -> Iterator[None]:
 @pytest.fixture
 def alice() -> Client:
     return logged_in("alice")
-
-
-def logged_in(name: str) -> Client:
-    client = Client()
-    client.force_login(User.objects.get_or_create(username=name)[0])
-    return client
 
 
 def send(

@@ -22,7 +22,7 @@ from rq import Queue, Retry, SimpleWorker
 from idempotency_django.engine.context import current_execution
 from idempotency_django.errors import FingerprintMismatch, OperationInProgress
 from idempotency_django.jobs import idempotent_job
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, keys
 from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.e2e import databases
 from tests.models import Effect
@@ -97,6 +97,14 @@ def test_wrong_key() -> None:
     with pytest.raises(ImproperlyConfigured, match="'order', which is not one of its arguments"):
 
         @idempotent_job(key="{order}")
+        def job(order_id: int) -> None: ...
+
+
+def test_generated_key() -> None:
+    """A key that differs in each call would protect nothing, so it is refused at once."""
+    with pytest.raises(ImproperlyConfigured, match="Make the key of the arguments"):
+
+        @idempotent_job(key=keys.generated)
         def job(order_id: int) -> None: ...
 
 

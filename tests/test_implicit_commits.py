@@ -166,13 +166,6 @@ urlpatterns = [
 ]
 
 
-@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"])
-def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """With and without ``ATOMIC_REQUESTS``."""
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
-    return bool(request.param)
-
-
 @pytest.mark.usefixtures("atomic")
 class TestRefused:
     """What Django's cursors are given is looked at before it is executed."""

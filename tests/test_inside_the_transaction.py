@@ -18,7 +18,7 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from tests.models import Effect
-from tests.support import assert_replays, effects, new_key, post, record
+from tests.support import assert_replays, close_connections, effects, new_key, post, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -35,8 +35,12 @@ def isolation() -> None:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
 
 
+def closes() -> None:
+    close_connections(close_old_connections)
+
+
 def closes_and_asks() -> None:
-    close_old_connections()
+    closes()
     Effect.objects.count()
 
 
@@ -45,7 +49,7 @@ WAYS = {
     "isolation": isolation,
     "autocommit": lambda: transaction.set_autocommit(False),
     "commit": transaction.commit,
-    "closes": close_old_connections,
+    "closes": closes,
     "closes-and-asks": closes_and_asks,
 }
 

@@ -324,6 +324,12 @@ def test_generated_key() -> None:
     assert keys.is_unguessable(one)
 
 
+def test_generated_key_without_the_header() -> None:
+    """A new key for each request, which the client cannot send again, would protect nothing."""
+    with pytest.raises(ValueError, match=r"Pass keys\.generated alone, or derive the key"):
+        keys.instead_of_header(keys.generated)
+
+
 # Identifiers of others.
 
 

@@ -161,14 +161,6 @@ def store(request: pytest.FixtureRequest) -> Watched:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """A thread with connections of its own."""
-    with ThreadPoolExecutor(1) as thread:
-        yield thread
-        thread.submit(connections.close_all).result(PATIENCE)
-
-
-@pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause between the tries to store an answer."""
     monkeypatch.setattr(engine.leased, "PERSISTENCE", (0.0,) * 5)
@@ -1479,12 +1471,9 @@ class TestRequests:
         assert effects() == 0
 
 
+@pytest.mark.usefixtures("always_atomic")
 class TestAtomicRequests:
     """With ``ATOMIC_REQUESTS`` the claim is committed first; view and answer commit together."""
-
-    @pytest.fixture(autouse=True)
-    def _atomic(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
 
     @pytest.mark.parametrize("url", BOTH)
     def test_visible(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:

@@ -21,7 +21,7 @@ from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
-from rest_framework import permissions, routers, serializers, viewsets
+from rest_framework import permissions, routers, viewsets
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.decorators import api_view
 from rest_framework.request import Request
@@ -34,7 +34,15 @@ from idempotency_django.middleware import IdempotencyMiddleware
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
-from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post
+from tests.support import (
+    EffectSerializer,
+    assert_problem,
+    assert_replays,
+    effects,
+    is_replay,
+    new_key,
+    post,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -117,15 +125,9 @@ class API(APIView):
         return Response(request.data, status=201)
 
 
-class Serializer(serializers.ModelSerializer[Effect]):
-    class Meta:
-        model = Effect
-        fields = ("id", "reference")
-
-
 class Effects(viewsets.ModelViewSet[Effect]):
     queryset = Effect.objects.all()
-    serializer_class = Serializer
+    serializer_class = EffectSerializer
     authentication_classes: ClassVar[list[Any]] = []
 
 

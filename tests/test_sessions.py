@@ -15,7 +15,7 @@ from django.contrib.auth import login
 from django.contrib.auth.models import User
 from django.contrib.sessions.backends.cached_db import KEY_PREFIX
 from django.core.cache import cache
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -25,7 +25,11 @@ from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
 from tests.support import effects, is_replay, new_key, post
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.usefixtures("atomic"),
+]
 
 ENGINES = [f"django.contrib.sessions.backends.{name}" for name in ("db", "cached_db")]
 
@@ -179,11 +183,6 @@ urlpatterns = [
     path("begins/", idempotent(begins)),
     path("leased/", idempotent(mode="leased")(buy)),
 ]
-
-
-@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"], autouse=True)
-def _atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
 
 
 @pytest.fixture(params=ENGINES)

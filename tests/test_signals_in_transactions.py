@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -18,7 +18,11 @@ from idempotency_django.decorators import idempotent
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, new_key, post, record
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.usefixtures("atomic"),
+]
 
 
 def create(request: HttpRequest) -> HttpResponse:
@@ -61,11 +65,6 @@ def marks(**_: Any) -> None:
             fails()
     except IntegrityError:
         pass
-
-
-@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"], autouse=True)
-def _atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
 
 
 @pytest.fixture(params=[fails, swallows, marks])

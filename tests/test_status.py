@@ -38,7 +38,16 @@ from idempotency_django.records import Payload, Record, Status
 from idempotency_django.stores import stores
 from idempotency_django.testing import eventually
 from tests.models import Effect
-from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post, record
+from tests.support import (
+    assert_problem,
+    assert_replays,
+    effects,
+    is_replay,
+    logged_in,
+    new_key,
+    post,
+    record,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -146,13 +155,6 @@ def during(function: Callable[[], object]) -> Iterator[None]:
     behaviour.append(function)
     yield
     assert not behaviour, "The view did not run."
-
-
-def logged_in(name: str) -> Client:
-    """A client of a user who is logged in."""
-    client = Client()
-    client.force_login(User.objects.get_or_create(username=name)[0])
-    return client
 
 
 def rotate(client: Client) -> None:

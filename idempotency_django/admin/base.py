@@ -19,7 +19,7 @@ from django.contrib.admin.utils import (
 )
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -27,7 +27,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..models import DatabaseNow
+from ..models import DatabaseNow, unlocked
 from .timeline import TimelineMixin
 
 COUNTED: Final = 10_000
@@ -279,9 +279,8 @@ class ListAdmin(TimelineMixin):
         user: Any = request.user
         given = form.cleaned_data
         refusals = dict.fromkeys((row.pk for row in chosen), str(_IN_USE))
-        can_skip = connections[rows.db].features.has_select_for_update_skip_locked
         with transaction.atomic(using=rows.db):
-            locked = rows.order_by("pk").select_for_update(skip_locked=can_skip)
+            locked = unlocked(rows.order_by("pk"))
             refusals |= {row.pk: action.refusal(row, given) for row in locked}
             possible = [row for row in locked if not refusals[row.pk]]
             if possible:

@@ -28,6 +28,7 @@ from ..http.messages import (
     invocation_of,
     mark_response,
     refuse_result,
+    render,
     response_of,
     status_of,
     without_own_frames,
@@ -36,6 +37,7 @@ from ..http.replays import check_object, defining_module, has_object
 from ..http.serving import serve
 from ..policy import Policy, dialect_of, project_dialect, resolve
 from ..policy.dialects import Dialect
+from ..policy.fingerprints import is_json, media_type_of
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
 from ..records import Payload, Record
 
@@ -138,17 +140,14 @@ class StoredResponse(Response):
     @cached_property
     def data(self) -> Any:
         """The data in the bytes, if they are JSON; else ``None``."""
-        if not self.content or not is_json(self.items()):
+        if not self.content or not _is_json(self.items()):
             return None
         return json.loads(self.content)
 
 
-def is_json(headers: Iterable[tuple[str, str]]) -> bool:
-    for name, value in headers:
-        if name.lower() == "content-type":
-            media_type = value.partition(";")[0].strip().lower()
-            return media_type == "application/json" or media_type.endswith("+json")
-    return False
+def _is_json(headers: Iterable[tuple[str, str]]) -> bool:
+    types = (value for name, value in headers if name.lower() == "content-type")
+    return is_json(media_type_of(next(types, "")))
 
 
 def checks_objects(permission: Any) -> bool:
@@ -196,8 +195,7 @@ class DRFAdapter(Adapter):
         if getattr(self.http_request, "idempotency", None):
             check = view.check_object_permissions
             view.check_object_permissions = partial(self._check_permissions, check)
-        response = self._finalized(self._handler())
-        return response.render() if hasattr(response, "render") else response
+        return render(self._finalized(self._handler()))
 
     def run_view(self) -> HttpResponseBase:
         return self._handler()  # type: ignore[no-any-return]
@@ -266,7 +264,7 @@ class DRFAdapter(Adapter):
 
     def _shows_as_page(self, payload: Payload) -> bool:
         """Whether a replay is rendered as a page for this request, with its user and its token."""
-        return is_page(self.request) and bool(payload.body) and is_json(payload.headers)
+        return is_page(self.request) and bool(payload.body) and _is_json(payload.headers)
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
@@ -292,10 +290,9 @@ class DRFAdapter(Adapter):
     def _body(self) -> Body:
         """The body, parsed by the view's parser; the view can read it again."""
         http: Any = self.http_request
-        if "HTTP_TRANSFER_ENCODING" in http.META:
-            unseen = body_that_django_ignores(http)
-            if unseen is not None:
-                return unseen
+        unseen = body_that_django_ignores(http)
+        if unseen is not None:
+            return unseen
         request: Any = self.request  # some of whose attributes its types say may be missing
         if http._read_started and not hasattr(
             http, "_body"
@@ -322,6 +319,7 @@ class DRFAdapter(Adapter):
             rewind(http, http._stream)
 
     def _parsed(self, raw: bytes | Hashed | None) -> Body:
+        """The body as the view's parser reads it: a form, or plain data."""
         data, files = self.request.data, self.request.FILES
         if not (files or isinstance(data, QueryDict)):
             return Parsed(data, raw)

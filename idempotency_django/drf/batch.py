@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 from django.db import transaction
@@ -20,18 +20,15 @@ from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.steps import no_json
 from ..errors import IdempotencyError, KeyMalformed, KeyMissing
-from ..functions import run_plan
+from ..functions import json_payload, run_plan
 from ..http.messages import operation_name, problem_of
 from ..http.parts import RequestPart
 from ..logs import escaped
 from ..planning import Plan
 from ..policy import NEVER_STORED, Policy, resolve
-from ..records import Payload
 from ..stores.atomic_blocks import atomic_request_databases
 
 logger = logging.getLogger("idempotency_django")
-
-_JSON: Final = (("Content-Type", "application/json"),)
 
 
 def idempotent_items(
@@ -142,13 +139,12 @@ class _Batch:
             text = json.dumps({"status": status, "body": response.data}, cls=JSONEncoder)
         except (TypeError, ValueError, RecursionError) as error:
             raise no_json(planned.operation.name, error) from error
-        entry, body = json.loads(text), text.encode()
+        entry = json.loads(text)
         if self._policy.should_store:
             wanted = self._policy.should_store(self._request, response)
         if status >= 500 or wanted is False or (wanted is None and status in NEVER_STORED):
             return Result(entry, None, error=f"The item's response had the status {status}.")
-        kept = len(body) <= self._policy.max_response_bytes
-        return Result(entry, Payload(status, _JSON, body if kept else None))
+        return Result(entry, json_payload(text, self._policy, status))
 
     def _failed(self, error: Exception) -> dict[str, Any]:
         """The response of an error, as the view answers it."""

@@ -180,6 +180,7 @@ def _conditional(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _respond(view: Any, request: Request, run: Run) -> HttpResponseBase:
+    """The response of the handler, if the preconditions hold; else 304, 412 or 428."""
     try:
         if not has_object(view):
             _validate_lookup(view, request)

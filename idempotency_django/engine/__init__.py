@@ -32,6 +32,7 @@ from .outcomes import (
     announce_outcome,
     decide,
     refusal,
+    reraise,
     signal_of,
 )
 from .transactional import Atomic, TransactionalRun
@@ -51,6 +52,7 @@ __all__ = [
     "decide",
     "refusal",
     "replay",
+    "reraise",
     "run",
 ]
 

@@ -26,6 +26,7 @@ from .outcomes import (
     announce,
     announce_outcome,
     decide,
+    reraise,
 )
 
 logger = logging.getLogger("idempotency_django")
@@ -128,7 +129,7 @@ def _run_alone(store: Store, item: Item) -> tuple[Outcome | Exception, bool]:
 
     unobserved = Observation(item.operation, ())  # the batch is observed
     try:
-        outcome = run(store, item.operation, execute, _raise, observation=unobserved)
+        outcome = run(store, item.operation, execute, reraise, observation=unobserved)
     except StoreUnavailable as error:
         unconfirmed = finished and not error.rolled_back
         return (_settle_unconfirmed(store, item, error) if unconfirmed else error), begun
@@ -150,13 +151,9 @@ def _settle_unconfirmed(store: Store, item: Item, error: StoreUnavailable) -> Ou
 
     unobserved = Observation(item.operation, ())
     try:
-        return run(store, item.operation, execute, _raise, observation=unobserved)
+        return run(store, item.operation, execute, reraise, observation=unobserved)
     except Exception as again:  # noqa: BLE001  # then it is unknown
         return known if again is known else error
-
-
-def _raise(error: Exception) -> Result:
-    raise error
 
 
 class _Batch:

@@ -14,19 +14,20 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
-from django.core.signals import setting_changed
 from django.db import connections
 
+from ..conf import until_settings_change
 from ..stores.atomic_blocks import is_open
 from .context import CURRENT
 from .steps import current_step
@@ -100,7 +101,8 @@ def effects_outside() -> Iterator[list[Effect]]:
     The list has each connection, process and file that a handler used within its transaction, or
     outside of a step in the leased mode. In that mode, it also has the writes to the database
     outside of a step and of any transaction. The project's own databases, caches and brokers are
-    left out, and so are log files, temporary files and compiled modules.
+    left out, and so are log files, datagrams to Unix sockets (syslog, statsd), temporary files and
+    compiled modules.
 
     It sees what Python does, in each thread that runs a handler. It does not see threads that a
     handler starts, connections that libraries in C open (``psycopg``, ``confluent-kafka``,
@@ -189,18 +191,28 @@ def _note(kind: Kind, peer: str) -> None:
 
 # What the events tell.
 
+_NUL: Final = "\0"
+"""What the address of an abstract Unix socket begins with."""
 
-def _network(_: object, address: Any) -> tuple[Kind, str] | None:
-    if isinstance(address, bytes):
-        address = os.fsdecode(address)
+
+def _network(connection: Any, address: Any) -> tuple[Kind, str] | None:
+    if isinstance(address, bytes | bytearray | memoryview):
+        address = os.fsdecode(bytes(address))
     if isinstance(address, str):  # a Unix socket
-        return None if address.startswith(_own_peers()[1]) else ("network", address)
+        # A datagram to a program on this machine is a log or a metric, as of syslog and statsd.
+        if getattr(connection, "type", None) == socket.SOCK_DGRAM or _is_own_socket(address):
+            return None
+        return "network", f"@{address.strip(_NUL)}" if address.startswith(_NUL) else address
     if not (isinstance(address, tuple) and len(address) >= 2 and isinstance(address[0], str)):
         return None
     host, port = address[:2]
     looked_up = getattr(_here, "looked_up", None)
     name = looked_up[0] if looked_up and looked_up[1] == port else host
-    return None if _is_own(host, name, port) else ("network", f"{name}:{port}")
+    return None if _is_own(host, name, port) else ("network", _named(name, port))
+
+
+def _named(host: str, port: Any) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _looked_up(host: Any, port: Any, *_: Any) -> None:
@@ -213,9 +225,11 @@ def _looked_up(host: Any, port: Any, *_: Any) -> None:
 
 def _sent(connection: Any, _: object) -> tuple[Kind, str] | None:
     """A message of ``http.client``, also over a connection that was open before."""
+    if getattr(connection.sock, "family", None) == getattr(socket, "AF_UNIX", ""):
+        return _network(connection.sock, connection.sock.getpeername())
     if _is_own(connection.host, connection.host, connection.port):
         return None
-    return "network", f"{connection.host}:{connection.port}"
+    return "network", _named(connection.host, connection.port)
 
 
 def _process(*args: Any) -> tuple[Kind, str]:
@@ -365,34 +379,49 @@ _PORTS: Final = {
     "memcached": 11211,
     "mysql": 3306,
     "oracle": 1521,
+    "postgis": 5432,
     "postgresql": 5432,
     "redis": 6379,
     "rediss": 6379,
 }
-_HOST_AND_PORT: Final = re.compile(r"([\w.-]+):(\d+)")
+_POSTGRES_FOLDERS: Final = ("/run/postgresql", "/var/run/postgresql", "/tmp")  # noqa: S108
+_SOCKETS: Final = {
+    "mysql": ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/tmp/mysql.sock"),  # noqa: S108
+    "postgis": _POSTGRES_FOLDERS,
+    "postgresql": _POSTGRES_FOLDERS,
+}
+"""Where clients look for the server of a database without a host; for PostgreSQL the folders."""
+_POSTGRES_SOCKET: Final = ".s.PGSQL."
+_HOST_AND_PORT: Final = re.compile(r"([\w.-]+|\[[\w.:%]+\]):(\d+)")
 
 Peer = tuple[str, int]
 
 
+@until_settings_change
 @lru_cache(maxsize=1)
-def _own_peers() -> tuple[frozenset[Peer], tuple[str, ...]]:
+def _own_peers() -> tuple[frozenset[Peer], frozenset[str]]:
     """The hosts and ports of the project's databases, caches and brokers, and their paths."""
     peers: set[Peer] = set()
     paths: set[str] = set()
     for name in _OWN_SETTINGS:
         for host, port in _peers_in(getattr(settings, name, None)):
             if host.startswith("/"):
-                paths.add(host)
+                paths.add(os.path.realpath(host))
             elif host:
-                peers.add((host.lower(), port))
-    return frozenset(peers), tuple(paths)
+                peers.add((_plain(host), port))
+    return frozenset(peers), frozenset(paths)
 
 
 def _peers_in(value: Any) -> Iterator[Peer]:
     if isinstance(value, Mapping):
         engine = str(value.get("ENGINE", "")).rpartition(".")[2].removesuffix("_psycopg2")
-        if isinstance(value.get("HOST"), str):
-            yield value["HOST"], int(value.get("PORT") or _PORTS.get(engine, 0))
+        hosts = str(value.get("HOST") or "").split(",")  # PostgreSQL takes several
+        ports = str(value.get("PORT") or _PORTS.get(engine, 0)).split(",")
+        if not hosts[0] and engine in _SOCKETS:
+            hosts = ["localhost", *_SOCKETS[engine]]
+        for place, host in enumerate(hosts):
+            port = ports[place] if len(ports) == len(hosts) else ports[0]
+            yield host.strip(), int(port) if port.strip().isdigit() else 0
         for each in value.values():
             yield from _peers_in(each)
     elif isinstance(value, list | tuple):
@@ -402,37 +431,52 @@ def _peers_in(value: Any) -> Iterator[Peer]:
             yield from _peers_in(each)
     elif isinstance(value, str):
         for each in re.split("[;,]", value):
-            yield from _peers_of(each.strip())
+            with suppress(ValueError):  # it is no URL
+                yield from _peers_of(each.strip())
 
 
 def _peers_of(text: str) -> Iterator[Peer]:
-    if text.startswith(("/", "unix:")):
-        yield "/" + text.removeprefix("unix:").lstrip("/"), 0
-    elif "://" in text:
+    if text.startswith("/"):
+        yield text, 0
+    elif "://" in text or text.startswith("unix:"):
         parts = urlsplit(text)
-        yield parts.hostname or parts.path, parts.port or _PORTS.get(parts.scheme, 0)
+        is_path = parts.scheme == "unix" or not parts.hostname
+        host = unquote(parts.path) if is_path else str(parts.hostname)
+        yield host, parts.port or _PORTS.get(parts.scheme, 0)
     elif found := _HOST_AND_PORT.fullmatch(text):
         yield found[1], int(found[2])
 
 
+def _is_own_socket(address: str) -> bool:
+    """Whether a Unix socket is a server's of the project, or is PostgreSQL's in such a folder."""
+    if address.startswith(_NUL):  # it has no path
+        return False
+    folder, name = os.path.split(path := os.path.realpath(address))
+    _, paths = _own_peers()
+    return path in paths or (name.startswith(_POSTGRES_SOCKET) and folder in paths)
+
+
 def _is_own(host: str, name: str, port: Any) -> bool:
     peers, _ = _own_peers()
-    if {(host.lower(), port), (name.lower(), port)} & peers:
+    own = {each for each, its_port in peers if its_port == port}
+    if own & {_plain(host), _plain(name)}:
         return True
     # As its address, where another thread has looked the name up, as in async code.
-    return any(host in _addresses(own, port) for own, its_port in peers if its_port == port)
+    return any(_addresses(each, port) & _addresses(host, port) for each in own)
+
+
+def _plain(host: str) -> str:
+    """A host in one notation."""
+    try:
+        address = ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return host.lower().rstrip(".")
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 @lru_cache(maxsize=64)
 def _addresses(host: str, port: int) -> frozenset[str]:
     try:
-        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, port))
-    except OSError:
+        return frozenset(_plain(str(found[4][0])) for found in socket.getaddrinfo(host, port))
+    except (OSError, UnicodeError):
         return frozenset()
-
-
-def _forget(**_: Any) -> None:
-    _own_peers.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid=f"{__name__}.peers")

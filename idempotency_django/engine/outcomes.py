@@ -198,6 +198,11 @@ def in_progress(store: Store, operation: Operation, error: OperationInProgress) 
     return InProgress(busy=error.busy and not store.is_running(operation))
 
 
+def reraise(error: Exception) -> Result:
+    """A :data:`Recover` of a handler whose errors are its caller's."""
+    raise error
+
+
 def failure(error: Exception) -> Result:
     """The result of an exception, if nothing turns it into another answer."""
     return Result(None, None, error=named(error), failed=True)
@@ -244,8 +249,7 @@ def end_signal(result: Result) -> Signal:
 
 def announce(signal: Signal, claim: Claim, **arguments: Any) -> None:
     """Send a signal of an attempt."""
-    if signal.has_listeners(Operation):
-        send(signal, claim.operation, attempt=claim.attempt, **arguments)
+    send(signal, claim.operation, attempt=claim.attempt, **arguments)
 
 
 def send(signal: Signal, operation: Operation, **arguments: Any) -> None:

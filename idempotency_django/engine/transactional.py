@@ -25,6 +25,7 @@ from ..errors import (
 )
 from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
+from ..stores.atomic_blocks import IN_NINJA
 from .context import CURRENT, ExecutionContext
 from .outcomes import (
     UNCERTAIN_ERRORS,
@@ -224,8 +225,7 @@ class TransactionalRun:
     def _executed(self, claim: Claim) -> Any:
         """The response of the handler, whose answer is stored."""
         store = self.store
-        if signals.claimed.receivers:
-            announce(signals.claimed, claim)
+        announce(signals.claimed, claim)
         self.claim, self.execution = claim, ExecutionContext(store, claim, None)
         # Before the handler's own hooks: one may raise and end them all.
         store.on_commit(self._announce)
@@ -279,7 +279,7 @@ class TransactionalRun:
     def _announce(self) -> None:
         """Called once it is committed, alone or in an outer transaction."""
         self._committed = True
-        if self._payload is not None and signals.completed.receivers:
+        if self._payload is not None:
             announce(signals.completed, self.claim, payload=self._payload)
 
     def _ended(self, _: object, error: BaseException | None, __: object) -> None:
@@ -385,7 +385,7 @@ def _diagnose(error: Exception, operation: str, using: str | None) -> Exception:
         f"{what} within a transaction, and {operation} runs in one: its idempotency policy is "
         "transactional, so that its effects and its result commit together. Do that outside the "
         "view, or give its policy mode='leased'. Under ATOMIC_REQUESTS, also mark the view with "
-        "transaction.non_atomic_requests."
+        f"transaction.non_atomic_requests. {IN_NINJA}"
     )
     better.__cause__ = error
     return better

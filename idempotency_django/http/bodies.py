@@ -37,12 +37,8 @@ LONGEST: Final = 1024**3
 
 def rewind(request: Any, stream: Any) -> None:
     """Give the stream back to the request, at its beginning."""
-    # Django has no public API for this. REST framework relies on the same names.
     stream.seek(0)
-    request._stream = stream
-    request._read_started = False
-    if "wsgi.input" in request.META:  # where some views stream from
-        request.META["wsgi.input"] = stream
+    _hand_on(request, stream)
 
 
 def rewindable(request: Any) -> Any:
@@ -57,10 +53,11 @@ def rewindable(request: Any) -> Any:
 
 
 def _hand_on(request: Any, stream: Any) -> None:
-    """Give the request back a stream that was not read to its end."""
+    """Have the request read this stream."""
+    # Django has no public API for this. REST framework relies on the same names.
     request._stream = stream
     request._read_started = False
-    if "wsgi.input" in request.META:
+    if "wsgi.input" in request.META:  # where some views stream from
         request.META["wsgi.input"] = stream
 
 
@@ -209,7 +206,7 @@ def is_seekable(stream: Any) -> bool:
 
 
 class _File(FileIO):
-    """Is closed with its request, which Python would warn of."""
+    """A file that is closed with its request. Python would warn of an open one."""
 
     def __del__(self) -> None:
         self.close()
@@ -248,10 +245,9 @@ def body_of(request: Any) -> Body:
         RequestDataTooBig: it is JSON that no view may have in memory, or longer than ``LONGEST``.
         UnreadablePostError: its end is missing.
     """
-    if "HTTP_TRANSFER_ENCODING" in request.META:
-        unseen = body_that_django_ignores(request)
-        if unseen is not None:
-            return unseen
+    unseen = body_that_django_ignores(request)
+    if unseen is not None:
+        return unseen
     if request._read_started and not hasattr(request, "_body"):  # and it is no longer available
         return _parsed_before(request)
     if request.content_type == MULTIPART:
@@ -361,7 +357,7 @@ def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:
 
 
 def uploaded(field: str, file: Any) -> UploadedFile:
-    """What is compared of a file of Django's, which can be read again afterwards."""
+    """The parts of an uploaded file that are compared; it can be read again afterwards."""
     if not is_seekable(file):
         raise unreadable(f"The uploaded file {field!r} was taken by an upload handler")
     sha256 = hashlib.sha256()

@@ -88,7 +88,7 @@ def describe(
         varies: whether each request may have another policy, so that this one promises nothing.
     """
     dialect, required = dialect_of(policy), policy.requires_key(method) and not varies
-    if policy.key is None or keys.reads_header(policy.key):
+    if keys.reads_header(policy.key):
         if dialect.members:
             _add_member(operation, policy, required=required)
         else:
@@ -99,7 +99,7 @@ def describe(
 
 
 def promise_of(policy: Policy, method: str) -> dict[str, Any]:
-    """What ``x-idempotency`` says of an operation.
+    """The value of ``x-idempotency`` of an operation.
 
     Args:
         policy: the endpoint's policy, resolved.
@@ -192,6 +192,7 @@ def _shape_of(value: Any) -> dict[str, Any]:
 def _add_responses(
     responses: dict[str, Any], policy: Policy, method: str, problem: dict[str, Any]
 ) -> None:
+    """Add the responses and headers of the policy; what is documented stays."""
     dialect = dialect_of(policy)
     for status, response in responses.items():
         if str(status).startswith("2"):
@@ -255,7 +256,7 @@ def problems_of(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]
     """
     if policy.requires_key(method):
         yield KeyMissing
-    if policy.key is None or keys.reads_header(policy.key):
+    if keys.reads_header(policy.key):
         yield from (KeyMalformed, KeyGuessable)
         if carries_time(policy):
             yield KeyTooOld

@@ -566,7 +566,7 @@ def reason_not_to_store(adapter: Adapter, response: HttpResponseBase, policy: Po
 
 
 def _owner(adapter: Adapter, policy: Policy) -> str:
-    """Who may find what the request has made."""
+    """The owner of what the request has made, for :func:`~.resources.with_resource`."""
     request: Any = adapter.http_request
     operation: Operation = request.idempotency.operation
     caller = operation.principal + operation.since or credentials_of(request)

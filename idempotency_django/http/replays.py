@@ -25,6 +25,7 @@ from django.middleware import csrf
 from django.views.generic.edit import BaseCreateView
 
 from ..errors import AnswerNotAcceptable
+from ..policy.fingerprints import media_type_of
 from ..records import Payload, Record
 
 _ANY_FORM: Final = (":accept", "*/*")
@@ -77,7 +78,7 @@ class CsrfTokenTracker:
             return False
         if not isinstance(response, HttpResponse):
             return True  # it is streamed, and not kept anyway
-        if response.content and _media_type(response.get("Content-Type", "")) in _PAGES:
+        if response.content and media_type_of(response.get("Content-Type", "")) in _PAGES:
             return True
         secret = self._request.META.get("CSRF_COOKIE", "")
         return any(_matches(text, secret) for text in _candidates(response.content))
@@ -144,13 +145,9 @@ def _admits(accept: str, content_type: str) -> bool:
     request = HttpRequest()
     request.META["HTTP_ACCEPT"] = accept
     # Parameters say how to write a type ("indent=4"), or which version of it, not which it is.
-    media_type = _media_type(content_type)
+    media_type = media_type_of(content_type)
     ranges = (f"{each.main_type}/{each.sub_type}".lower() for each in request.accepted_types)
     return request.accepts(media_type) or media_type in ranges
-
-
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
 
 
 _FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")

@@ -18,7 +18,7 @@ from ..records import RESOURCE, Payload
 
 
 def owner_of(caller: str, host: str) -> str:
-    """Who may find the resource, as a note says it.
+    """The digest by which a note names who may find the resource.
 
     Args:
         caller: whose the key is; empty: everybody's who knows it.
@@ -62,7 +62,7 @@ def url_of(payload: Payload | None) -> str:
 
 
 def resource_of(payload: Payload | None) -> Any:
-    """What the operation has made, if it still exists and its model is known; else ``None``."""
+    """The object that the operation has made; ``None``: it is gone, or its model is."""
     note = payload.note(RESOURCE) if payload is not None else None
     if note is None:
         return None

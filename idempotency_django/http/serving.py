@@ -63,7 +63,7 @@ from .messages import (
 from .replays import CSRF_USED, CsrfTokenTracker
 from .resources import url_of
 from .sessions import SessionSnapshot, save_session
-from .shadow import aserve_observed, serve_observed
+from .shadow import aserve_observed, is_observed, serve_observed
 from .status import accepted_response
 
 logger = logging.getLogger("idempotency_django")
@@ -73,7 +73,7 @@ def init_idempotency(request: HttpRequest) -> bool:
     """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
     execution = getattr(request, "idempotency", None) or None
     request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
-    if isinstance(execution, UnprotectedContext) and getattr(request, PLANNED, None) is False:
+    if isinstance(execution, UnprotectedContext) and is_observed(request):
         return True  # an observed view has claimed nothing: a part of it may be enforced
     return execution is None
 
@@ -112,6 +112,8 @@ def serve(
         with _switched_off(adapter, policy):
             return adapter.respond()
     if takes_part and policy.mode == "observe":
+        if is_observed(request):
+            return adapter.run_view()  # the view that calls this one is counted
         setattr(request, PLANNED, False)
         return serve_observed(adapter, policy, transactions, partial(_unprotected, adapter, policy))
     plan = planned(policy, adapter) if takes_part else None
@@ -196,7 +198,7 @@ def _note_unprotected(adapter: Adapter, response: HttpResponseBase) -> None:
 
 def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> None:
     """Give a leased view without a key an execution without a key."""
-    store = stores.made.get(policy.store) or stores[policy.store]
+    store = stores[policy.store]
     if asynchronous or policy.mode == "leased" or not store.supports_transactions:
         request.idempotency = NoKeyContext(store)  # type: ignore[attr-defined]
 
@@ -205,6 +207,7 @@ def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> N
 def _running(adapter: Adapter, execution: ExecutionContext) -> Iterator[None]:
     """The view runs in the block, as the request's attempt."""
     request: Any = adapter.http_request
+    around = request.idempotency  # an observed view's, of which this is a part
     request.idempotency = execution
     try:
         if CSRF_USED in request.META:
@@ -212,7 +215,7 @@ def _running(adapter: Adapter, execution: ExecutionContext) -> Iterator[None]:
         with adapter.tracking_tokens():
             yield
     finally:
-        request.idempotency = None  # a second run needs a claim of its own
+        request.idempotency = around  # None: a second run needs a claim of its own
 
 
 def _execute(
@@ -245,6 +248,8 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
         with _switched_off(adapter, policy):
             return await adapter.arespond()
     if policy.mode == "observe":
+        if is_observed(adapter.http_request):
+            return await adapter.arun_view()
         setattr(adapter.http_request, PLANNED, False)
         return await aserve_observed(adapter, policy, partial(_unprotected, adapter, policy))
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
@@ -326,9 +331,7 @@ def _response(
             elapsed = time.monotonic() - asked_at
             mark(response, NOT_STORED if lost else executed(outcome, operation, policy, elapsed))
         case Replayed(record):
-            response = _replay(adapter, policy, record)
-            if policy.on_replay is not None:
-                response = _altered(adapter, policy, response)
+            response = _altered(adapter, policy, _replay(adapter, policy, record))
             mark(response, replayed(record, operation, policy))
         case InProgress(busy=False) if policy.on_conflict == "accepted":
             owner = operation.principal + operation.since
@@ -358,7 +361,9 @@ def _retry_after() -> int:
 
 
 def _altered(adapter: Adapter, policy: Policy, response: HttpResponseBase) -> HttpResponseBase:
-    altered = policy.on_replay(adapter.http_request, response) if policy.on_replay else response
+    if policy.on_replay is None:
+        return response
+    altered = policy.on_replay(adapter.http_request, response)
     if not isinstance(altered, HttpResponseBase):
         raise ImproperlyConfigured(
             f"The on_replay of an idempotency policy returned a {type(altered).__name__}; it must "

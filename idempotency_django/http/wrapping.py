@@ -98,9 +98,8 @@ class ViewAdapter(Adapter):
             check_object(self._instance, record)
 
     def respond(self) -> HttpResponseBase:
-        response = self.run_view()
         # A template is rendered here, inside the transaction, because its output is stored.
-        return response.render() if hasattr(response, "render") else response
+        return render(self.run_view())
 
     async def arespond(self) -> HttpResponseBase:
         response = await self.arun_view()
@@ -109,19 +108,16 @@ class ViewAdapter(Adapter):
         return await sync_to_async(render)(response)
 
     def run_view(self) -> HttpResponseBase:
-        response = self._view()
-        if not isinstance(response, HttpResponseBase):
-            raise self._no_response(response)
-        return response
+        return self._checked(self._view())
 
     async def arun_view(self) -> HttpResponseBase:
-        response = await self._view()
-        if not isinstance(response, HttpResponseBase):
-            raise self._no_response(response)
-        return response
+        return self._checked(await self._view())
 
-    def _no_response(self, response: object) -> TypeError:
-        return TypeError(
+    def _checked(self, response: object) -> HttpResponseBase:
+        """What the view returned, which must be a response."""
+        if isinstance(response, HttpResponseBase):
+            return response
+        raise TypeError(
             f"The view of {escaped(self.http_request.path)} returned {type(response).__name__}, "
             "not an HttpResponse."
         )
@@ -230,6 +226,7 @@ def validate_handler(view_class: Any, name: str) -> None:
 
 
 def _protected(function: Any, policy: Policy | None) -> Any:
+    """The function that runs an innermost function once; a protected one stays as it is."""
     if is_marked(function, PROTECTED):
         return function
     if is_made_by_as_view(function):
@@ -247,6 +244,8 @@ def _protected(function: Any, policy: Policy | None) -> Any:
 
 
 def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
+    """A view that runs once, in the transactions of its request."""
+
     @functools.wraps(view)
     def protected(*args: Any, **kwargs: Any) -> Any:
         request, instance = args[0] if args else None, None
@@ -292,7 +291,7 @@ def _instance_of(args: tuple[Any, ...]) -> View | None:
 # Class-based views.
 
 
-_HOOKS: Final = (
+HOOKS: Final = (
     "check_idempotent_replay",
     "get_idempotency_key",
     "get_idempotency_policy",
@@ -344,6 +343,7 @@ def _protected_as_view(view: Any, policy: Policy | None) -> Any:
 
 
 def _protected_class(view_class: Any, policy: Policy | None) -> Any:
+    """A subclass whose handlers run once. ``ImproperlyConfigured``: none would be protected."""
     if not issubclass(view_class, View):
         raise ImproperlyConfigured(
             f"@idempotent is on {name_of(view_class)}, which is not a view. Put it on a function, "
@@ -364,7 +364,7 @@ def _protected_class(view_class: Any, policy: Policy | None) -> Any:
         POLICY: policy,
         # Those of the view, which the mixin's own would hide.
         POLICIES: getattr(view_class, POLICIES, {}),
-        **{name: getattr(view_class, name) for name in _HOOKS if hasattr(view_class, name)},
+        **{name: getattr(view_class, name) for name in HOOKS if hasattr(view_class, name)},
     }
     if not mixins:
         body["dispatch"] = _protected_dispatch(view_class.dispatch, policy)

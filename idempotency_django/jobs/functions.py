@@ -113,8 +113,14 @@ def check_rule(rule: KeyRule, job: str, function: Callable[..., Any]) -> None:
     """Check when the job is declared what would fail when it is called.
 
     Raises:
-        ImproperlyConfigured: the template names what is not an argument of the function.
+        ImproperlyConfigured: the template names what is not an argument of the function, or the
+            rule is :func:`~idempotency_django.policy.keys.generated`.
     """
+    if rule is keys.generated:
+        raise ImproperlyConfigured(
+            f"The key of {job} is keys.generated, which makes a new key for each call, so each "
+            "retry would run again. Make the key of the arguments, such as 'order-{order_id}'."
+        )
     if callable(rule):
         return
     arguments = inspect.signature(function).parameters
@@ -243,7 +249,8 @@ def idempotent_job(
             :func:`~idempotency_django.functions.idempotent_call`; by default the return annotation.
 
     Raises:
-        ImproperlyConfigured: the template names what is not an argument of the function.
+        ImproperlyConfigured: the template names what is not an argument of the function, or the
+            key is ``keys.generated``.
 
     The decorated function returns what the function returned first, as it reads back from JSON, or
     rebuilt as its type. It raises what :func:`~idempotency_django.functions.idempotent_call`

@@ -275,7 +275,7 @@ class EventExecution:
         if claim_first and operation.lease is None:
             operation, atomic = replace(operation, lease=plan.policy.lease), _ClaimCommittedFirst()
         try:
-            ended = engine.run(plan.store, operation, self.execute, _raise, atomic=atomic)
+            ended = engine.run(plan.store, operation, self.execute, engine.reraise, atomic=atomic)
         except Exception as error:
             if dead := self._dead_lettered(error):
                 raise dead from error
@@ -288,7 +288,7 @@ class EventExecution:
             return known
         plan = self.plan
         try:
-            ended = await engine.arun(plan.store, plan.operation, self._aexecute, _raise)
+            ended = await engine.arun(plan.store, plan.operation, self._aexecute, engine.reraise)
         except Exception as error:
             if dead := await sync_to_async(self._dead_lettered)(error):
                 raise dead from error
@@ -416,10 +416,6 @@ def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | N
             outcome = execution.to_outcome(replayed)
             known[place] = outcome if isinstance(outcome, Duplicate) else None
     return known
-
-
-def _raise(error: Exception) -> engine.Result:
-    raise error
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def _keep(
         "source": f"consumer:{consumer.name}",
         "message_id": keys.fit(message_id),
     }
-    found: dict[str, Any] = {"state": _DEAD, "error": _told(error), "process_after": None}
+    found: dict[str, Any] = {"state": _DEAD, "error": _text_of(error), "process_after": None}
     row = rows.model(
         **named,
         **found,
@@ -138,7 +138,7 @@ def _keep(
     rows.filter(**named, state__in=_OVER).update(**found, purge_at=None)
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     """The error and what caused it, one in each line."""
     lines: list[str] = []
     cause: BaseException | None = error

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote
 
+from ..policy.fingerprints import media_type_of, unique_members
 from ..records import is_reference
 
 CAUSED_BY: Final = "causedby"
@@ -135,7 +136,7 @@ class Event:
         """
         lowered = {name.lower(): value for name, value in headers.items()}
         content_type = lowered.get("content-type", "")
-        media_type = _media_type(content_type)
+        media_type = media_type_of(content_type)
         if media_type == STRUCTURED:
             return cls.from_json(body)
         if media_type.startswith(_ENVELOPE):
@@ -191,7 +192,7 @@ class Event:
             body = b""
         elif isinstance(data, bytes):
             body = data
-        elif isinstance(data, str) and not _is_json(_media_type(content_type)):
+        elif isinstance(data, str) and not _is_json(media_type_of(content_type)):
             body = data.encode()
         else:
             body = _dumped(data).encode()
@@ -327,18 +328,11 @@ def validate_nesting(what: str, text: str, value: Any, at_most: int = MAX_NESTIN
     )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise ValueError("a name appears twice, and parsers differ in which value they use")
-    return members
-
-
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a JSON number")
 
 
-_loads = partial(json.loads, object_pairs_hook=_unique, parse_constant=_no_constant)
+_loads = partial(json.loads, object_pairs_hook=unique_members, parse_constant=_no_constant)
 
 
 def _dumped(value: Any) -> str:
@@ -361,10 +355,6 @@ def _unbased(encoded: Any) -> bytes:
 def _kind(value: Any) -> str:
     kinds = {list: "array", str: "string", bool: "boolean", type(None): "null"}
     return kinds.get(type(value), "number")
-
-
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
 
 
 def _is_json(media_type: str) -> bool:

@@ -29,7 +29,7 @@ from django.db.models import F, Func, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from ..errors import StoreUnavailable
-from ..models import DatabaseNow
+from ..models import DatabaseNow, unlocked
 from .databases import close_lost_connections, database, unindexed
 from .models import MessageState
 
@@ -234,7 +234,7 @@ class Queue:
         """
         using = database()
         with transaction.atomic(using=using):
-            oldest = locked(self.over(older_than).order_by("purge_at", "pk"))
+            oldest = unlocked(self.over(older_than).order_by("purge_at", "pk"))
             keys = [*oldest.values_list("pk", flat=True)[:limit]]
             deleted: int = self.all(using).filter(pk__in=keys).delete()[0]
         if deleted < limit:
@@ -245,7 +245,7 @@ class Queue:
         """Lock messages that are due, and see which of them are not the first of their groups."""
         first = [self._first(due.db, state) for state in (PENDING, MessageState.DEAD)]
         # By one column: of many that became due at the same time, no more than these are read.
-        rows = locked(due.order_by("process_after")).values_list(
+        rows = unlocked(due.order_by("process_after")).values_list(
             "pk", *self.group, *first, DatabaseNow()
         )
         found = []
@@ -261,7 +261,7 @@ class Queue:
             unfinished = _in_state(self.all(using), PENDING, MessageState.DEAD).filter(
                 pk__in=others
             )
-            mine = mine | set(locked(unfinished).values_list("pk", flat=True))
+            mine = mine | set(unlocked(unfinished).values_list("pk", flat=True))
         aside = [each for each in waiting if each.first in mine]
         self._rows(using, aside).update(process_after=None)
 
@@ -321,12 +321,6 @@ class Queue:
         """The rows of the table."""
         rows: QuerySet[Any] = self.model._default_manager.using(using)
         return rows
-
-
-def locked(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """The rows that no other transaction has locked, where the database can skip those."""
-    skip = connections[rows.db].features.has_select_for_update_skip_locked
-    return rows.select_for_update(skip_locked=skip)
 
 
 def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import transaction
 
+from ..models import unlocked
 from .databases import database
 from .inbox.processing import INBOX
 from .models import InboxMessage, MessageState, OutboxMessage
@@ -122,8 +123,7 @@ def _settle(
     rows = queue.all(using).filter(pk=message.pk)
     with transaction.atomic(using=using):
         # The transaction of a handler, and of a claim, locks the row.
-        skip = connections[using].features.has_select_for_update_skip_locked
-        row = rows.select_for_update(skip_locked=skip).first()
+        row = unlocked(rows).first()
         if row is None and rows.exists():
             raise NotSettled("The message is being handled or sent now. Try again later.")
         if row is None:

@@ -25,8 +25,8 @@ def check_tables(databases: Collection[str] | None = None, **_: Any) -> list[Che
         using = database()
     except ImproperlyConfigured:
         return []  # check_settings reports it
-    asked = using in (databases or ()) and using in connections
-    if not asked or sys.argv[1:2] == ["migrate"]:
+    is_asked = using in (databases or ()) and using in connections
+    if not is_asked or sys.argv[1:2] == ["migrate"]:
         return []
     missing = ", ".join(missing_from(using, *MODELS))
     text, hint = _LACKS.format(using=using, missing=missing), _HINT.format(using=using)

@@ -12,10 +12,9 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from ..conf import conf, default_store, did_you_mean
+from ..conf import conf, default_store, did_you_mean, until_settings_change
 from ..records import Record
 from . import keys, scopes
 from .dialects import DIALECTS, IETF, Dialect
@@ -515,6 +514,7 @@ def _project_policy() -> Policy:
     return setting
 
 
+@until_settings_change
 @lru_cache(maxsize=1024)
 def resolve(policy: Policy) -> Policy:
     """:meth:`Policy.resolved`, once for all policies with the same values.
@@ -543,10 +543,3 @@ def dialect_of(policy: Policy) -> Dialect:
 def project_dialect() -> Dialect:
     """The dialect of what no view's policy answers."""
     return dialect_of(resolve(PROJECT_POLICY))
-
-
-def _forget(**_: Any) -> None:
-    resolve.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="idempotency_django.policy")

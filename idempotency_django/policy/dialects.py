@@ -202,10 +202,10 @@ _SQUARE: Final = {
 def _square(error: IdempotencyError, status: int) -> Mapping[str, Any]:
     code = _SQUARE.get(error.slug) or ("INTERNAL_SERVER_ERROR" if status >= 500 else "CONFLICT")
     kind = "INVALID_REQUEST_ERROR" if status < 500 else "API_ERROR"
-    told = {"category": kind, "code": code, "detail": error.detail}
+    problem = {"category": kind, "code": code, "detail": error.detail}
     if isinstance(error, KeyRefused | FingerprintMismatch):
-        told["field"] = "idempotency_key"
-    return {"errors": [told]}
+        problem["field"] = "idempotency_key"
+    return {"errors": [problem]}
 
 
 def _iceberg(error: IdempotencyError, status: int) -> Mapping[str, Any]:

@@ -150,7 +150,7 @@ def _decoded(body: Body, media_type: str, loads: Callable[..., Any] | None = Non
     if not isinstance(body, bytes) or not is_json(media_type):
         return body
     try:
-        return Parsed((loads or _loads)(body, object_pairs_hook=_unique), tree=True)
+        return Parsed((loads or _loads)(body, object_pairs_hook=unique_members), tree=True)
     except (ValueError, RecursionError):
         return body
 
@@ -167,11 +167,16 @@ def _number(text: str) -> tuple[float, str]:
     return _NAN, text
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("A name appears twice, and parsers differ in which value they use.")
-    return made
+def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The members of a JSON object, for ``object_pairs_hook``.
+
+    Raises:
+        ValueError: a name appears twice.
+    """
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a name appears twice, and parsers differ in which value they use")
+    return members
 
 
 _loads = partial(json.loads, parse_float=_number, parse_constant=_number)
@@ -192,6 +197,11 @@ def _number_value(text: str) -> tuple[float, str]:
 _load_values = partial(
     json.loads, parse_float=_number_value, parse_int=_number_value, parse_constant=_number
 )
+
+
+def media_type_of(content_type: str) -> str:
+    """The media type of a ``Content-Type``, in lower case and without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 @lru_cache(maxsize=64)

@@ -7,11 +7,10 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.utils.dateparse import parse_datetime
 from django.utils.http import parse_http_date
 
-from ..conf import conf
+from ..conf import conf, until_settings_change
 from ..errors import KeyMalformed, KeyMissing, KeyTooOld
 from ..records import Operation
 from . import Policy, SlidingTTL, dialect_of, keys, scopes
@@ -189,12 +188,7 @@ def _in_format(policy: Policy, key: str) -> str:
 
 def _short_enough(policy: Policy, key: str) -> str:
     """The key of a client, if it is not longer than the dialect allows."""
-    longest = dialect_of(policy).max_length
-    if len(key) > longest:
-        raise KeyMalformed(
-            f"The idempotency key is {len(key)} characters long; at most {longest} are allowed."
-        )
-    return key
+    return keys.short_enough(key, dialect_of(policy).max_length)
 
 
 def _how_to_send_a_key(policy: Policy) -> str:
@@ -302,8 +296,9 @@ def _scope(
     if not (scope and isinstance(scope, str)):
         _text("scope", scope)
         raise ImproperlyConfigured(
-            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= or "
-            "the view's get_idempotency_scope() must return a namespace for the key."
+            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= "
+            "must return a namespace for the key, or the view's get_idempotency_scope() if it has "
+            "one."
         )
     if conf.hosts == "separate":
         scope = scopes.join(invocation.host, scope)
@@ -362,6 +357,7 @@ def named_operation(
     )
 
 
+@until_settings_change
 @lru_cache(maxsize=1024)
 def _operations(policy: Policy) -> partial[Operation]:
     """Operations with what only their policy decides, worked out once for each policy."""
@@ -376,13 +372,6 @@ def _operations(policy: Policy) -> partial[Operation]:
         count_replays=conf.record_replays,
         extend_on_replay=isinstance(policy.ttl, SlidingTTL),
     )
-
-
-def _forget(**_: Any) -> None:
-    _operations.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid=f"{__name__}.operations")
 
 
 LONGEST_WAIT: Final = timedelta(seconds=10)

@@ -95,14 +95,23 @@ def checked(key: str) -> str:
     """
     if not key:
         raise KeyMalformed("The idempotency key is empty. Send 1-255 visible ASCII characters.")
-    if len(key) > MAX_LENGTH:
-        raise KeyMalformed(
-            f"The idempotency key is {len(key)} characters long; at most {MAX_LENGTH} are allowed."
-        )
-    if not VALID.fullmatch(key):
+    if not VALID.fullmatch(short_enough(key, MAX_LENGTH)):
         raise KeyMalformed(
             "The idempotency key contains a character that is not visible ASCII (a space, a "
             "control character, an accent). Send 1-255 characters from ! to ~."
+        )
+    return key
+
+
+def short_enough(key: str, longest: int) -> str:
+    """The same key, if it has at most so many characters.
+
+    Raises:
+        KeyMalformed: it has more.
+    """
+    if len(key) > longest:
+        raise KeyMalformed(
+            f"The idempotency key is {len(key)} characters long; at most {longest} are allowed."
         )
     return key
 
@@ -215,7 +224,16 @@ def instead_of_header(derive: KeyFunction) -> KeyFunction:
 
     Args:
         derive: derives the key, such as ``natural("event.id")``.
+
+    Raises:
+        ValueError: it is :func:`generated`, whose keys name no operation.
     """
+    if derive is generated:
+        raise ValueError(
+            "keys.generated makes a new key for each request. Without the header, no retry could "
+            "have the same key. Pass keys.generated alone, or derive the key from the request, "
+            'such as keys.instead_of_header(keys.natural("event.id")).'
+        )
 
     @wraps(derive)
     def derived_key(invocation: Invocation) -> str | None:
@@ -226,7 +244,7 @@ def instead_of_header(derive: KeyFunction) -> KeyFunction:
 
 
 def reads_header(derive: KeyFunction | None) -> bool:
-    """Whether the key header counts beside a key callable."""
+    """Whether the key header counts, alone or beside a key callable."""
     return not getattr(derive, _INSTEAD_OF_HEADER, False)
 
 

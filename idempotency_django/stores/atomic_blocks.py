@@ -13,6 +13,9 @@ from django.db import connections, transaction
 is_atomic: Final = itemgetter("ATOMIC_REQUESTS")
 """Whether ATOMIC_REQUESTS is on for a database."""
 
+IN_NINJA: Final = "In django-ninja, which ignores this mark, turn ATOMIC_REQUESTS off."
+"""The end of the errors that advise ``transaction.non_atomic_requests``."""
+
 SHARED: Final = ("pool", "isolation_level")
 """Options of a database that its other users need, but a heartbeat must not use."""
 
@@ -63,7 +66,7 @@ def refuse_other_transactions(what: str, using: str | None, others: Iterable[str
                 f"transaction on the database {alias!r}, which commits later. If that commit "
                 "fails, the result is stored without its effects. Put @idempotent on the view in "
                 "the URLconf, not on one of its methods, or mark the view with "
-                f"transaction.non_atomic_requests(using={alias!r})."
+                f"transaction.non_atomic_requests(using={alias!r}). {IN_NINJA}"
             )
 
 
@@ -91,5 +94,5 @@ def forbid_transactions(what: str) -> None:
                 f"database {connection.alias!r}. If it rolls back, the result is stored without "
                 "its effects. If it is a transaction.atomic(), move it inside. If it is "
                 "ATOMIC_REQUESTS, put @idempotent on the view in the URLconf, not on one of its "
-                "methods, or mark the view with transaction.non_atomic_requests."
+                f"methods, or mark the view with transaction.non_atomic_requests. {IN_NINJA}"
             )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import compress
@@ -271,21 +271,15 @@ class CachedStore(DatabaseStore):
     def check(self) -> Sequence[CheckMessage]:
         return [*super().check(), *self._check_cache()]
 
-    def _check_cache(self) -> Sequence[CheckMessage]:
+    def _check_cache(self) -> Iterator[CheckMessage]:
         if self.cache not in settings.CACHES:
-            return [
-                Error(
-                    f"The store {self.alias!r} uses the cache {self.cache!r}, which is not in "
-                    "CACHES.",
-                    hint=f"CACHES has: {', '.join(map(repr, settings.CACHES))}.",
-                    id="idempotency_django.E013",
-                )
-            ]
-        backend = str(settings.CACHES[self.cache].get("BACKEND", ""))
-        if not backend.endswith(_OWN_MEMORY):
-            return []
-        return [
-            Warning(
+            yield Error(
+                f"The store {self.alias!r} uses the cache {self.cache!r}, which is not in CACHES.",
+                hint=f"CACHES has: {', '.join(map(repr, settings.CACHES))}.",
+                id="idempotency_django.E013",
+            )
+        elif str(settings.CACHES[self.cache].get("BACKEND", "")).endswith(_OWN_MEMORY):
+            yield Warning(
                 f"The store {self.alias!r} uses the cache {self.cache!r}, which is local to each "
                 "process.",
                 hint=(
@@ -294,7 +288,6 @@ class CachedStore(DatabaseStore):
                 ),
                 id="idempotency_django.W018",
             )
-        ]
 
     def _raise(self, error: DatabaseFault) -> NoReturn:
         try:

@@ -84,11 +84,11 @@ def findings(limits: Limits, databases: Collection[str] | None = None) -> Iterat
         limits: how long something may wait.
         databases: ask these only; ``None``: all.
     """
-    asked = [each for each in _registered.values() if databases is None or each[0]() in databases]
+    chosen = [each for each in _registered.values() if databases is None or each[0]() in databases]
     for using in dict.fromkeys(store.using for store in stores.all() if store.using):
         if databases is None or using in databases:
-            yield from _keys(using, limits, [owns for _, _, owns in asked])
-    for _, source, _ in asked:
+            yield from _keys(using, limits, [owns for _, _, owns in chosen])
+    for _, source, _ in chosen:
         yield from source(limits)
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.db import transaction
 from django.test import override_settings
 
 from idempotency_django.messaging.brokers.base import Outgoing, Publisher
+from idempotency_django.messaging.outbox import publish
 
 
 class Broker(Publisher):
@@ -28,6 +30,11 @@ class Broker(Publisher):
         if error is None:
             self.got.append(message)
         return error
+
+
+def publish_order() -> None:
+    with transaction.atomic():
+        publish("orders", {"order": 17}, type="order.paid")
 
 
 def outbox(**topics: Any) -> Any:

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import transaction
 
-from idempotency_django.messaging.outbox import publish
-
-from .conftest import Broker
+from .conftest import Broker, publish_order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,11 +21,6 @@ def relay(*arguments: str, **options: Any) -> str:
     said = StringIO()
     call_command("relay_outbox", *arguments, stdout=said, **options)
     return said.getvalue()
-
-
-def publish_order() -> None:
-    with transaction.atomic():
-        publish("orders", {"order": 17}, type="order.paid")
 
 
 @pytest.mark.parametrize("listen", [[], ["--listen"]], ids=["polls", "listens"])

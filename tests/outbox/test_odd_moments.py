@@ -12,10 +12,10 @@ from django.db import OperationalError, connection, transaction
 
 from idempotency_django.messaging.inbox.processing import warn_of_unhandled
 from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import after_commit, publish
+from idempotency_django.messaging.outbox import after_commit
 from idempotency_django.messaging.outbox.relay import Relay, run_relay
 
-from .conftest import Broker, outbox
+from .conftest import Broker, outbox, publish_order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,11 +25,6 @@ class Clinging(Broker):
 
     def close(self) -> None:
         raise OSError("the connection is gone")
-
-
-def publish_order() -> None:
-    with transaction.atomic():
-        publish("orders", {"order": 17}, type="order.paid")
 
 
 def test_publisher_that_cannot_be_closed(

@@ -105,7 +105,7 @@ def test_numbers_amid_publishing(using: str, monkeypatch: pytest.MonkeyPatch) ->
     if connections[using].vendor != "postgresql":
         pytest.skip("only PostgreSQL says who waits")
     monkeypatch.setattr(
-        publishing, "locked", QuerySet.select_for_update
+        publishing, "unlocked", QuerySet.select_for_update
     )  # so that it looks, and waits
     OutboxStream.objects.using(using).create(stream="orders/g", last_sequence=5)
     written, purged = threading.Event(), []

@@ -311,6 +311,22 @@ def test_at_one_moment() -> None:
     ]
 
 
+def test_written_at_one_moment() -> None:
+    """Effects of one moment are in the order in which they were written, from each member."""
+    at = ago(minutes=5)
+    moment = {"created_at": at, "completed_at": at}
+    root = record(key="root", **moment)
+    for letter in "dacbe":
+        record(key=f"record-{letter}", caused_by=named(root), **moment)
+        published(message_id=letter, caused_by=named(root), created_at=at, sent_at=at)
+    messages, records = list("dacbe"), [f"record-{letter}" for letter in "dacbe"]
+    for asked in ("root", *messages, *records):
+        timeline = traced(asked)
+        assert [member.key for _, member in timeline.members] == ["root", *messages, *records]
+        told = [entry.member.key for entry in timeline.entries if not entry.ahead]
+        assert list(dict.fromkeys(told)) == ["root", *messages, *records]
+
+
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the plan is PostgreSQL's")
 def test_messages_are_in_the_index() -> None:
     """PostgreSQL finds what an operation has published by an index, not by reading all messages."""

@@ -220,7 +220,9 @@ class KombuPublisher(Publisher):
         except BaseException:
             self.close()
             raise
-        self._producer = kombu.Producer(channel, on_return=self._take_back if confirms else None)
+        self._producer = kombu.Producer(
+            channel, on_return=self._note_returned if confirms else None
+        )
         return self._producer
 
     def _declared(self) -> kombu.Queue | kombu.Exchange:
@@ -228,7 +230,10 @@ class KombuPublisher(Publisher):
             return topic_exchange(self._exchange)
         return quorum_queue(self._queue)
 
-    def _take_back(self, error: Exception, exchange: Any, routing_key: str, message: Any) -> None:
+    def _note_returned(
+        self, error: Exception, exchange: Any, routing_key: str, message: Any
+    ) -> None:
+        """Called with a message that the broker could route nowhere."""
         self._returned.append(
             Refused(
                 f"No queue is bound to the routing key {routing_key!r} of the exchange "
@@ -489,7 +494,7 @@ class RabbitMQ(Transport):
         return False
 
     def _incoming(self, message: Any) -> Incoming:
-        told = message.delivery_info or {}
+        delivery = message.delivery_info or {}
         headers = {as_text(name): value for name, value in message.headers.items()}
         error: Exception | None = None
         if _UNREADABLE in headers:
@@ -502,7 +507,7 @@ class RabbitMQ(Transport):
                 message.body = _inflated(message.sent, compression, self._max_body_bytes)
             except ValueError as problem:
                 error = problem
-        redelivered = bool(told.get("redelivered")) or bool(headers.get("x-delivery-count"))
+        redelivered = bool(delivery.get("redelivered")) or bool(headers.get("x-delivery-count"))
         return Incoming(
             place=f"{self._queue}/{_identified(message, headers)}",
             body=message.body,
@@ -596,6 +601,6 @@ def _identified(message: _Message, headers: Mapping[str, Any]) -> str:
     Its id alone will not do: some senders give all of their messages one.
     """
     own = sorted((name, as_text(value)) for name, value in headers.items() if name[:2] != _BROKERS)
-    told = repr((own, message.content_type)).encode(errors="replace")
-    digest = sha256(told + message.sent).hexdigest()
+    content = repr((own, message.content_type)).encode(errors="replace")
+    digest = sha256(content + message.sent).hexdigest()
     return f"{(message.properties or {}).get('message_id') or ''}#{digest}"

@@ -22,6 +22,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ...errors import DeliveryMalformed, SignatureRefused
 from ...policy.canonical import canonical
+from ...policy.fingerprints import media_type_of
 
 __all__ = ["Contents", "GitHub", "Hmac", "StandardWebhooks", "Stripe", "Verifier"]
 
@@ -523,7 +524,7 @@ class GitHub(Verifier):
         self._compare([headers.get(_GITHUB_HEADER, "")], lambda key: _github_signature(key, body))
 
     def read(self, headers: Headers, body: bytes) -> Contents:
-        form = headers.get("Content-Type", "").partition(";")[0].strip().lower() == _FORM
+        form = media_type_of(headers.get("Content-Type", "")) == _FORM
         return Contents(
             headers.get("X-GitHub-Delivery", ""),
             headers.get("X-GitHub-Event", ""),

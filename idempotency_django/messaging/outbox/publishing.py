@@ -29,13 +29,12 @@ from django.db.models.sql import InsertQuery
 from ...concurrency.locks import on_rollback
 from ...engine.context import ExecutionContext, current_execution
 from ...engine.steps import current_step
-from ...models import DatabaseNow
+from ...models import DatabaseNow, unlocked
 from ...policy import keys
 from ...policy.canonical import canonical, digest
 from ..databases import database
 from ..events import validate_nesting
 from ..models import MessageState, OutboxMessage, OutboxStream
-from ..queue import locked
 from .topics import Topic, topic
 from .waking import wake_relays
 
@@ -295,7 +294,7 @@ def purge_streams(_: timedelta, limit: int) -> int:
     """
     using = database()
     with transaction.atomic(using=using):
-        empty = locked(_empty_streams(using).order_by("pk")).values_list("pk", flat=True)
+        empty = unlocked(_empty_streams(using).order_by("pk")).values_list("pk", flat=True)
         streams = {*empty[:limit]}
         # Publishers wait for the locks from here on: look again.
         messages = OutboxMessage.objects.using(using).filter(stream__in=streams)

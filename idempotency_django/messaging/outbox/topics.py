@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from ...conf import conf, did_you_mean
+from ...conf import conf, did_you_mean, until_settings_change
 from ..brokers import BROKERS
 from ..brokers.base import Publisher
 
@@ -28,16 +27,6 @@ DEAD_LETTER: Final = "dead_letter"
 DISCARD: Final = "discard"
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
-_SETTINGS: Final = {
-    "BACKEND": "backend",
-    "OPTIONS": "options",
-    "SOURCE": "source",
-    "MAX_ATTEMPTS": "max_attempts",
-    "ON_POISON": "on_poison",
-    "RETENTION": "retention",
-    "NOTIFY": "notify",
-    "RELAY": "relay",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +128,10 @@ class Topic:
         return made
 
 
+_SETTINGS: Final = {each.name.upper(): each.name for each in fields(Topic)[1:]}
+"""The entries of a topic in the setting, and its attributes that they are."""
+
+
 def topics() -> list[str]:
     """The names of all topics; ``"*"`` may be one of them."""
     return list({**conf.outbox, **OWN})
@@ -156,6 +149,7 @@ def _is_relayed(name: str) -> bool:
         return True
 
 
+@until_settings_change
 @lru_cache
 def topic(name: str) -> Topic:
     """The topic of that name.
@@ -172,13 +166,6 @@ def topic(name: str) -> Topic:
             + did_you_mean(name, conf.outbox, "Known topics")
         )
     return _made(name, entry)
-
-
-def _forget_topics(**_: Any) -> None:
-    topic.cache_clear()
-
-
-setting_changed.connect(_forget_topics, dispatch_uid=f"{__name__}.topic")
 
 
 def _made(name: str, entry: Any) -> Topic:

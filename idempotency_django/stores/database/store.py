@@ -27,6 +27,7 @@ from ...models import (
     IdempotencyKeyQuerySet,
     IdempotencyStep,
     lease_is_over,
+    unlocked,
 )
 from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
 from ..atomic_blocks import unpooled_connection
@@ -116,7 +117,6 @@ def _locked(
     dialect: Dialect, operation: Operation, rows: QuerySet[Any, Any]
 ) -> tuple[Any, ...] | None:
     """The facts that a take-over depends on; the row is locked from here on."""
-    skip = connections[dialect.using].features.has_select_for_update_skip_locked
     now: Any = DatabaseNow()
     over = now - operation.reserved if operation.reserved else now
     described: QuerySet[Any, Any] = rows.annotate(
@@ -124,7 +124,7 @@ def _locked(
         expired=_is(expires_at__lte=over),
         interrupted=_is(lease_is_over()),
     )
-    free: Any = dialect.lockable(described, operation).select_for_update(skip_locked=skip)
+    free: Any = unlocked(dialect.lockable(described, operation))
     row: tuple[Any, ...] | None = free.values_list(
         "attempt", "owner_token", "status", "same", "expired", "interrupted", "hold", "pinned"
     ).first()
@@ -208,9 +208,8 @@ class DatabaseStore(Store):
         self.functions = functions
 
     def acquire(self, operation: Operation) -> Claim | Record:
+        self._forbid_misplaced(operation)
         if operation.lease is None:
-            if not connections[self.using].in_atomic_block:
-                self._forbid_misplaced(operation)
             try:  # by hand, as the hot path: a block of its own is two frames more in a traceback
                 claim_or_record = self._acquire(operation)
             except DatabaseFault as error:
@@ -218,7 +217,6 @@ class DatabaseStore(Store):
             if isinstance(claim_or_record, Claim):
                 self._dialect.claimed(claim_or_record)
             return claim_or_record
-        self._forbid_misplaced(operation)
         self._dialect.begin()
         try:
             with self._translated():
@@ -414,11 +412,9 @@ class DatabaseStore(Store):
         if operation.extend_on_replay:
             changes |= lifetime(operation)
         rows = self._rows.filter(pk__in=[record.record_id for record in records])
-        skip = connections[self.using].features.has_select_for_update_skip_locked
         try:
             with transaction.atomic(using=self.using):
-                free = rows.order_by("pk").select_for_update(skip_locked=skip)
-                if locked := [*free.values_list("pk", flat=True)]:
+                if locked := [*unlocked(rows.order_by("pk")).values_list("pk", flat=True)]:
                     self._rows.filter(pk__in=locked).update(**changes)
         except DatabaseFault:
             keys = ", ".join(record.key for record in records)

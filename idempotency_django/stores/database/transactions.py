@@ -20,7 +20,7 @@ from ...errors import (
     OperationInProgress,
     StoreUnavailable,
 )
-from ..atomic_blocks import is_open
+from ..atomic_blocks import IN_NINJA, is_open
 from .checks import NOT_MIGRATED
 from .dialects import Dialect, Pipeline
 
@@ -97,7 +97,7 @@ def forbid_atomic_block(using: str, what: str) -> None:
         raise ImproperlyConfigured(
             f"{what} must commit on its own, but a transaction is open on the database {using!r}. "
             "If it is a transaction.atomic(), move it inside. If it is ATOMIC_REQUESTS, mark the "
-            "view with transaction.non_atomic_requests."
+            f"view with transaction.non_atomic_requests. {IN_NINJA}"
         )
 
 

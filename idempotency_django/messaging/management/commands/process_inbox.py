@@ -51,12 +51,9 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            refuse_unmigrated()
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
         chosen = {"sources": options["source"], "batch": options["batch"]}
         try:
+            refuse_unmigrated()
             with stop_on_signals() as stop:
                 if options["once"]:
                     warn_of_unhandled()
@@ -69,6 +66,5 @@ class Command(BaseCommand):
     def _say(self, tally: Counter[str], verbosity: int) -> None:
         if verbosity:
             later = {"pending": "failed or waiting, to be retried"}
-            sums = sorted(tally.items())
-            told = ", ".join(f"{number} {later.get(state, state)}" for state, number in sums)
-            self.stdout.write(f"Messages: {told or 'none was due'}.")
+            counts = [f"{number} {later.get(each, each)}" for each, number in sorted(tally.items())]
+            self.stdout.write(f"Messages: {', '.join(counts) or 'none was due'}.")

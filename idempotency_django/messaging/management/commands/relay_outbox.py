@@ -82,17 +82,19 @@ class Command(BaseCommand):
 
 def _outcome(tried: int, relay: Relay) -> str:
     """The summary of the due messages."""
-    said = []
+    sentences = []
     if sent := tried - relay.refused:
-        said.append(f"Sent {counted(sent)}.")
+        sentences.append(f"Sent {counted(sent)}.")
     if relay.refused:
-        said.append(f"Not sent: {counted(relay.refused)}. See the log for the reason.")
+        sentences.append(f"Not sent: {counted(relay.refused)}. See the log for the reason.")
     if relay.unreachable:
         topics = ", ".join(map(repr, relay.unreachable))
-        said.append(
+        sentences.append(
             f"{topics} cannot be sent now; see the log for the reason. No message is lost. Run "
             "this again."
         )
     for name, count in abandoned(relay.using).items():
-        said.append(f"No relay sends the topic {name!r} ({counted(count)} waiting); see the log.")
-    return " ".join(said) or "Nothing was due."
+        sentences.append(
+            f"No relay sends the topic {name!r} ({counted(count)} waiting); see the log."
+        )
+    return " ".join(sentences) or "Nothing was due."
