@@ -18,8 +18,8 @@ class IdempotentClient(Sending, httpx.Client):
     Without ``idempotency_key``, a request gets a new key. Within an execution, it gets a key that
     is the same on each attempt at the execution. ``None`` turns key and retries off.
 
-    A response is returned if it is final. Each exception has the attribute ``idempotency_key``.
-    Safe requests are sent as they are.
+    A response is returned if it holds for each attempt. Each exception has the attribute
+    ``idempotency_key``. Safe requests are sent as they are.
 
     Args:
         args: as for ``httpx.Client``.
@@ -27,7 +27,7 @@ class IdempotentClient(Sending, httpx.Client):
             ``httpx.Client``.
 
     Raises:
-        OutcomeUnknown: raised by requests: there is no final response.
+        OutcomeUnknown: raised by requests: no response holds for each attempt.
         ValueError: raised by requests: the key is invalid, the body cannot be sent twice, or the
             request was redirected to another origin.
     """

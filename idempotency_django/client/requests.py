@@ -13,10 +13,23 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import NewConnectionError
 
-from .retrying import DISCOVERY_PATH, SAFE_METHODS, Call, Retries, new_key, refuse_body
+from .retrying import (
+    DISCOVERY_PATH,
+    SAFE_METHODS,
+    Call,
+    OutcomeUnknown,
+    Retries,
+    is_retryable,
+    is_same_origin,
+    new_key,
+    refuse_body,
+)
 
 _ERRORS = 400
-_KEEPS_METHOD = frozenset({307, 308})
+_REDIRECTED = "idempotency_redirected"
+"""Among the hooks of a request, which the session passes on to its redirects. Plain data, because a
+response can be pickled with its request.
+"""
 
 
 class IdempotentAdapter(HTTPAdapter):
@@ -31,15 +44,16 @@ class IdempotentAdapter(HTTPAdapter):
     Without the header, a request gets a new key. Within an execution, it gets a key that is the
     same on each attempt at the execution.
 
-    A response is returned if it is final. Each exception has the attribute ``idempotency_key``.
-    Safe requests are sent as they are.
+    A response is returned if it holds for each attempt. Each exception has the attribute
+    ``idempotency_key``. Safe requests are sent as they are, but without the key if a redirect has
+    made them of an unsafe request.
 
     Args:
         options: those of :class:`~idempotency_django.client.retrying.Retries`, and those of
             ``HTTPAdapter`` other than ``max_retries``.
 
     Raises:
-        OutcomeUnknown: raised by requests: there is no final response.
+        OutcomeUnknown: raised by requests: no response holds for each attempt.
         ValueError: raised by requests: the key is invalid, the body cannot be sent twice, or the
             request was redirected to another origin.
     """
@@ -53,7 +67,13 @@ class IdempotentAdapter(HTTPAdapter):
     ) -> requests.Response:
         method, url = request.method or "", request.url or ""
         if method in SAFE_METHODS:
-            return super().send(request, stream, *args, **options)
+            send = partial(super().send, request, stream, *args, **options)
+            redirected: Any = request.hooks.get(_REDIRECTED)
+            if redirected is None:
+                return send()
+            name, key, attempts = redirected
+            request.headers.pop(name, None)
+            return _send_redirected(send, key, attempts, unread=stream)
         header = self.retries.header_of(method, url)
         if header is None:
             return super().send(request, stream, *args, **options)
@@ -69,9 +89,11 @@ class IdempotentAdapter(HTTPAdapter):
             response = _send_call(call, send, unread=stream)
             if response.is_redirect:  # the session copies the headers of this request
                 target = urljoin(url, response.headers["Location"])
-                kept = method if response.status_code in _KEEPS_METHOD else "GET"
-                if call.leaves(kept, target):
-                    del request.headers[header]
+                if call.drops_key(_redirected_method(method, response.status_code), target):
+                    hooks: Any = request.hooks
+                    hooks[_REDIRECTED] = (header, call.key, call.attempts)
+                    if not is_same_origin(url, target):  # maybe with another adapter
+                        del request.headers[header]
             return response
 
     def discover(self, url: str) -> None:
@@ -93,18 +115,47 @@ def _send_call(
         if inspect.isawaitable(call.begin()):
             raise TypeError("The journal of an adapter of requests cannot be async.")
         try:
-            response = send()
-            if not unread or response.status_code >= _ERRORS:
-                _ = response.content  # here, as the session would read it too late
+            response = _read(send(), unread=unread)
         except Exception as error:
             wait = call.failed(error, sent=_was_sent(error))
             if wait is None:
                 raise
         else:
-            wait = call.answered(response)
+            try:
+                wait = call.answered(response)
+            except OutcomeUnknown:
+                response.close()  # despite stream=True
+                raise
             if wait is None:
                 return response
         time.sleep(wait)
+
+
+def _send_redirected(
+    send: Callable[[], requests.Response], key: str, attempts: int, *, unread: bool
+) -> requests.Response:
+    """Send the GET that a redirect has made of an unsafe request, which may have been executed."""
+    reason = "the request was redirected, and the redirect failed"
+    try:
+        response = _read(send(), unread=unread)
+    except Exception as error:
+        if not is_retryable(error):
+            raise
+        raise OutcomeUnknown(key, attempts, reason) from error
+    if is_retryable(response):
+        raise OutcomeUnknown(key, attempts, reason, response)
+    return response
+
+
+def _read(response: requests.Response, *, unread: bool) -> requests.Response:
+    if not unread or response.status_code >= _ERRORS:
+        _ = response.content  # here, as the session would read it too late
+    return response
+
+
+def _redirected_method(method: str, status: int) -> str:
+    """The method of a redirected request, as the session chooses it."""
+    return "GET" if status in (302, 303) or (status, method) == (301, "POST") else method
 
 
 def _was_sent(error: Exception) -> bool:

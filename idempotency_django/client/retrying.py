@@ -32,6 +32,8 @@ DISCOVERY_PATH: Final = "/.well-known/idempotency"
 
 _KEY: Final = re.compile(r"[!#-+\--\[\]-~]{1,255}")  # no comma, no quotation mark, no backslash
 _NOT_EXECUTED: Final = frozenset({425, 429})
+_SETTLED: Final = frozenset({"replayed", "not-replayed", "expired", "mismatch"})
+_SUCCESS: Final = range(200, 300)
 _IN_PROGRESS: Final = 409
 _RETRIED: Final = frozenset({408, _IN_PROGRESS, *_NOT_EXECUTED})
 _SERVER_ERRORS: Final = 500
@@ -60,12 +62,13 @@ class OutcomeUnknown(Exception):
         key: the key of all attempts.
         attempts: how many attempts were made.
         reason: why there was no further attempt.
-        response: the response to the last attempt, which is not final; ``None``: there was none.
+        response: the response to the last attempt, which does not say what became of all attempts;
+            ``None``: there was none.
     """
 
     def __init__(self, key: str, attempts: int, reason: str = "", response: Any = None) -> None:
         super().__init__(key, attempts, reason, response)
-        self.key = key
+        self.key = self.idempotency_key = key
         self.attempts = attempts
         self.reason = reason
         self.response = response
@@ -173,8 +176,34 @@ def _is_lost(error: BaseException) -> bool:
     return bool(lost) and not names & _MISUSED
 
 
+def _is_conclusive(response: Any) -> bool:
+    """Whether a response holds for all attempts with its key, also for those without a response.
+
+    A proxy or an authentication layer judges one request, and does not know the others. So does a
+    server that refuses a key, ignores it, or does not store the response.
+    """
+    marker = _marker(response.headers)
+    if marker in _SETTLED:
+        return True
+    if marker == "ignored":
+        return False
+    if response.status_code in _SUCCESS:
+        return True
+    if marker == "executed":
+        return "stored=?0" not in response.headers["Idempotency-Status"]
+    problem = _problem(response)
+    return problem.get("state") == "executed" or problem.get("code") == "mismatch"
+
+
+def _before_redirects(response: Any) -> Any:
+    """The response to the unsafe request, if a redirect has made a GET of it."""
+    chain = [*response.history, response] if getattr(response, "history", None) else []
+    unsafe = (each for each in reversed(chain) if each.request.method not in SAFE_METHODS)
+    return next(unsafe, response)
+
+
 def _marker(headers: Mapping[str, str]) -> str:
-    """What the server says of the key."""
+    """The status of the key in a response, such as ``"replayed"``; empty: none."""
     if headers.get("Idempotent-Replayed", "").lower() == "true":
         return "replayed"
     return headers.get("Idempotency-Status", "").partition(";")[0].strip()
@@ -235,7 +264,7 @@ def _published(operation: Mapping[str, Any]) -> float | None:
 
 @dataclass(kw_only=True, eq=False)
 class Retries:
-    """How a client retries. Each field is a keyword argument of the clients.
+    """The settings of a client's retries. Each field is a keyword argument of the clients.
 
     Attributes:
         lifetime: how long the server keeps a response. No key is sent again after that time, as it
@@ -368,6 +397,9 @@ class Call:
         method: its method.
         url: its URL.
         header: the name of its key header.
+
+    Attributes:
+        attempts: how many attempts have begun.
     """
 
     def __init__(
@@ -379,7 +411,7 @@ class Call:
         self._method = method
         self._url = url
         self._lifetime = retries.lifetime_of(method, url)
-        self._attempts = 0
+        self.attempts = 0
         self._in_progress = 0  # those that found the operation in progress
         self._taken = 0  # tokens of the budget
         self._is_unknown = False  # whether an attempt may have been executed
@@ -404,30 +436,36 @@ class Call:
         Raises:
             OutcomeUnknown: the lifetime ended during the wait, such as in a suspended laptop.
         """
-        if self._attempts and self._elapsed >= self._lifetime:
-            raise OutcomeUnknown(self.key, self._attempts, "the lifetime of the key is over")
-        self._attempts += 1
+        if self.attempts and self._elapsed >= self._lifetime:
+            raise OutcomeUnknown(self.key, self.attempts, "the lifetime of the key is over")
+        self.attempts += 1
         journal = self._retries.journal
-        return journal and journal(self.key, self._method, self._url, self._attempts)
+        return journal and journal(self.key, self._method, self._url, self.attempts)
 
     def answered(self, response: Any) -> float | None:
         """The seconds until the next attempt; ``None``: return the response.
 
         Raises:
-            OutcomeUnknown: the response is not final, and there is no further attempt.
+            OutcomeUnknown: the response is not final, and there is no further attempt; or it does
+                not hold for an earlier attempt.
         """
+        answer = _before_redirects(response)
         if not is_retryable(response):
+            if self._is_unknown and not _is_conclusive(answer):
+                reason = "the last response does not say what became of an earlier attempt"
+                raise OutcomeUnknown(self.key, self.attempts, reason, response)
             self._retries.budget.put_back(self._taken or 1)
             return None
         status = response.status_code
-        self._is_unknown |= status not in _NOT_EXECUTED
+        is_known = status in _NOT_EXECUTED or _problem(response).get("state") == "not-executed"
+        self._is_unknown |= answer is not response or not is_known
         self._in_progress += status == _IN_PROGRESS
         cost = _THROTTLED_COST if status in _RETRIED else _TRANSIENT_COST
         wait = self._wait(cost, retry_after(response.headers.get("Retry-After", "")))
         if not isinstance(wait, str):
             return wait
         if self._is_unknown:
-            raise OutcomeUnknown(self.key, self._attempts, wait, response)
+            raise OutcomeUnknown(self.key, self.attempts, wait, response)
         return None
 
     def failed(self, error: Exception, *, sent: bool = True) -> float | None:
@@ -438,28 +476,31 @@ class Call:
             sent: whether the request may have reached the server.
 
         Raises:
-            OutcomeUnknown: there is no further attempt.
+            OutcomeUnknown: there is no further attempt, and one may have reached the server.
         """
         if not is_retryable(error):
+            if self._is_unknown:
+                reason = "the last attempt failed with an error that a retry does not mend"
+                raise OutcomeUnknown(self.key, self.attempts, reason) from error
             return None
         self._is_unknown |= sent
         wait = self._wait(_TRANSIENT_COST)
         if not isinstance(wait, str):
             return wait
         if self._is_unknown:
-            raise OutcomeUnknown(self.key, self._attempts, wait) from error
+            raise OutcomeUnknown(self.key, self.attempts, wait) from error
         return None
 
-    def leaves(self, method: str, url: str) -> bool:
-        """Whether a redirect leads to another origin, which must not get the key.
+    def drops_key(self, method: str, url: str) -> bool:
+        """Whether a redirected request goes without the key: it is safe, so it executes nothing.
 
         Raises:
-            ValueError: the redirected request is unsafe, and would have no key there.
+            ValueError: the redirected request is unsafe, and would have no key at another origin.
         """
-        if is_same_origin(self._url, url):
-            return False
         if method in SAFE_METHODS:
             return True
+        if is_same_origin(self._url, url):
+            return False
         raise ValueError(
             f"{self._method} {_shown(self._url)} was redirected to another origin, "
             f"{_shown(url)}. Idempotency keys are not sent to other origins, so the redirect was "
@@ -469,10 +510,10 @@ class Call:
     def _wait(self, cost: int, at_least: timedelta = timedelta(0)) -> float | str:
         """The seconds until the next attempt; a text: why there is none."""
         retries = self._retries
-        if max(self._attempts - self._in_progress, 1) >= retries.attempts:
+        if max(self.attempts - self._in_progress, 1) >= retries.attempts:
             are = "are" if retries.attempts != 1 else "is"
             return f"at most {_attempts(retries.attempts)} {are} allowed"
-        longest = retries.backoff.after(self._attempts).total_seconds()
+        longest = retries.backoff.after(self.attempts).total_seconds()
         wait = at_least.total_seconds() + random.uniform(0, longest)  # noqa: S311  # no secret
         begins = self._elapsed + wait
         if begins > retries.deadline.total_seconds():

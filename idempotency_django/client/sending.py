@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from .retrying import DISCOVERY_PATH, SAFE_METHODS, Call, Retries, new_key, refuse_body, refuse_key
+from .retrying import (
+    DISCOVERY_PATH,
+    SAFE_METHODS,
+    Call,
+    OutcomeUnknown,
+    Retries,
+    new_key,
+    refuse_body,
+    refuse_key,
+)
 
 if TYPE_CHECKING:
     Base = Any
@@ -58,7 +67,7 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
 
     def _remove_key(self, request: Any) -> None:
         call = request.extensions.get(_CALL)
-        if call is not None and call.leaves(request.method, str(request.url)):
+        if call is not None and call.drops_key(request.method, str(request.url)):
             request.headers.pop(call.header, None)
 
 
@@ -82,7 +91,11 @@ class Sending(_Keyed):
                     if wait is None:
                         raise
                 else:
-                    wait = call.answered(response)
+                    try:
+                        wait = call.answered(response)
+                    except OutcomeUnknown:
+                        response.close()  # despite stream=True
+                        raise
                     if wait is None:
                         return response
                 time.sleep(wait)
@@ -121,7 +134,11 @@ class AsyncSending(_Keyed):
                     if wait is None:
                         raise
                 else:
-                    wait = call.answered(response)
+                    try:
+                        wait = call.answered(response)
+                    except OutcomeUnknown:
+                        await response.aclose()  # despite stream=True
+                        raise
                     if wait is None:
                         return response
                 await anyio.sleep(wait)

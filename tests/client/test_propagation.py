@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,17 +19,11 @@ from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import an_operation
 
 from .drivers import AsyncHttpx, Httpx, Requests
-from .scripted import CUT, Scripted, scripted
+from .scripted import CUT, Scripted
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LEASE = an_operation().ttl
-
-
-@pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as server:
-        yield server
 
 
 class Failed(Exception):
