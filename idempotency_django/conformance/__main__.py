@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NoReturn
-from urllib.parse import urlsplit
 
 import yaml
 
 from .catalogue import CatalogueError, dialect_of, dialects, requirements
 from .report import FORMATS
-from .runner import Count, Runner, Target, TargetError
+from .runner import Count, Runner, Target, TargetError, check_url
 
 ABOUT: Final = """\
 Test an HTTP API with idempotency keys from the outside: retries, races, other callers, broken keys.
@@ -32,6 +31,21 @@ header becomes a new text in each test.
 
 Exit code: 0 if no tested requirement failed; 1 if one did; 2 if nothing could be tested.
 """
+LONGEST: Final = 86_400.0
+"""Seconds of the longest timeout."""
+
+_TEXT, _SWITCH, _HEADERS = (str, "a text"), (bool, "true or false"), (dict, "a mapping")
+_KINDS: Final[Mapping[str, tuple[Any, str]]] = {
+    **dict.fromkeys(("method", "other_url", "restart"), _TEXT),
+    **dict.fromkeys(("form", "required"), _SWITCH),
+    **dict.fromkeys(("headers", "other_headers", "failing_headers", "slow_headers"), _HEADERS),
+    "timeout": ((int, float), "a number of seconds"),
+    "dialect": ((str, dict), "a name or a mapping"),
+}
+"""What the values in a file may be, apart from the bodies."""
+_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+"""The name of a header or a method (RFC 9110)."""
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(spoken, str) and spoken not in known:
             raise TargetError(f"There is no dialect {spoken!r}: {', '.join(known)}.")
         dialect = known[spoken] if isinstance(spoken, str) else dialect_of("own", spoken)
+        if dialect.key["in"] == "header":
+            _check_name(dialect.key["name"])
         target = _target(options.url, given)
         chosen = [each for each in requirements() if each.applies_to(dialect)]
         if unknown := set(options.only) - {each.id for each in chosen}:
@@ -104,24 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """What the file and the command line say; the command line counts more."""
-    given: dict[str, Any] = {}
-    if options.config:
-        try:
-            given = yaml.safe_load(Path(options.config).read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            _refuse(f"--config {options.config}: {error}", error)
-        if not isinstance(given, dict):
-            raise TargetError(f"--config {options.config}: it is not a YAML mapping.")
-        if count := given.get("count"):
-            if not isinstance(count, dict) or not count.keys() <= {"url", "pointer"}:
-                raise TargetError(f"--config {options.config}: count has a url and a pointer.")
-            given["count"] = (count.get("url", ""), count.get("pointer", ""))
-    known = {each.name for each in fields(Target)} - {"url"} | {"dialect"}
-    if unknown := set(given) - known:
-        raise TargetError(
-            f"--config {options.config}: unknown: {', '.join(sorted(unknown))}. "
-            f"It may have {', '.join(sorted(known))}."
-        )
+    given = _from_file(options.config) if options.config else {}
     for name in (
         "dialect",
         "method",
@@ -139,29 +138,86 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             given[name] = _json(f"--{name.replace('_', '-')}", value)
     for name in ("header", "other_header", "failing_header", "slow_header"):
         lines = dict(_header(line) for line in getattr(options, name))
-        given[f"{name}s"] = {**(given.get(f"{name}s") or {}), **lines}
+        given[f"{name}s"] = {**given.get(f"{name}s", {}), **lines}
+    return given
+
+
+def _from_file(file: str) -> dict[str, Any]:
+    """The values in a YAML file."""
+    try:
+        given = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        _refuse(f"--config {file}: {error}", error)
+    if not isinstance(given, dict):
+        raise TargetError(f"--config {file}: it is not a YAML mapping.")
+    given = {name: value for name, value in given.items() if value is not None}
+    known = {each.name for each in fields(Target)} - {"url"} | {"dialect"}
+    if unknown := given.keys() - known:
+        raise TargetError(
+            f"--config {file}: unknown: {', '.join(sorted(map(str, unknown)))}. "
+            f"It may have {', '.join(sorted(known))}."
+        )
+    for name, value in given.items():
+        kind, text = _KINDS.get(name, (object, ""))
+        if not isinstance(value, kind):
+            raise TargetError(f"--config {file}: {name} is {text}, not {value!r}.")
+    if (count := given.get("count")) is not None:
+        texts = isinstance(count, dict) and all(isinstance(each, str) for each in count.values())
+        if not texts or not {"url"} <= count.keys() <= {"url", "pointer"}:
+            raise TargetError(f"--config {file}: count has a url and a pointer, both texts.")
+        given["count"] = (count["url"], count.get("pointer", ""))
     return given
 
 
 def _target(url: str, given: Mapping[str, Any]) -> Target:
-    if not re.match(r"https?://[^/]", url):
-        raise TargetError(f"The URL is not one of http or https: {url!r}.")
-    if "@" in urlsplit(url).netloc:
-        raise TargetError("The URL has credentials. Send them in a header (--header).")
     values = dict(given)
+    check_url("The URL", url)
+    if other := values.get("other_url"):
+        check_url("The URL of the other endpoint", other)
     for name in ("headers", "other_headers", "failing_headers", "slow_headers"):
-        values[name] = {each: _filled(str(value)) for each, value in values[name].items()}
+        values[name] = dict(_sent(str(each), value) for each, value in values[name].items())
+    for name in ("body", "other_body", "invalid_body"):
+        try:
+            json.dumps(values.get(name), ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            _refuse(f"The {name.replace('_', ' ')} can't be sent as JSON: {error}", error)
     if count := values.pop("count", None):
         values["count"] = Count(*count)
-    values["method"] = str(values.get("method", "POST")).upper()
+        check_url("The URL of the count", values["count"].url)
+        if not re.match("/|$", values["count"].pointer):
+            raise TargetError(f"A JSON pointer begins with a slash: {values['count'].pointer!r}.")
+    if not 0 < (timeout := values.get("timeout", 1)) <= LONGEST:
+        raise TargetError(
+            f"The timeout must be more than 0 and at most {LONGEST:g} seconds, not {timeout:g}."
+        )
+    values["method"] = values.get("method", "POST").upper()
+    if not _NAME.fullmatch(values["method"]):
+        raise TargetError(f"The method is not one of HTTP: {values['method']!r}.")
     return Target(url, **values)
+
+
+def _sent(name: str, value: Any) -> tuple[str, str]:
+    """A header as it is sent; its value is in no error, since it may be a secret."""
+    filled = _filled(str(value)).strip()
+    _check_name(name)
+    if _CONTROLS.search(filled):
+        raise TargetError(
+            f"The value of the header {name} has a line break or a control character."
+        )
+    return name, filled
+
+
+def _check_name(header: str) -> None:
+    if not _NAME.fullmatch(header):
+        raise TargetError(f"{header!r} is not the name of a header.")
 
 
 def _json(option: str, value: str) -> Any:
     """JSON, or the JSON in a file after an @."""
     try:
-        return json.loads(Path(value[1:]).read_text() if value.startswith("@") else value)
-    except (OSError, ValueError) as error:
+        text = Path(value[1:]).read_text(encoding="utf-8") if value.startswith("@") else value
+        return json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
         _refuse(f"{option} is neither JSON nor @FILE: {error}", error)
 
 

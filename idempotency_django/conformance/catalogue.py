@@ -195,13 +195,28 @@ def dialect_of(name: str, entry: Mapping[str, Any]) -> Dialect:
         CatalogueError: it has what the format does not define.
     """
     dialect = _made(Dialect, {"says": name, **entry, "name": name}, f"The dialect {name}")
-    key = dialect.key
-    if key.get("in") not in {"header", "body"} or not key.get("name"):
+    for part in ("key", "statuses", "marker"):
+        if not isinstance(getattr(dialect, part), dict):
+            raise CatalogueError(f"The dialect {name}: {part} is not a mapping.")
+    key, marker = dialect.key, dialect.marker
+    named = isinstance(key.get("name"), str) and key["name"]
+    if key.get("in") not in ("header", "body") or not named:
         raise CatalogueError(f"The dialect {name}: its key needs 'in' (header, body) and 'name'.")
     if unknown := set(key) - {"in", "name", "form", "max", "format", "first_sent"}:
-        raise CatalogueError(f"The dialect {name}: its key has no {', '.join(sorted(unknown))}.")
+        unknown_names = ", ".join(sorted(map(str, unknown)))
+        raise CatalogueError(f"The dialect {name}: its key has no {unknown_names}.")
+    if not isinstance(key.get("max", 1), int):
+        raise CatalogueError(f"The dialect {name}: the key's max is not a number of characters.")
     if unknown := set(dialect.statuses) - set(STATUSES):
-        raise CatalogueError(f"The dialect {name}: there is no status {', '.join(unknown)}.")
+        unknown_names = ", ".join(sorted(map(str, unknown)))
+        raise CatalogueError(f"The dialect {name}: there is no status {unknown_names}.")
+    for status, numbers in dialect.statuses.items():
+        if not isinstance(numbers, list) or not all(isinstance(each, int) for each in numbers):
+            raise CatalogueError(f"The dialect {name}: {status} is not a list such as [400].")
+    if marker and not all(isinstance(marker.get(each), str) for each in ("header", "value")):
+        raise CatalogueError(
+            f"The dialect {name}: its marker needs the texts 'header' and 'value'."
+        )
     return dialect
 
 
@@ -221,7 +236,7 @@ def _made(kind: type[Made], entry: Mapping[str, Any], where: str) -> Made:
     given = {"as_" if name == "as" else name: value for name, value in entry.items()}
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     if unknown := set(given) - set(known):
-        raise CatalogueError(f"{where}: unknown: {', '.join(sorted(unknown))}.")
+        raise CatalogueError(f"{where}: unknown: {', '.join(sorted(map(str, unknown)))}.")
     needed = {
         name
         for name, each in known.items()

@@ -14,13 +14,13 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from html import unescape
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 
 import httpx
 
@@ -34,6 +34,9 @@ OVERLONG: Final = 1000
 """Characters of a key that is too long, where the dialect has no limit."""
 LARGE: Final = 1 << 19
 """Bytes that a large body has more than the usual one."""
+LARGEST: Final = 1 << 24
+"""Bytes of a response's body that are read."""
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 CREDENTIALS: Final = frozenset({"authorization", "cookie", "x-api-key"})
 """Names of headers that are left out for the anonymous caller, if no other caller is given."""
 
@@ -111,6 +114,7 @@ class Response:
     status: int
     headers: httpx.Headers
     body: bytes
+    url: str = ""
 
     @property
     def succeeded(self) -> bool:
@@ -161,6 +165,7 @@ class Runner:
         # No cookie is kept: the other callers would send the first caller's session.
         jar = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
         self._client = httpx.Client(timeout=target.timeout, limits=limits, cookies=jar)
+        self._redirects = False
         self._tells_apart = self._calibrate()
 
     def verdict(self, requirement: Requirement) -> Verdict:
@@ -199,6 +204,8 @@ class Runner:
                 "forms, pass --form."
             )
         counted, most = run.counted(), 1 + second.succeeded
+        self._redirects = first.status in REDIRECTS and bool(counted)
+        self.refuse_redirect(first)
         if counted is not None and not 1 <= counted <= most:
             raise TargetError(
                 f"{most} requests with different keys were successful, and the count grew by "
@@ -207,6 +214,19 @@ class Runner:
                 "test apart."
             )
         return second.succeeded and first.told != second.told
+
+    def refuse_redirect(self, response: Response) -> None:
+        """Refuse an endpoint that is elsewhere.
+
+        A form may answer with a redirect after its effect. Only a count tells that apart.
+        """
+        if response.status not in REDIRECTS or self._redirects:
+            return
+        raise TargetError(
+            f"{response.method} {response.url} {_redirected(response)} If that is a login page, "
+            "give credentials (--header). If the request had its effect, count the effects "
+            "(--count)."
+        )
 
     def request_of(self, step: Send, values: Mapping[str, str], body_kind: str) -> httpx.Request:
         """The request that a step asks for."""
@@ -303,46 +323,67 @@ class Runner:
             request = self._client.build_request(
                 request.method, request.url, headers=request.headers.raw, content=part
             )
+        if leave == "after-request":
+            timeouts = httpx.Timeout(self.target.timeout, read=0.01).as_dict()
+            request.extensions["timeout"] = timeouts
         try:
-            if leave == "after-request":
-                timeouts = httpx.Timeout(self.target.timeout, read=0.01).as_dict()
-                request.extensions["timeout"] = timeouts
-                self._client.send(request, stream=True).close()
-                return None
-            answered = self._client.send(request)
+            with closing(self._client.send(request, stream=True)) as answered:
+                if leave == "after-request":
+                    return None
+                body = self._read(answered)
         except _ClientLeft:
             return None
         except httpx.ReadTimeout as error:
             if leave == "after-request":
                 return None
             raise NotMet(f"no response within {self.target.timeout:g} s") from error
+        except httpx.DecodingError as error:
+            raise NotMet(f"the body is not what its Content-Encoding says: {error}") from error
         except httpx.TransportError as error:
             raise NotMet(f"the connection failed: {str(error) or type(error).__name__}") from error
         finally:
             if gate is not None:
                 gate.abort()  # it is passed, or this one never came to it
-        return Response(request.method, answered.status_code, answered.headers, answered.content)
+        status, url = answered.status_code, str(request.url)
+        return Response(request.method, status, answered.headers, body, url)
+
+    def _read(self, answered: httpx.Response) -> bytes:
+        """The body, which may have no end."""
+        body = bytearray()
+        deadline = time.monotonic() + self.target.timeout
+        for chunk in answered.iter_bytes():
+            body += chunk
+            if len(body) > LARGEST:
+                raise NotMet(f"the response has more than {LARGEST} bytes")
+            if time.monotonic() > deadline:
+                raise httpx.ReadTimeout("")
+        return bytes(body)
 
     def count(self, values: Mapping[str, str]) -> int | None:
         """How many effects there are now; ``None`` if nothing counts them."""
         if self.target.count is None:
             return None
-        url = _filled(self.target.count.url, values)
+        url, pointer = _filled(self.target.count.url, values), self.target.count.pointer
+        headers = [
+            (name.encode(), _filled(value, values).encode())
+            for name, value in self.target.headers.items()
+        ]
         try:
-            response = self._client.get(url, headers=dict(self.target.headers)).raise_for_status()
-            number = _pointed(response.json(), self.target.count.pointer)
-        except (httpx.HTTPError, ValueError, LookupError) as error:
-            raise TargetError(f"The effects can't be counted at {url}: {error!r}.") from error
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise TargetError(f"The count at {url} is not an integer, but {number!r}.")
-        return number
+            response = self.deliver(self._client.build_request("GET", url, headers=headers))
+            assert response is not None  # noqa: S101  # the client did not leave
+            return _counted(response, pointer)
+        except NotMet as error:
+            raise TargetError(
+                f"The effects can't be counted: GET {url}: {error}. The response must be JSON with "
+                f"an integer at {pointer!r} (--count URL POINTER)."
+            ) from error
 
     def restart(self) -> None:
         """Restart the API, and wait until it accepts connections."""
         command = _needed(self.target.restart, "no command that restarts the API (--restart)")
         try:
             subprocess.run(shlex.split(command), check=True)  # noqa: S603  # the user's own command
-        except (OSError, subprocess.CalledProcessError) as error:
+        except (OSError, ValueError, IndexError, subprocess.CalledProcessError) as error:
             raise TargetError(f"The API was not restarted: {error}") from error
         at = urlsplit(self.target.url)
         address = (at.hostname or "", at.port or (443 if at.scheme == "https" else 80))
@@ -423,6 +464,9 @@ class _Run:
                 sent = [pool.submit(self._runner.deliver, one, gate=gate) for one in requests]
             responses = [one.result() for one in sent]
         self._note(step, requests[0], responses)
+        if step.target == "other":
+            for response in filter(None, responses):
+                self._runner.refuse_redirect(response)
         return [response for response in responses if response is not None]
 
     def _patiently(self, step: Send, request: httpx.Request) -> Response | None:
@@ -579,6 +623,19 @@ class _Run:
         return bool(got) if marker["value"] == "key" else got == marker["value"]
 
 
+def check_url(what: str, url: str) -> None:
+    """Refuse a URL that no request can be sent to."""
+    if re.match(r"https?://[^/?#]*@", url):
+        raise TargetError(f"{what} has credentials. Send them in a header (--header).")
+    if not re.match(r"https?://[^/]", url):
+        raise TargetError(f"{what} is not one of http or https: {url!r}.")
+    try:
+        _ = urlsplit(url).port  # raises ValueError
+        httpx.URL(url).raw_host.decode().encode("idna")
+    except (ValueError, httpx.InvalidURL) as error:
+        raise TargetError(f"{what} is not valid: {url!r} ({error}).") from error
+
+
 class _ClientLeft(Exception):
     """Ends a request in the middle."""
 
@@ -612,7 +669,40 @@ def _said(response: Response) -> str:
     if "html" in response.headers.get("content-type", ""):
         title = re.search(r"<title[^>]*>(.*?)</title>", text, re.DOTALL | re.IGNORECASE)
         return f"a page, {' '.join(unescape(title[1]).split())!r}" if title else "a page"
-    return text[:300]
+    line = " ".join(text[:300].split())
+    return "".join(each if each.isprintable() else "\ufffd" for each in line) or "an empty body"
+
+
+def _redirected(response: Response) -> str:
+    """What a redirect says, and what to do."""
+    to = response.headers.get("location")
+    if not to:
+        return f"answers {response.status}, a redirect without a Location."
+    with suppress(ValueError):  # it is no URL
+        to = urljoin(response.url, to)
+    return (
+        f"answers {response.status}, a redirect to {to}. The runner follows no redirects: give "
+        "that URL instead."
+    )
+
+
+def _counted(response: Response, pointer: str) -> int:
+    """The number of effects in a response."""
+    if response.status in REDIRECTS:
+        raise NotMet(f"it {_redirected(response).rstrip('.')}")
+    if response.status != 200:
+        raise NotMet(f"it answers {response.status}: {_said(response)}")
+    try:
+        document = json.loads(response.body)
+    except (ValueError, RecursionError) as error:
+        raise NotMet(f"it answers with what is not JSON: {_said(response)}") from error
+    try:
+        number = _pointed(document, pointer)
+    except (LookupError, TypeError, ValueError) as error:
+        raise NotMet(f"its JSON has nothing at {pointer!r}: {_said(response)}") from error
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise NotMet(f"the value at {pointer!r} is not an integer: {_said(response)}")
+    return number
 
 
 def _encoded(body: Any, kind: str, *, form: bool) -> tuple[bytes, str]:
@@ -716,7 +806,7 @@ def _no_problem(response: Response) -> str:
         return f"is {media_type or 'of no media type'}, not application/problem+json"
     try:
         problem = json.loads(response.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "is not JSON"
     if not isinstance(problem, dict):
         return "is not a JSON object"

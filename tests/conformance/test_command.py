@@ -283,22 +283,52 @@ class TestConfiguration:
             ),
             (
                 ["{api}/charges", *ALICE, "--count", "{api}/effects?reference=x", "/n"],
-                "The effects can't be counted at {api}/effects?reference=x: KeyError('n').",
+                "GET {api}/effects?reference=x: its JSON has nothing at '/n': {{",
             ),
             (
                 ["{api}/charges", *ALICE, "--count", "{api}/effects?reference=x", "/counted"],
-                "The count at {api}/effects?reference=x is not an integer, but {{'n': 0}}.",
+                "GET {api}/effects?reference=x: the value at '/counted' is not an integer: ",
             ),
             (
                 ["{api}/charges", *ALICE, "--restart", "false", "--only", "IDEM-008"],
                 "The API was not restarted: Command '['false']' returned non-zero exit status 1.",
             ),
+            (
+                ["{api}/charges", *ALICE, "--restart", "'", "--only", "IDEM-008"],
+                "The API was not restarted: No closing quotation",
+            ),
+            (
+                ["{api}/charges", *ALICE, "--restart", " ", "--only", "IDEM-008"],
+                "The API was not restarted: ",
+            ),
+            (["http://[x/"], "The URL is not valid: 'http://[x/' (Invalid IPv6 URL)."),
+            (["http://a:65536/"], "The URL is not valid: 'http://a:65536/' (Port out of range"),
+            (["http://a..b/"], "The URL is not valid: 'http://a..b/' ("),
+            (["http://a/\x00"], "The URL is not valid: 'http://a/\\x00' ("),
+            (["{api}/", "--other-url", "http://["], "The URL of the other endpoint is not valid: "),
+            (["{api}/", "--other-url", "http://a@b/"], "The URL of the other endpoint has cred"),
+            (["{api}/", "--count", "/effects", ""], "The URL of the count is not one of http or"),
+            (["{api}/", "--count", "{api}/", "n"], "A JSON pointer begins with a slash: 'n'."),
+            (["{api}/", "--method", "PO ST"], "The method is not one of HTTP: 'PO ST'."),
+            (["{api}/", "--timeout", "0"], "The timeout must be more than 0 and at most 86400"),
+            (["{api}/", "--timeout", "nan"], "The timeout must be more than 0 and at most 86400"),
+            (["{api}/", "--header", "Ä: b"], "'Ä' is not the name of a header."),
+            (["{api}/", "--header", "A: ${LINES}"], "The value of the header A has a line break"),
+            (["{api}/", "--body", '"\\ud800"'], "The body can't be sent as JSON: "),
+            (["{api}/", "--body", "[" * 100_000], "--body is neither JSON nor @FILE: "),
+            (["{api}/", "--body", "@{api}"], "--body is neither JSON nor @FILE: "),
         ],
     )  # fmt: skip
     def test_nothing_could_be_tested(
-        self, api: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+        self,
+        api: str,
+        arguments: list[str],
+        text: str,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """It ends with 2 and one sentence if nothing can be tested."""
+        monkeypatch.setenv("LINES", "a\nsecret")
         port = free_port()
 
         def filled(argument: str) -> str:
@@ -307,7 +337,16 @@ class TestConfiguration:
         assert main([filled(argument) for argument in arguments]) == 2
         captured = capsys.readouterr()
         assert filled(text).replace("{{", "{").replace("}}", "}") in captured.err
+        assert "secret" not in captured.err
         assert not captured.out
+
+    def test_white_space_of_a_variable(
+        self, api: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """White space around a header's value, such as the end of a line, is not sent."""
+        monkeypatch.setenv("TOKEN", "alice\n")
+        code, _ = reported(capsys, f"{api}/charges", *ALICE, *RETRY)
+        assert code == 0
 
     def test_unknown_values(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A file with a value that does not exist is refused, and so is one that is no mapping."""
@@ -315,13 +354,37 @@ class TestConfiguration:
         for content, text in (
             ("bodi: {}", "unknown: bodi. It may have body, "),
             ("- body", "it is not a YAML mapping."),
-            ("count: http://127.0.0.1:1/", "count has a url and a pointer."),
+            ("count: http://127.0.0.1:1/", "count has a url and a pointer, both texts."),
+            ("count: {pointer: /n}", "count has a url and a pointer, both texts."),
+            ("count: {url: 5}", "count has a url and a pointer, both texts."),
             ("{", "while parsing"),
+            ("body: 2026-02-30", "day is out of range for month"),
+            ("a: \udcff", "can't decode byte 0xff"),
+            ("{1: a, bodi: b}", "unknown: 1, bodi. It may have body, "),
+            ("headers: [a]", "headers is a mapping, not ['a']."),
+            ("other_headers: a", "other_headers is a mapping, not 'a'."),
+            ("timeout: many", "timeout is a number of seconds, not 'many'."),
+            ("other_url: 5", "other_url is a text, not 5."),
+            ("form: maybe", "form is true or false, not 'maybe'."),
+            ("body: {on: 2026-11-23}", "The body can't be sent as JSON: Object of type date "),
+            ("dialect: [ietf]", "dialect is a name or a mapping, not ['ietf']."),
             ("dialect: {key: {in: path, name: id}}", "needs 'in' (header, body)"),
+            ("dialect: {key: {in: header, name: A B}}", "'A B' is not the name of a header."),
         ):
-            config.write_text(content)
+            config.write_bytes(content.encode(errors="surrogateescape"))
             assert main(["http://127.0.0.1:1/", "--config", str(config)]) == 2
             assert text in capsys.readouterr().err
+
+    def test_empty_values(
+        self, api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A value that a file leaves empty is the default."""
+        names = "method headers other_headers count timeout dialect other_url restart".split()
+        (tmp_path / "api.yaml").write_text("".join(f"{name}:\n" for name in names))
+        given = ["--config", f"{tmp_path}/api.yaml", *ALICE]
+
+        code, _ = reported(capsys, f"{api}/charges", *given, *RETRY)
+        assert code == 0
 
     def test_without_django(self) -> None:
         """It imports neither Django nor anything else of this package that needs it."""
@@ -499,6 +562,14 @@ def test_a_wrong_requirement_is_refused(entries: list[dict[str, Any]], text: str
         ({"key": {"in": "header", "name": "K", "size": 1}}, "its key has no size."),
         ({"statuses": {"gone": [410]}}, "there is no status gone."),
         ({"window": 5}, "unknown: window."),
+        ({5: 5}, "unknown: 5."),
+        ({"key": "Idempotency-Key"}, "key is not a mapping."),
+        ({"key": {"in": "header", "name": 5}}, "its key needs 'in' (header, body) and 'name'."),
+        ({"key": {"in": ["header"], "name": "K"}}, "its key needs 'in' (header, body) and 'name'."),
+        ({"key": {"in": "header", "name": "K", "max": "64"}}, "max is not a number of characters."),
+        ({"statuses": [400]}, "statuses is not a mapping."),
+        ({"statuses": {"missing": 400}}, "missing is not a list such as [400]."),
+        ({"marker": {"header": "X", "value": True}}, "needs the texts 'header' and 'value'."),
     ],
 )
 def test_a_wrong_dialect_is_refused(changed: dict[str, Any], text: str) -> None:
