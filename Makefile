@@ -74,8 +74,8 @@ ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
         combinations conf conformance decorators derived_keys discovery \
         documented drf drf_responses effects_outside errors \
         events fingerprints frameworks hosts house http http_dialects idempotent_jobs imports inventory \
-        keys max_attempts message_plans messaging_app metadata middleware ninja observing on_replay optional_keys \
-        placements plain_data policy probe public_names redis_store resources replay_authorization \
+        keys max_attempts message_plans messaging_app metadata middleware mutations ninja observing on_replay optional_keys \
+        placements plain_data policy probe public_names redis_store report resources replay_authorization \
         replaying retry_loops \
         running scopes seals seams shadow shared_redis status status_address step_threads stripe_client strawberry steps_changed \
         stopping store_defaults store_only stored_answers stores switched_off tasks template_responses \

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .functions import aidempotent_call, idempotent_call
     from .policy import API, PAYMENT, WEBHOOK, Policy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "API",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .http.unwrapping import EXEMPT, PROTECTED, is_exempt, is_marked, mark_part_of_view, name_of
+from .http.unwrapping import (
+    EXEMPT,
+    PROTECTED,
+    is_exempt,
+    is_marked,
+    mark_part_of_view,
+    name_of,
+    view_class_of,
+)
 from .http.wrapping import protect
 from .ninja import offer
 from .policy import Policy
@@ -86,8 +95,10 @@ def _protected(view: Any, policy: Policy) -> Any:
 
 
 def _contradicted(view: Any) -> ImproperlyConfigured:
+    text = f"{name_of(view)} is both protected and exempt. Remove either @idempotency_exempt or "
+    if view_class_of(view) is None and not inspect.isclass(view):
+        return ImproperlyConfigured(f"{text}@idempotent.")
     return ImproperlyConfigured(
-        f"{name_of(view)} is both protected and exempt. Remove either @idempotency_exempt or the "
-        "protection (@idempotent, the mixin). To leave out a class with the mixin, set "
+        f"{text}the protection (@idempotent, the mixin). To leave out a class with the mixin, set "
         "idempotency_policy = None."
     )

@@ -17,20 +17,20 @@ from functools import lru_cache
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.signals import setting_changed
 from django.http import HttpRequest
 from django.http.response import HttpResponse, HttpResponseBase
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
-from django.urls import get_script_prefix
+from django.urls import Resolver404, get_resolver, get_script_prefix
 from django.utils.cache import get_conditional_response, patch_cache_control, patch_vary_headers
 from django.views.decorators.http import require_safe
 
 from .checks.inventory import Endpoint, endpoints
-from .conf import conf
+from .conf import conf, until_settings_change
 from .errors import IdempotencyError
 from .http.described import problems_of
 from .http.messages import replayed_header, status_of
+from .http.unwrapping import part_for
 from .policy import Policy, dialect_of, keys, project_dialect
 from .policy.dialects import Dialect
 from .policy.identity import header_of
@@ -39,6 +39,8 @@ _JSON: Final = "application/json"
 _HTML: Final = "text/html"
 _TEMPLATE: Final = "idempotency_django/specification.html"
 _MAX_AGE: Final = timedelta(minutes=5)
+_SHORTEST: Final = timedelta(seconds=1)
+"""The shortest lifetime that can be published; a client could not use a shorter one."""
 _UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
@@ -50,9 +52,9 @@ def discovery(request: HttpRequest, routes: str | Iterable[str] = "/") -> HttpRe
 
         path(".well-known/idempotency", discovery, {"routes": ["/api/", "/hooks/"]})
 
-    It lists protected endpoints only. The views of Django, REST framework and this package, and the
-    admin's, are left out. Everybody can read it, unless you put a decorator such as
-    ``login_required`` around it.
+    It lists protected endpoints only. The views of Django, REST framework and this package, the
+    admin's, and mutations of GraphQL are left out. Everybody can read it, unless you put a
+    decorator such as ``login_required`` around it.
 
     Args:
         request: a GET or HEAD request.
@@ -77,14 +79,35 @@ def discovery(request: HttpRequest, routes: str | Iterable[str] = "/") -> HttpRe
 
 def _listed(routes: tuple[str, ...]) -> list[tuple[Endpoint, Policy]]:
     """The endpoints to publish, each with the policy that it enforces."""
-    return [
-        (each, policy)
-        for each in endpoints()
-        if (policy := each.enforced) is not None
-        and not (each.in_admin or each.is_built_in)
-        and each.route.startswith(routes)
-        and not each.route.rstrip("/").endswith(".{format}")  # another name of the same endpoint
-    ]
+    known: set[tuple[str, str]] = set()
+    listed = []
+    for each in endpoints():
+        is_first = known.isdisjoint({(each.route, each.method), (each.route, "*")})
+        known.add((each.route, each.method))
+        policy = each.enforced
+        if (
+            policy is not None
+            and (policy.ttl is None or policy.ttl >= _SHORTEST)
+            and not (each.in_admin or each.is_built_in)
+            and not each.mutation  # by a path and a method, a client cannot tell it from others
+            and each.route.startswith(routes)
+            and not each.route.rstrip("/").endswith(".{format}")  # another name of the endpoint
+            and is_first
+            and _is_reached(each)
+        ):
+            listed.append((each, policy))
+    return listed
+
+
+def _is_reached(endpoint: Endpoint) -> bool:
+    """Whether no earlier route takes its requests, as far as that is known without parameters."""
+    if "{" in endpoint.route:
+        return True
+    try:
+        found = get_resolver().resolve(endpoint.route)
+    except Resolver404:  # a regular expression, which cannot be read back
+        return True
+    return part_for(found.func, endpoint.method) is endpoint.view
 
 
 def _document(routes: tuple[str, ...]) -> dict[str, Any]:
@@ -98,6 +121,7 @@ def _path(endpoint: Endpoint) -> str:
 
 
 def _operation(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
+    """An entry of the document; one that varies by request promises nothing."""
     shown: dict[str, Any] = {"method": endpoint.method, "path": _path(endpoint)}
     if endpoint.varies:
         return shown  # a promise that does not hold for a request is worse than none
@@ -108,11 +132,10 @@ def _operation(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
         is_timed = policy.key_format in keys.TIMED or dialect_of(policy).sent_header
         reserved = int((policy.ttl + policy.reserved).total_seconds())
         key_lifetime = None if is_timed else reserved
-    reads_header = policy.key is None or keys.reads_header(policy.key)
     return {
         **shown,
         "required": policy.requires_key(endpoint.method.replace("*", "POST")),
-        "key_format": policy.key_format if reads_header else None,
+        "key_format": policy.key_format if keys.reads_header(policy.key) else None,
         "lifetime": lifetime,
         "key_lifetime": key_lifetime,
         **_place(dialect_of(policy)),
@@ -128,6 +151,7 @@ def _place(dialect: Dialect) -> dict[str, Any]:
     return {"dialect": dialect.name, "header": header_of(dialect), "member": None}
 
 
+@until_settings_change
 @lru_cache(maxsize=64)
 def _body(media_type: str, _urlconf: str, routes: tuple[str, ...], _script_prefix: str) -> bytes:
     document = _document(routes)
@@ -137,10 +161,11 @@ def _body(media_type: str, _urlconf: str, routes: tuple[str, ...], _script_prefi
 
 
 def _context(document: dict[str, Any], listed: Iterable[tuple[Endpoint, Policy]]) -> dict[str, Any]:
-    """What the page shows."""
+    """The context of the page's template."""
     return {
         "header": document["header"],
         "replayed_header": replayed_header(project_dialect()),
+        "varies": any("required" not in each for each in document["operations"]),
         "elsewhere": any("dialect" in each for each in document["operations"]),
         "operations": [
             {
@@ -207,10 +232,3 @@ def _duration(seconds: int) -> str:
     unit, size = next(whole, _UNITS[-1])
     count = seconds // size
     return f"{count} {unit}{'' if count == 1 else 's'}"
-
-
-def _forget(**_: Any) -> None:
-    _body.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="idempotency_django.discovery")

@@ -143,7 +143,8 @@ def offer(function: Any, policy: Policy) -> None:
     if hasattr(function, "_ninja_operation"):
         raise ImproperlyConfigured(
             f"@idempotent is above the decorator that makes {name_of(function)} an operation of "
-            "django-ninja, which would call the unprotected function. Put @idempotent below it."
+            "django-ninja, which would call the unprotected function. Put @idempotent directly on "
+            "the function, below @api.post(…)."
         )
     if isinstance(function, FunctionType):
         # A new list: functools.wraps() has copied a reference to that of the unprotected function.
@@ -212,7 +213,7 @@ def _noting(run: Any) -> Callable[..., Any]:
 
 
 def _documented(operation: Any, policy: Policy, method: str) -> dict[str, Any]:
-    """What the schema says of the operation, in addition to what ninja writes."""
+    """The ``openapi_extra`` of an operation, with the project's own."""
     extra: dict[str, Any] = deepcopy(operation.openapi_extra or {})
     known = {str(status) for status in operation.response_models if status is not Ellipsis}
     own = {str(status): each for status, each in extra.pop("responses", {}).items()}

@@ -18,6 +18,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from functools import partial
+from types import FunctionType
 from typing import Any, Final
 from uuid import UUID
 
@@ -41,22 +42,22 @@ from .engine import Result
 from .engine.context import ExecutionContext
 from .errors import (
     IdempotencyError,
+    KeyMissing,
     OperationInProgress,
     ResponseNotStored,
     StoreUnavailable,
 )
-from .functions import CallOutcome, arun_plan, run_plan
+from .functions import CallOutcome, arun_plan, json_payload, run_plan
 from .http.bodies import uploaded
 from .http.messages import PLANNED, key_header, problem_of
 from .http.parts import RequestPart
+from .http.unwrapping import POLICY, PROTECTED
 from .planning import Plan
 from .policy import UNSET as UNDECLARED
-from .policy import Policy, dialect_of, keys, resolve
+from .policy import Policy, dialect_of, keys, resolve, store_errors
 from .policy.identity import header_of
-from .records import Payload
 
 ARGUMENT: Final = "idempotency_key"
-_JSON: Final = (("Content-Type", "application/json"),)
 _OF_RESPONSES: Final = ("on_replay", "rebuild", "replay_status")
 """What a policy does to HTTP responses, of which a mutation has none."""
 
@@ -83,7 +84,8 @@ class IdempotencyExtension(FieldExtension):
 
     Raises:
         ImproperlyConfigured: ``store`` or ``load`` is missing, or the policy has ``on_replay``,
-            ``rebuild`` or ``replay_status``, which are for HTTP responses.
+            ``rebuild``, ``replay_status``, ``store_errors`` or ``store_only()``, which are for HTTP
+            responses.
         TypeError: of the schema: another extension comes first, or the resolver takes the argument
             itself.
     """
@@ -104,12 +106,20 @@ class IdempotencyExtension(FieldExtension):
         without_use = [
             each for each in _OF_RESPONSES if getattr(self.policy, each) is not UNDECLARED
         ]
+        should_store = self.policy.should_store
+        if (
+            isinstance(should_store, FunctionType)
+            and should_store.__module__ == store_errors.__module__
+        ):
+            without_use.append(f"should_store={should_store.__qualname__.partition('.')[0]}")
         if without_use:
             raise ImproperlyConfigured(
                 f"The policy of an IdempotencyExtension has {' and '.join(without_use)}. These are "
                 "for HTTP responses, and a mutation has none of its own. Remove them. To change "
                 "what a retry gets, pass store= and load=."
             )
+        setattr(self, PROTECTED, "extension")
+        setattr(self, POLICY, self.policy)
         self._store = store
         self._load = load
 
@@ -169,7 +179,7 @@ class IdempotencyExtension(FieldExtension):
     async def resolve_async(
         self, next_: Callable[..., Awaitable[Any]], source: Any, info: Info, **kwargs: Any
     ) -> Any:
-        """The same for an async resolver."""
+        """:meth:`resolve` for an async resolver."""
         request = _request_of(info)
         part = self._part(request, info, kwargs)
 
@@ -195,12 +205,17 @@ class IdempotencyExtension(FieldExtension):
         """The mutation as a part of the request; its key is taken out of the arguments."""
         policy = resolve(self.policy)
         key, name = kwargs.pop(ARGUMENT, None), info.field_name
+        argument = info.schema.config.name_converter.apply_naming_config(ARGUMENT)
+        header = header_of(dialect_of(policy))
         if key is None:
             key = key_header(request, dialect_of(policy))
             setattr(request, PLANNED, False)  # what became of it, the mutation says
             if key is not None and keys.reads_header(policy.key):
                 name = ".".join(map(str, info.path.as_list()))
-        argument = info.schema.config.name_converter.apply_naming_config(ARGUMENT)
+                if conf.enabled and _is_batch(request, info):
+                    if policy.requires_key(request.method or "") or not keys.is_made_up(key):
+                        raise _graphql_error(_shared(header, argument), self.policy)
+                    key = None
         return RequestPart(
             request,
             policy,
@@ -209,26 +224,25 @@ class IdempotencyExtension(FieldExtension):
             content=partial(_compared, kwargs),
             path=f"{request.path}#{info.field_name}",
             missing=(
-                f"This mutation requires the argument {argument}, or the header "
-                f"{header_of(dialect_of(policy))}. Send a new, unique key with each new operation "
-                "and the same key with each retry of it."
+                f"This mutation requires the argument {argument}, or the header {header}. Send a "
+                "new, unique key with each new operation and the same key with each retry of it."
             ),
         )
 
     def _answer(self, request: HttpRequest, info: Info, planned: Plan, value: Any) -> Result:
+        """The result for the engine. ``TypeError``: it cannot be stored."""
         wanted = self.policy.should_store  # the project's and a dialect's are for HTTP responses
         if wanted not in (UNDECLARED, None) and wanted(request, value) is False:
             return Result(value, None, error="The policy's should_store= rejected this result.")
         try:
             stored = _encoded(value, info) if self._store is None else self._store(value)
-            body = json.dumps(stored).encode()
+            text = json.dumps(stored)
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(
                 f"The result of {planned.operation.name} cannot be stored: {error}. Pass store= "
                 "and load= to the IdempotencyExtension, for example to store a primary key."
             ) from error
-        kept = len(body) <= planned.policy.max_response_bytes
-        return Result(value, Payload(200, _JSON, body if kept else None))
+        return Result(value, json_payload(text, planned.policy))
 
     def _loaded(self, outcome: CallOutcome, info: Info) -> Any:
         if not outcome.replayed:
@@ -252,6 +266,24 @@ def _request_of(info: Info) -> HttpRequest:
     raise ImproperlyConfigured(
         f"The context of {info.field_name} has no request of Django. Serve the schema with a view "
         "of strawberry.django.views."
+    )
+
+
+def _is_batch(request: HttpRequest, info: Info) -> bool:
+    """Whether the request has several operations, which all have its headers."""
+    if info.schema.config.batching_config is None:
+        return False  # the view refuses a list
+    is_form = request.content_type == "multipart/form-data"
+    operations = json.loads(request.POST["operations"] if is_form else request.body)
+    return isinstance(operations, list) and len(operations) > 1
+
+
+def _shared(header: str, argument: str) -> KeyMissing:
+    # Nothing tells the operations apart in the same way for each retry: one may be refused before
+    # it gets here, and an async view runs them in any order.
+    return KeyMissing(
+        f"This request is a batch of several operations, which cannot share the key in the header "
+        f"{header}. Send each mutation with the argument {argument}, or in a request of its own."
     )
 
 
@@ -293,6 +325,7 @@ _READ: Final = {kind: read for kind, _, read in _TEXTS.values()}
 
 
 def _encoded(value: Any, info: Info) -> Any:
+    """A result as JSON. ``TypeError``: it has no type that can be stored."""
     kind = type(value)
     definition = getattr(kind, "__strawberry_definition__", None)
     if kind in _TEXTS:
@@ -333,6 +366,7 @@ def _name_of(kind: type, name: str, info: Info) -> str:
 
 
 def _decoded(stored: Any, info: Info) -> Any:
+    """The result that :func:`_encoded` wrote."""
     match stored:
         case ["list", *items]:
             return [_decoded(each, info) for each in items]

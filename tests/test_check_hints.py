@@ -16,9 +16,9 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from idempotency_django import checks
-from idempotency_django.checks import drf as drf_checks
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
+from tests.test_checks import only_own_views
 
 ACCEPTED = {"mode": "leased", "on_conflict": "accepted"}
 MEMORY = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
@@ -27,12 +27,7 @@ MEMORY = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}
 @pytest.fixture(autouse=True)
 def _own_views(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Only the views of the running test are views of the project."""
-    every = drf_checks._subclasses
-
-    def own(of: type[Any]) -> Iterator[type[Any]]:
-        return (view for view in every(of) if view.__module__ == __name__)
-
-    monkeypatch.setattr(drf_checks, "_subclasses", own)
+    only_own_views(monkeypatch, __name__)
     yield
     gc.collect()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,8 +17,9 @@ from django.contrib.auth.models import Group, User
 from django.contrib.auth.views import LoginView
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
-from django.urls import clear_url_caches, include, path, set_script_prefix
+from django.urls import clear_url_caches, include, path, re_path, set_script_prefix
 from django.views.decorators.http import require_http_methods
+from ninja import NinjaAPI
 from rest_framework.authtoken.views import obtain_auth_token
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -94,9 +96,9 @@ pytestmark = pytest.mark.urls(__name__)
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    module._forget()
+    module._body.cache_clear()
     yield
-    module._forget()
+    module._body.cache_clear()
     clear_url_caches()
 
 
@@ -219,6 +221,108 @@ def test_key_lifetime(
     assert shown["key_lifetime"] == key_lifetime
 
 
+def publish(monkeypatch: pytest.MonkeyPatch, *patterns: Any) -> list[dict[str, Any]]:
+    """The operations in the document of a project with these URLs."""
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "urlpatterns",
+        [*patterns, path(".well-known/idempotency", discovery)],
+    )
+    clear_url_caches()
+    module._body.cache_clear()
+    operations: list[dict[str, Any]] = Client().get(WHERE).json()["operations"]
+    return operations
+
+
+def is_replayed(where: str) -> bool:
+    """Whether the second request with a key gets the response of the first."""
+    headers = {"Idempotency-Key": '"8e03978e-40d5-43dd-bc93-6894a57f9324"'}
+    return ["Idempotent-Replayed" in Client().post(where, headers=headers) for _ in range(2)][1]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        path("charges/", post(plain)),
+        path("charges/", plain),
+        path("<slug:name>/", post(plain)),
+        re_path("^ch", exempt),
+    ],
+    ids=str,
+)
+def test_hidden_by_an_earlier_route(earlier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint whose requests an earlier, unprotected route takes is not listed."""
+    charges = path("charges/", post(idempotent(plain)))
+    assert publish(monkeypatch, earlier, charges) == []
+    assert not is_replayed("/charges/")
+    assert publish(monkeypatch, charges, earlier) == [operation("POST", "/charges/")]
+    assert is_replayed("/charges/")
+
+
+@pytest.mark.django_db
+def test_parameters_hidden_by_an_earlier_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one with parameters, if an earlier route has the same path."""
+    earlier = path("charges/<int:pk>/", post(plain))
+    charges = path("charges/<int:pk>/", post(idempotent(plain)))
+    assert publish(monkeypatch, earlier, charges) == []
+    assert not is_replayed("/charges/17/")
+    assert publish(monkeypatch, charges, earlier) == [operation("POST", "/charges/{pk}/")]
+    assert is_replayed("/charges/17/")
+
+
+def test_expression_that_cannot_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expression whose readable form is no path of its own is listed as it is."""
+    odd = re_path(r"^charges/\d\d/$", post(idempotent(plain)))
+    [listed] = publish(monkeypatch, odd)
+    assert listed["method"] == "POST"
+
+
+@pytest.mark.django_db
+def test_ninja(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two operations of django-ninja with one path are both listed, each with its own policy."""
+    api = NinjaAPI(urls_namespace=uuid.uuid4().hex)
+
+    @api.post("/charges/")
+    @idempotent
+    def create(request: HttpRequest) -> str:
+        return "created"
+
+    @api.put("/charges/")
+    @idempotent(ttl=timedelta(hours=1))
+    def change(request: HttpRequest) -> str:
+        return "changed"
+
+    @api.delete("/charges/")
+    def delete(request: HttpRequest) -> str:
+        return "deleted"
+
+    assert publish(monkeypatch, path("", api.urls)) == [
+        operation("POST", "/charges/"),
+        operation("PUT", "/charges/", lifetime=3600),
+    ]
+
+
+@pytest.mark.django_db
+def test_switched_off(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """With ``ENABLED=False``, nothing is protected, so nothing is promised."""
+    charges = path("charges/", post(idempotent(plain)))
+    assert publish(monkeypatch, charges) == [operation("POST", "/charges/")]
+    settings.IDEMPOTENCY = {"ENABLED": False}
+    assert publish(monkeypatch, charges) == []
+    assert not is_replayed("/charges/")
+
+
+@pytest.mark.parametrize(("milliseconds", "lifetimes"), [(999, []), (1000, [1]), (1999, [1])])
+def test_short_lifetimes(
+    milliseconds: int, lifetimes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is listed with a lifetime of 0: no retry can be sure of it."""
+    ttl = timedelta(milliseconds=milliseconds)
+    operations = publish(monkeypatch, path("charges/", post(idempotent(ttl=ttl)(plain))))
+    assert [each["lifetime"] for each in operations] == lifetimes
+
+
 def test_parameter_with_slashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has read the document retries a path whose parameter has slashes."""
     files = [
@@ -308,6 +412,8 @@ def test_page(settings: Any) -> None:
     assert "<td>422</td>" not in page
     assert "Errors are <code>application/problem+json</code>" in page
     assert "or where the table says" not in page
+    assert "retry only if you know the rules of your request" in page
+    assert "an error of a later attempt doesn't say what became of the first one" in page
     assert "Count the lifetime from when you first send the request." in page
     assert "<script" not in page
     assert "style=" not in page
@@ -338,6 +444,7 @@ def test_page_with_several_dialects(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "<td>optional, ClientToken in the body</td>" in page
     assert "<td>required, in PayPal-Request-Id</td>" in page
     assert "or where the table says" in page
+    assert "retry only if you know the rules of your request" not in page
 
 
 def test_no_operations() -> None:

@@ -164,6 +164,14 @@ class TestEndpoints:
         [(_, method, policy, how)] = found(path("x/", way), middleware=middleware)
         assert (method in ("POST", "*"), policy, how) == (True, POLICY, "decorator")
 
+    def test_a_choice_of_views(self, found: Any) -> None:
+        """Nobody knows which view it calls, and a decorator may hold a check beside its view."""
+        one, other = idempotent(policy=POLICY)(view()), view()
+        for views in [(one, other), (other, one)]:
+            choose = lambda request, views=views: views["flag" in request.GET](request)  # noqa: E731
+            [(_, _, *told)] = found(path("x/", choose), middleware=False)
+            assert told == [POLICY, "decorator"]
+
     def test_handler(self, found: Any) -> None:
         """A handler with a decorator of its own is seen apart from its neighbours."""
         patterns = [re_path(r"^orders/(?P<number>\d+)/$", Orders.as_view())]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import wraps
 from itertools import count
 from typing import Annotated, Any
 
@@ -412,8 +413,29 @@ def test_a_stream_of_ninja_is_refused() -> None:
 def test_above_the_operation_is_refused() -> None:
     """The operation would have the unprotected function."""
     router = Router()
-    with pytest.raises(ImproperlyConfigured, match="Put @idempotent below it"):
+    with pytest.raises(ImproperlyConfigured, match=r"below @api\.post"):
         idempotent(router.post("/orders")(lambda request: None))
+
+
+def test_errors_speak_of_operations(serve: Serve, client: Client) -> None:
+    """What is said of a function has no advice that is for classes or REST framework only."""
+
+    def unknown(*args: Any) -> Any:
+        return create(*args)
+
+    with pytest.raises(ImproperlyConfigured) as wrapped:
+        idempotent(wraps(create)(unknown))
+    with pytest.raises(ImproperlyConfigured) as exempt:
+        idempotency_exempt(idempotent(create))
+    serve(orders(policy=Policy(scope=lambda invocation: "")))
+    with pytest.raises(ImproperlyConfigured) as unscoped:
+        post(client, "/v0/orders", new_key())
+    assert "remove its protection" in str(wrapped.value)
+    assert str(exempt.value).endswith("Remove either @idempotency_exempt or @idempotent.")
+    assert "Its scope= must return a namespace for the key" in str(unscoped.value)
+    for error in (wrapped, exempt, unscoped):
+        assert "mixin" not in str(error.value)
+    assert effects() == 0
 
 
 def test_decorators_around_an_operation(serve: Serve, client: Client) -> None:
@@ -607,6 +629,8 @@ class TestAtomicRequests:
     def test_leased_is_refused(self, serve: Serve, client: Client) -> None:
         """A lease could not be seen by others, so the operation is refused before it runs."""
         serve(orders(policy=Policy(mode="leased")))
-        with pytest.raises(ImproperlyConfigured, match="ATOMIC_REQUESTS"):
+        with pytest.raises(
+            ImproperlyConfigured, match=r"In django-ninja, .* turn ATOMIC_REQUESTS off"
+        ):
             post(client, "/v0/orders", new_key())
         assert effects() == 0

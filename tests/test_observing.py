@@ -142,11 +142,6 @@ urlpatterns = [
 VIEWS = ["/view/", "/leased/", "/async/", "/drf/", "/leased-drf/", "/middleware/"]
 
 
-@pytest.fixture(params=[True, False], ids=["atomic requests", "no atomic requests"])
-def _atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", request.param)
-
-
 class TestRequests:
     """Every kind of view."""
 
@@ -156,7 +151,7 @@ class TestRequests:
         client.raise_request_exception = False
 
     @pytest.mark.parametrize("url", VIEWS)
-    @pytest.mark.usefixtures("_atomic")
+    @pytest.mark.usefixtures("atomic")
     def test_executed_replayed_mismatched(self, client: Client, url: str) -> None:
         """A first request, its replay and another request with its key are one execution each."""
         if url == "/async/" and connections.settings["default"]["ATOMIC_REQUESTS"]:
@@ -171,7 +166,7 @@ class TestRequests:
         assert operations[0].name == f"POST {url}"
 
     @pytest.mark.parametrize("url", VIEWS)
-    @pytest.mark.usefixtures("_atomic")
+    @pytest.mark.usefixtures("atomic")
     def test_error(self, client: Client, url: str) -> None:
         """What a view raised is seen, also where it has become an answer."""
         if url == "/async/" and connections.settings["default"]["ATOMIC_REQUESTS"]:
@@ -181,7 +176,7 @@ class TestRequests:
         assert seen == [("failed", 1, LookupError), ("failed", 2, LookupError)]
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/middleware/"])
-    @pytest.mark.usefixtures("_atomic")
+    @pytest.mark.usefixtures("atomic")
     def test_answers_that_are_not_kept(self, client: Client, url: str) -> None:
         """An answer of 503 is a failure without an error; one that is not kept frees the key."""
         for reference in ("503", "409"):
@@ -189,7 +184,7 @@ class TestRequests:
         assert seen == [("failed", 1, None), ("released", 1, None)]
 
     @pytest.mark.parametrize("url", ["/drf/", "/leased-drf/"])
-    @pytest.mark.usefixtures("_atomic")
+    @pytest.mark.usefixtures("atomic")
     def test_error_that_becomes_an_answer(self, client: Client, url: str) -> None:
         """A refusal that a view raises, and of which an answer is made, frees the key."""
         assert post(client, url, new_key(), "forbidden").status_code == 403
@@ -208,7 +203,7 @@ class TestRequests:
         assert seen == [("executed", 1, Http404), ("replayed", None, None)]
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/drf/", "/middleware/"])
-    @pytest.mark.usefixtures("_atomic")
+    @pytest.mark.usefixtures("atomic")
     def test_left_after_the_commit(
         self, client: Client, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

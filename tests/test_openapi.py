@@ -199,6 +199,15 @@ def test_middleware(settings: Any) -> None:
     assert "x-idempotency" not in generated()["paths"]["/plain/"]["post"]
 
 
+def test_switched_off(settings: Any) -> None:
+    """With ``ENABLED=False``, nothing is protected, so nothing is promised."""
+    settings.MIDDLEWARE, settings.IDEMPOTENCY = MIDDLEWARE, {"ENABLED": False}
+    for where in ("/plain/", "/things/"):
+        operation = generated()["paths"][where]["post"]
+        assert "x-idempotency" not in operation
+        assert key_of(operation) == []
+
+
 def test_extended_action(schema: dict[str, Any]) -> None:
     """What @extend_schema says of an action stays, and the promise is added to it."""
     operation = schema["paths"]["/things/pay/"]["post"]

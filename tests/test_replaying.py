@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,15 +24,20 @@ from django.core import mail
 from django.core.cache import cache
 from django.db import connection, connections, models, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
+from ninja import NinjaAPI
+from ninja.testing import TestClient
 from rest_framework.authentication import TokenAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import api_view, authentication_classes
-from rest_framework.test import APIClient
+from rest_framework.response import Response
+from rest_framework.test import APIClient, APIRequestFactory
+from rest_framework.views import APIView
 
 from idempotency_django import idempotency_exempt, idempotent
+from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.policy.dialects import DIALECTS
 from idempotency_django.testing import replaying
@@ -198,6 +205,11 @@ def paypal(request: HttpRequest) -> HttpResponse:
     return done()
 
 
+@idempotent
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("done")
+
+
 @csrf_exempt
 def by_key(request: HttpRequest) -> HttpResponse:
     """Looks responses up by the key alone, or by key and user."""
@@ -287,6 +299,7 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
 
 
 only_protected = pytest.mark.parametrize("driver", ["protected"], indirect=True)
+ROOT = Path(__file__).parents[1]
 KEY = {"Idempotency-Key": "2d0e0bd4-4a83-4ac2-9ea3-4c5c8a3c8a31"}
 
 
@@ -310,29 +323,29 @@ def test_protected(driver: Driver, client: Client) -> None:
     client.post("/protected/")
     client.post("/protected/", headers=KEY)
     assert Effect.objects.count() == 2
-    assert (driver.findings, driver.test.sent) == ("", 2)
+    assert (driver.findings, driver.test.counts["sent"]) == ("", 2)
 
 
 @pytest.mark.parametrize("how", ["exempt/", "missing/"])
 def test_not_sent(driver: Driver, client: Client, how: str) -> None:
     """Exempt views and missing pages are asked once."""
     client.post(f"/{how}")
-    assert driver.test.sent == 0
+    assert driver.test.counts["sent"] == 0
 
 
 def test_safe(driver: Driver, client: Client) -> None:
     """A GET is sent once."""
     client.get("/unprotected/")
-    assert driver.test.sent == 0
+    assert driver.test.counts["sent"] == 0
 
 
 @only_protected
 def test_only_protected(driver: Driver, client: Client) -> None:
     """With ``=protected``, an unprotected view is asked twice only if the request has a key."""
     client.post("/unprotected/")
-    assert driver.test.sent == 0
+    assert driver.test.counts["sent"] == 0
     client.post("/protected/")
-    assert (driver.test.sent, driver.findings) == (1, "")
+    assert (driver.test.counts["sent"], driver.findings) == (1, "")
     Client(headers=KEY).post("/unprotected/")
     assert "had an effect" in driver.findings
 
@@ -341,7 +354,7 @@ def test_off(driver: Driver, client: Client) -> None:
     """The marker turns it off for a test; outside of tests it is off."""
     driver.begin(off=True)
     client.post("/unprotected/")
-    assert driver.test.sent == 0
+    assert driver.test.counts["sent"] == 0
     driver.replays._test = None
     client.post("/unprotected/")
 
@@ -358,11 +371,51 @@ def test_ignored(driver: Driver, client: Client) -> None:
 def test_threads(driver: Driver) -> None:
     """Requests of other threads, as in a race, are sent once."""
     sent = []
-    thread = threading.Thread(target=lambda: sent.append(Client().get("/missing/").status_code))
+    thread = threading.Thread(target=lambda: sent.append(Client().post("/missing/").status_code))
     thread.start()
     thread.join()
     assert sent == [404]
-    assert driver.test.sent == 0
+    assert driver.test.counts == {"unsafe": 1, "sent": 0, "skipped": 0, "elsewhere": 0}
+
+
+class Mixed(IdempotentViewMixin, APIView):
+    authentication_classes = ()
+
+    def post(self, request: Any) -> Response:
+        done()
+        return Response(status=201)
+
+
+def _by_ninja() -> None:
+    router = NinjaAPI(urls_namespace="replaying")
+    router.post("/")(idempotent(lambda request: {}))
+    assert TestClient(router).post("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda: protected(RequestFactory().post("/protected/")),
+        lambda: async_to_sync(asynchronous)(AsyncRequestFactory().post("/")),
+        lambda: Mixed.as_view()(APIRequestFactory().post("/")),
+        _by_ninja,
+    ],
+    ids=["RequestFactory", "async", "APIRequestFactory", "ninja"],
+)
+def test_elsewhere(driver: Driver, send: Any, settings: Any) -> None:
+    """What reaches a protected view without a client is counted, unless the plugin is off."""
+    send()
+    assert driver.test.counts == {"unsafe": 0, "sent": 0, "skipped": 0, "elsewhere": 1}
+    settings.IDEMPOTENCY = {"ENABLED": False}
+    send()
+    assert driver.test.counts["elsewhere"] == 1
+    driver.begin(off=True)
+    settings.IDEMPOTENCY = {}
+    send()
+    driver.begin()
+    protected(RequestFactory().get("/protected/"))
+    Client().post("/protected/")
+    assert driver.test.counts == {"unsafe": 1, "sent": 1, "skipped": 0, "elsewhere": 0}
 
 
 def test_stream(driver: Driver, client: Client) -> None:
@@ -370,17 +423,17 @@ def test_stream(driver: Driver, client: Client) -> None:
     client.request(
         **{"REQUEST_METHOD": "POST", "PATH_INFO": "/unprotected/", "wsgi.input": BytesIO()}
     )
-    assert (driver.test.sent, driver.test.skipped) == (0, 1)
+    assert (driver.test.counts["sent"], driver.test.counts["skipped"]) == (0, 1)
 
 
 def test_counted_queries(driver: Driver, client: Client, django_assert_num_queries: Any) -> None:
     """Where queries are counted, no key is added, and the second request is not counted."""
     with django_assert_num_queries(1):
         client.post("/protected/")
-    assert driver.test.skipped == 1
+    assert driver.test.counts["skipped"] == 1
     with django_assert_num_queries(1):
         client.post("/unprotected/")
-    assert driver.test.sent == 1
+    assert driver.test.counts["sent"] == 1
 
 
 @pytest.mark.parametrize("path", ["/body/", "/timed/"])
@@ -394,7 +447,7 @@ def test_dialect(driver: Driver, client: Client) -> None:
     """A key is added to the header of the endpoint's dialect."""
     assert DIALECTS["paypal"].header
     client.post("/paypal/")
-    assert (driver.test.sent, driver.findings) == (1, "")
+    assert (driver.test.counts["sent"], driver.findings) == (1, "")
 
 
 @pytest.mark.parametrize("what", ["raise", "fail"])
@@ -402,7 +455,7 @@ def test_failed(driver: Driver, client: Client, what: str) -> None:
     """After an error, a retry is executed, so none is sent."""
     with suppress(ValueError):
         client.post(f"/protected/odd/?what={what}")
-    assert driver.test.sent == 0
+    assert driver.test.counts["sent"] == 0
 
 
 def test_broken_transaction(driver: Driver, client: Client) -> None:
@@ -410,7 +463,7 @@ def test_broken_transaction(driver: Driver, client: Client) -> None:
     with transaction.atomic():
         transaction.set_rollback(True)
         client.post("/odd/?what=nothing")
-    assert driver.test.sent == 0
+    assert driver.test.counts["sent"] == 0
 
 
 # What a retry may do, and what it may not.
@@ -468,7 +521,7 @@ def test_logout(driver: Driver, client: Client) -> None:
     """After the first response has ended the session, its retry is another caller's."""
     client.force_login(User.objects.create_user("carol"))
     assert client.post("/leave/").status_code == 200
-    assert (driver.test.sent, driver.findings) == (1, "")
+    assert (driver.test.counts["sent"], driver.findings) == (1, "")
     assert client.post("/leave/").status_code == 401
 
 
@@ -503,14 +556,14 @@ def test_around(driver: Driver, client: Client, around: str, finding: str) -> No
 def test_not_the_same(driver: Driver, client: Client, path: str) -> None:
     """Not a finding: a response that is not stored, a replaced status, a page, a throttle."""
     client.post(path)
-    assert (driver.test.sent, driver.findings) == (1, "")
+    assert (driver.test.counts["sent"], driver.findings) == (1, "")
 
 
 def test_first_is_a_replay(driver: Driver, client: Client) -> None:
     """A test that sends a retry itself has two replays."""
     for _ in range(2):
         client.post("/protected/", headers=KEY)
-    assert (driver.test.sent, driver.findings) == (2, "")
+    assert (driver.test.counts["sent"], driver.findings) == (2, "")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -631,7 +684,7 @@ def test_async_client(driver: Driver) -> None:
 
     assert async_to_sync(send)() == [201] * 4
     assert driver.findings.count("had an effect") == 1
-    assert (driver.test.sent, Effect.objects.count()) == (3, 4)
+    assert (driver.test.counts["sent"], Effect.objects.count()) == (3, 4)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -648,7 +701,7 @@ def test_async_errors(driver: Driver, carol: User) -> None:
 
     async_to_sync(send)()
     assert driver.findings.count("gave another user") == 1
-    assert driver.test.sent == 3
+    assert driver.test.counts["sent"] == 3
 
 
 # The plugin. These runs of pytest are within this process, without a database.
@@ -687,9 +740,139 @@ def test_plugin(pytester: pytest.Pytester) -> None:
             "Nothing protects this endpoint*",
             "*assert 1 == 2*",
             "POST /odd/ of *[[]2[]]*",
-            "2 requests were sent twice; 2 findings; 3 were sent once (*",
+            "2 of 5 unsafe requests were sent twice; 2 findings; 3 were sent once (*",
         ]
     )
+
+
+PROJECT = """
+    import django
+    from django.conf import settings
+    from django.core import mail
+    from django.http import HttpResponse
+    from django.urls import path
+
+    def send(request):
+        mail.send_mail("Hello", "", None, ["carol@example.com"])
+        return HttpResponse()
+
+    urlpatterns = [path("", send)]
+    apps = ["django.contrib.auth", "django.contrib.contenttypes", "idempotency_django"]
+    settings.configure(
+        ROOT_URLCONF="conftest",
+        INSTALLED_APPS=apps,
+        DATABASES={},
+        EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend",
+        ALLOWED_HOSTS=["testserver"],
+    )
+    django.setup()
+"""
+PHASES = """
+    from unittest import TestCase
+    from django.core import mail
+    from django.test import Client
+    import pytest
+
+    def send():
+        mail.outbox = []
+        Client().post("/")
+
+    @pytest.fixture
+    def leaving():
+        yield
+        send()
+
+    @pytest.fixture
+    def coming():
+        send()
+
+    def test_teardown(leaving):
+        pass
+
+    def test_both(coming, leaving):
+        pass
+
+    def test_fails(coming):
+        assert False
+
+    @pytest.fixture
+    def broken(coming):
+        raise LookupError
+
+    def test_broken(broken):
+        pass
+
+    def test_skipped(coming):
+        pytest.skip("not here")
+
+    @pytest.mark.xfail
+    def test_expected(coming):
+        assert False
+
+    @pytest.mark.idempotency_replay(off=True)
+    def test_off(leaving):
+        pass
+
+    class Tests(TestCase):
+        def tearDown(self):
+            send()
+
+        def test_passes(self):
+            pass
+
+        def test_fails(self):
+            assert False
+"""
+
+
+def run_alone(pytester: pytest.Pytester, suite: str, *options: str) -> Any:
+    """Run a suite in a process of its own."""
+    pytester.makeconftest(PROJECT)
+    pytester.makepyfile(suite)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+        return pytester.runpytest_subprocess(
+            "-p", "no:django", "-p", "no:cacheprovider", "--idempotency-replay", *options
+        )
+
+
+@pytest.mark.parametrize("spread", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_phases(pytester: pytest.Pytester, spread: tuple[str, ...]) -> None:
+    """What a fixture sends before or after its test is reported as of the test, and once."""
+    result = run_alone(pytester, PHASES, *spread)
+    shown = result.stdout.str()
+    finding = r"^POST / of test_phases.py::(\S+) was sent again, and had an effect:$"
+    found = re.findall(finding, shown, re.MULTILINE)
+    names = ["Tests::test_fails", "Tests::test_passes", "test_both", "test_broken", "test_fails"]
+    assert sorted(found) == [*names, "test_skipped", "test_teardown"], shown
+    result.assert_outcomes(passed=2, failed=4, errors=3, skipped=1, xfailed=1)
+    assert "9 of 9 unsafe requests were sent twice; 8 findings" in shown
+
+
+SENT_ONCE = """
+    from unittest.mock import patch
+    from django.test import Client, RequestFactory
+    import conftest
+
+    def test_nothing():
+        with patch.object(conftest, "mail"):
+            assert conftest.send(RequestFactory().post("/")).status_code == 200
+            assert Client().post("/missing/").status_code == 404
+"""
+
+
+def test_nothing_sent_twice(pytester: pytest.Pytester) -> None:
+    """A run in which nothing was sent twice says so."""
+    shown = run_alone(pytester, SENT_ONCE).stdout
+    shown.fnmatch_lines(
+        [
+            "0 of 1 unsafe request was sent twice; 0 findings",
+            "Nothing was sent twice, so this run says nothing about retries.",
+        ]
+    )
+    shown = run_alone(pytester, "def test_nothing(): pass").stdout
+    shown.fnmatch_lines(["0 of 0 unsafe requests were sent twice; 0 findings"])
 
 
 def test_unused(pytester: pytest.Pytester) -> None:

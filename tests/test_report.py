@@ -66,8 +66,8 @@ FOUND = {
 }
 
 
-def report(*arguments: str, **options: Any) -> str:
-    written = StringIO()
+def report(*arguments: str, stdout: StringIO | None = None, **options: Any) -> str:
+    written = stdout or StringIO()
     call_command("idempotency_report", *arguments, stdout=written, **options)
     return written.getvalue()
 
@@ -135,13 +135,39 @@ def test_views_of_others(settings: Any) -> None:
 
 def test_fail_on() -> None:
     """The command fails for the statuses that are asked for, and names the endpoints."""
-    report("--fail-on=")
+    report("--fail-on=observed")
     with pytest.raises(CommandError, match=r"2 of 9 .* POST /api/charges/preview/ \(unprotected\)"):
         report("--fail-on=unprotected")
     with pytest.raises(CommandError, match="5 of 9"):
         report("--fail-on=unprotected,optional,broken")
+    with pytest.raises(CommandError, match=r"^1 of 9 endpoints needs attention: \* /broken/ "):
+        report("--fail-on=broken")
     with pytest.raises(CommandError, match="not one of broken, unprotected, observed"):
         report("--fail-on=required")
+    for nothing in ("", " , "):
+        with pytest.raises(CommandError, match="needs at least one of broken, unprotected"):
+            report(f"--fail-on={nothing}")
+
+
+class Urls:
+    """A URLconf."""
+
+    def __init__(self, *urlpatterns: Any) -> None:
+        self.urlpatterns = [*urlpatterns]
+
+
+@pytest.mark.parametrize("chosen", [(), ("--update-baseline",)], ids=["check", "update"])
+def test_nothing_to_check(chosen: tuple[str, ...], tmp_path: Path, settings: Any) -> None:
+    """A gate that checks nothing fails, after the report; without a gate, it is no error."""
+    file = tmp_path / "baseline.json"
+    file.write_text("{}")
+    settings.ROOT_URLCONF = Urls(path("safe/", require_safe(plain)))
+    assert report().endswith("\n0 endpoints: none.\n")
+    written = StringIO()
+    with pytest.raises(CommandError, match="no endpoint that can change something, so --fail-on"):
+        report("--fail-on=broken", f"--baseline={file}", *chosen, stdout=written)
+    assert "0 endpoints: none." in written.getvalue()
+    assert file.read_text() == "{}"
 
 
 def test_baseline(tmp_path: Path) -> None:
@@ -167,13 +193,134 @@ def test_baseline(tmp_path: Path) -> None:
     assert "POST /gone/" in errors.getvalue()
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"POST /": "nice"}'])
-def test_unreadable_baseline(tmp_path: Path, text: str) -> None:
-    """A baseline that is none is an error that names the file."""
+def test_equal_findings(tmp_path: Path, settings: Any) -> None:
+    """A baseline accepts as many equal findings as it lists: the second one is new."""
     file = tmp_path / "baseline.json"
-    file.write_text(text)
-    with pytest.raises(CommandError, match=r"baseline\.json"):
+    chosen = ["--fail-on=unprotected,broken", f"--baseline={file}"]
+    first = path("orders/<int:pk>/", plain)
+    second, third = path("orders/<slug:pk>/", plain), path("orders/<uuid:pk>/", broken)
+    settings.ROOT_URLCONF = Urls(first)
+    report(*chosen, "--update-baseline")
+    assert json.loads(file.read_text()) == {"* /orders/{pk}/": "unprotected"}
+    settings.ROOT_URLCONF = Urls(first, second, third)
+    with pytest.raises(CommandError) as failed:
+        report(*chosen)
+    assert str(failed.value).startswith(
+        "2 of 3 endpoints need attention: "
+        "* /orders/{pk}/ (unprotected, one more than in the baseline), "
+        "* /orders/{pk}/ (broken). Protect"
+    )
+    [run] = json.loads(report("--format=sarif", chosen[1]))["runs"]
+    assert ["suppressions" in each for each in run["results"]] == [True, False, False]
+
+    report(*chosen, "--update-baseline")
+    statuses = ["broken", "unprotected", "unprotected"]
+    assert json.loads(file.read_text()) == {"* /orders/{pk}/": statuses}
+    report(*chosen)
+    settings.ROOT_URLCONF = Urls(first, third)
+    errors = StringIO()
+    report(*chosen, stderr=errors)
+    assert errors.getvalue().startswith(f"Remove from {file}: * /orders/{{pk}}/. They are")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"{",
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"POST /": "nice"}',
+        b'{"POST /": ["broken", "nice"]}',
+        b'{"POST /": {"status": "broken"}}',
+        b'{"POST /": null}',
+        b'{"header": "Idempotency-Key", "endpoints": [{"route": "/"}]}',
+    ],
+)
+def test_unreadable_baseline(tmp_path: Path, content: bytes) -> None:
+    """A baseline that is none, such as another report, is an error that names the file."""
+    file = tmp_path / "baseline.json"
+    file.write_bytes(content)
+    with pytest.raises(CommandError, match=r"The baseline .*baseline\.json (cannot|must) be"):
         report("--fail-on=broken", f"--baseline={file}")
+
+
+def test_baseline_that_is_a_folder(tmp_path: Path) -> None:
+    """So is one that cannot be read or written."""
+    chosen = ["--fail-on=broken", f"--baseline={tmp_path}"]
+    with pytest.raises(CommandError, match=r"cannot be read: .* directory"):
+        report(*chosen)
+    with pytest.raises(CommandError, match=r"cannot be written: .* directory"):
+        report(*chosen, "--update-baseline")
+
+
+class TestURLconfs:
+    """``--urlconf``: for projects that choose a URLconf for each host or request."""
+
+    def test_others(self, settings: Any) -> None:
+        """The report is that of the URLconf, whatever ROOT_URLCONF is."""
+        usual = json.loads(report("--format=json"))["endpoints"]
+        settings.ROOT_URLCONF = Urls()
+        found = json.loads(report("--format=json", f"--urlconf={__name__}"))["endpoints"]
+        assert {each.pop("urlconf") for each in usual} == {""}
+        assert {each.pop("urlconf") for each in found} == {__name__}
+        assert found == usual
+
+    def test_several(self) -> None:
+        """The endpoints of several have one report, which says where each is."""
+        named = [f"--urlconf={__name__}", "--urlconf=tests.test_hosts", f"--urlconf={__name__}"]
+        document = json.loads(report("--format=json", *named))
+        counts = Counter(each["urlconf"] for each in document["endpoints"])
+        assert counts[__name__] == len(FOUND)
+        assert counts["tests.test_hosts"] == 2
+        rows = [line.split() for line in report(*named).splitlines()]
+        assert rows[0][-1] == "URLconf"
+        assert Counter(row[-1] for row in rows if row) >= counts
+
+    def test_baseline(self, tmp_path: Path) -> None:
+        """An endpoint of one URLconf is not accepted for another with the same route."""
+        file = tmp_path / "baseline.json"
+        chosen = ["--fail-on=broken", f"--baseline={file}"]
+        report(*chosen, "--update-baseline")
+        with pytest.raises(CommandError) as failed:
+            report(*chosen, f"--urlconf={__name__}", stderr=StringIO())
+        assert f"needs attention: * /broken/ in {__name__} (broken)." in str(failed.value)
+        report(*chosen, f"--urlconf={__name__}", "--update-baseline")
+        assert json.loads(file.read_text()) == {f"* /broken/ in {__name__}": "broken"}
+
+    @pytest.mark.parametrize(
+        "name", ["", "nowhere", ".urls", "tests.nowhere", "json", "a b", "tests/urls.py"]
+    )
+    @pytest.mark.parametrize("more", [(), ("--shadow",)], ids=["report", "shadow"])
+    def test_bad_name(self, name: str, more: tuple[str, ...]) -> None:
+        """A URLconf that cannot be loaded is one clear error."""
+        with pytest.raises(CommandError, match=rf"The URLconf '{name}' cannot be loaded: \S"):
+            report(f"--urlconf={name}", *more)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("shadow", [(), ("--shadow",)], ids=["report", "shadow"])
+def test_switched_off(shadow: tuple[str, ...], settings: Any) -> None:
+    """With ENABLED=False, each format says first that nothing is enforced."""
+    texts = {}
+    for enabled in (True, False):
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "with-policy", "ENABLED": enabled}
+        table = report(*shadow)
+        document = json.loads(report("--format=json", *shadow))
+        [run] = json.loads(report("--format=sarif", *shadow))["runs"]
+        assert document.pop("enabled") is enabled
+        texts[enabled] = table, document, run.pop("invocations", None), run
+    warning = texts[False][0].splitlines()[0]
+    assert warning.startswith("WARNING: IDEMPOTENCY['ENABLED'] is False. Nothing is enforced")
+    assert texts[False][0] == f"{warning}\n\n{texts[True][0]}"
+    assert texts[False][1] == texts[True][1]
+    assert texts[True][2] is None
+    [invocation] = texts[False][2]
+    [told] = invocation["toolConfigurationNotifications"]
+    assert (told["level"], told["message"]["text"]) == ("warning", warning)
+    assert invocation["executionSuccessful"] is True
+    assert texts[False][3] == texts[True][3]
 
 
 def test_update_without_file() -> None:

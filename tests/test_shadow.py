@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from io import BytesIO, StringIO
@@ -42,7 +42,7 @@ from django.http import (
 )
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import AsyncClient, Client, RequestFactory, TestCase
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, TestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -56,13 +56,14 @@ from rest_framework.views import APIView
 
 from idempotency_django import Policy, idempotent
 from idempotency_django.checks.inventory import endpoints
-from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.drf import IdempotentViewMixin, idempotent_items
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.functions import idempotent_call
 from idempotency_django.http import bodies, shadow
 from idempotency_django.models import IdempotencyKey, IdempotencyObservation
 from idempotency_django.policy import keys, scopes
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.redis import RedisStore
 from idempotency_django.testing import in_threads
 from tests import ways
 from tests.models import Effect
@@ -97,6 +98,13 @@ async def acreate(request: HttpRequest) -> HttpResponse:
     if reference == "boom":
         raise LookupError(reference)
     return JsonResponse({}, status=201)
+
+
+async def ahanging(request: HttpRequest) -> HttpResponse:
+    await Effect.objects.acreate(reference="a")
+    paused["begun"]()
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 def stream(request: HttpRequest) -> StreamingHttpResponse:
@@ -205,6 +213,29 @@ class Outer(View):
         return idempotent(mode="auto")(create)(request)
 
 
+def parts(request: Any) -> HttpResponse:
+    """Calls two enforced views and an observed one, and goes on with its own steps."""
+    responses = [
+        idempotent(mode="auto", scope=lambda _: "one")(create)(request),
+        idempotent(mode="auto", scope=lambda _: "two")(create)(request),
+        observe(create)(request),
+    ]
+    if request.idempotency:
+        request.idempotency.step("count", Effect.objects.count)
+    return JsonResponse({"replays": [is_replay(each) for each in responses]}, status=201)
+
+
+async def aparts(request: Any) -> HttpResponse:
+    await observe(acreate)(request)
+    await request.idempotency.astep("count", Effect.objects.count)
+    return await observe(acreate)(request)  # type: ignore[no-any-return]
+
+
+def surrounding(request: HttpRequest) -> HttpResponse:
+    """An enforced view with an observed part."""
+    return observe(create)(request)  # type: ignore[no-any-return]
+
+
 class SteppingDRF(IdempotentViewMixin, APIView):
     authentication_classes: ClassVar[list[Any]] = []
     idempotency_policy = Policy(required=True, mode="observe")
@@ -212,6 +243,17 @@ class SteppingDRF(IdempotentViewMixin, APIView):
     def post(self, request: Request) -> Response:
         self.request.idempotency.resource = Effect.objects.create(reference="a")
         return Response({}, status=201)
+
+
+class Items(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+    idempotency_policy = Policy(mode="observe")
+
+    def post(self, request: Request) -> Response:
+        return Response(idempotent_items(self, self.create), status=207)
+
+    def create(self, request: Request) -> Response:
+        return Response({"id": Effect.objects.create(reference="a").pk}, status=201)
 
 
 class Django(View):
@@ -276,6 +318,11 @@ urlpatterns = [
     path("stepping-drf/", SteppingDRF.as_view()),
     path("deriving/", observe(deriving)),
     path("outer/", observe(Outer).as_view()),
+    path("parts/", observe(parts)),
+    path("aparts/", observe(aparts)),
+    path("surrounding/", idempotent(mode="auto")(surrounding)),
+    path("drf-around/", observe(DRF.as_view())),
+    path("items/", Items.as_view()),
 ]
 
 
@@ -526,7 +573,7 @@ class TestOutcomes:
         assert counts("POST /page/") == {"executed": 1, "replayed": 1}
 
     def test_async(self) -> None:
-        """An async view is observed, too, and so is one that is cancelled: it counts nothing."""
+        """An async view is observed, too."""
         key = new_key()
 
         async def send() -> None:
@@ -543,6 +590,55 @@ class TestOutcomes:
         assert effects() == 2
         assert counts() == {"executed": 1, "replayed": 1}
 
+    def test_cancelled(self, client: Client) -> None:
+        """An async view that is cancelled leaves nothing behind: a retry is the first request."""
+        key = new_key()
+
+        async def send() -> None:
+            begun = asyncio.Event()
+
+            paused["begun"] = begun.set
+            task = asyncio.create_task(observe(ahanging)(request_with(key)))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(None) as limit:
+                    paused["begun"] = partial(limit.reschedule, 0)
+                    await observe(ahanging)(request_with(key))
+
+        asyncio.run(send())
+        assert (effects(), IdempotencyKey.objects.count(), counts()) == (2, 0, {})
+        assert asyncio.run(observe(acreate)(request_with(key))).status_code == 201
+        assert counts() == {"executed": 1}
+
+    def test_cancelled_while_it_is_recorded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the client leaves when its view has ended, the request is still recorded."""
+        key, write = new_key(), shadow._Observation._write
+        go_on, ended = threading.Event(), threading.Event()
+
+        async def send() -> None:
+            loop, writing = asyncio.get_running_loop(), asyncio.Event()
+
+            def slow(self: Any, *args: Any) -> None:
+                loop.call_soon_threadsafe(writing.set)
+                assert go_on.wait(20)
+                write(self, *args)
+                ended.set()
+
+            monkeypatch.setattr(shadow._Observation, "_write", slow)
+            task = asyncio.create_task(observe(acreate)(request_with(key)))
+            await writing.wait()
+            task.cancel()
+            loop.call_soon(go_on.set)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(send())
+        assert ended.wait(20)
+        assert (effects(), counts()) == (1, {"executed": 1})
+
     def test_not_views(self, settings: Any) -> None:
         """What is no view is protected, whatever the project observes."""
         settings.IDEMPOTENCY = OBSERVE
@@ -550,6 +646,13 @@ class TestOutcomes:
             idempotent_call(lambda _: Effect.objects.create(reference="a").pk, key="a", scope="b")
         assert effects() == 1
         assert counts() == {}
+
+
+def request_with(key: str) -> HttpRequest:
+    """A request to an async view, without a route."""
+    body = json.dumps({"reference": "a"})
+    headers = {"Idempotency-Key": key}
+    return AsyncRequestFactory().post("/", body, "application/json", headers=headers)
 
 
 class Source(BytesIO):
@@ -884,12 +987,90 @@ class TestStores:
         assert effects() == 1
         assert counts() == {}
 
+    @pytest.fixture
+    def impatient(self) -> Iterator[None]:
+        """A lock is an error at once."""
+        setting = {
+            "postgresql": "SET lock_timeout = '1ms'",
+            "mysql": "SET SESSION innodb_lock_wait_timeout = 0",
+            "sqlite": "PRAGMA busy_timeout = 0",
+        }
+        with connection.cursor() as cursor:
+            cursor.execute(setting[connection.vendor])
+        yield
+        connection.close()
+
+    @pytest.mark.usefixtures("impatient")
+    def test_locked(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
+        """A request whose count is locked is not counted, which is logged; the next one is."""
+        post(client, "/deriving/")
+        with locked_counts():
+            for _ in range(2):
+                assert post(client, "/deriving/").status_code == 200
+        assert caplog.text.count("The shadow mode cannot record requests in the store") == 1
+        assert post(client, "/deriving/").status_code == 200
+        assert counts() == {"missing": 2}
+
+    @pytest.mark.usefixtures("impatient")
+    def test_conflict(self, client: Client, caplog: Any, monkeypatch: Any) -> None:
+        """After a conflict with another transaction, such as a deadlock, it counts again."""
+        monkeypatch.setattr(shadow, "_RETRY_SECONDS", 1e9)  # however slow the machine is
+        post(client, "/deriving/")
+        lock = ExitStack()
+        lock.enter_context(locked_counts())
+
+        def ending(execute: Any, *args: Any) -> Any:
+            try:
+                return execute(*args)
+            except OperationalError:
+                lock.close()
+                raise
+
+        with lock, connection.execute_wrapper(ending):
+            assert post(client, "/deriving/").status_code == 200
+        assert "The shadow mode" not in caplog.text
+        assert counts() == {"missing": 2}
+
+    def test_redis_away(
+        self, client: Client, settings: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While Redis is away, not every request tries to connect to it."""
+        asked, acquire = [], RedisStore.acquire
+
+        def noting(self: Any, operation: Any) -> Any:
+            asked.append(operation)
+            return acquire(self, operation)
+
+        monkeypatch.setattr(RedisStore, "acquire", noting)
+        monkeypatch.setattr(shadow, "_PAUSE", 1e9)
+        nobody = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1"}
+        settings.CACHES = {"default": nobody}
+        settings.IDEMPOTENCY = {**OBSERVE, "STORES": {"default": {"BACKEND": REDIS}}}
+        for _ in range(3):
+            assert post(client, "/view/", new_key()).status_code == 201
+        assert (len(asked), effects(), counts()) == (1, 3, {})
+        assert caplog.text.count("The shadow mode cannot record requests in the store") == 1
+
     def test_wrong_store(self, client: Client, settings: Any, caplog: Any) -> None:
         """A store that does not exist is logged, too."""
         settings.IDEMPOTENCY = {"POLICY": {"mode": "observe", "store": "none"}}
         assert post(client, "/view/", new_key()).status_code == 201
         assert post(client, "/view/").status_code == 201
         assert "The shadow mode cannot" in caplog.text
+
+
+@contextmanager
+def locked_counts() -> Iterator[None]:
+    """Another transaction has locked the counts for the length of the block."""
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN IMMEDIATE" if connection.vendor == "sqlite" else "BEGIN")
+            cursor.execute(f"UPDATE {IdempotencyObservation._meta.db_table} SET place = place")
+            yield
+            cursor.execute("ROLLBACK")
+    finally:
+        other.close()
 
 
 class TestInATestCase(TestCase):
@@ -1037,6 +1218,64 @@ class TestExecution:
         assert first.status_code == 201
 
 
+class TestNested:
+    @pytest.mark.parametrize("url", ["/view/", "/class/", "/inner/", "/drf/", "/async/"])
+    @pytest.mark.parametrize("key", [new_key(), "bad", None])
+    def test_middleware(self, client: Client, settings: Any, url: str, key: str | None) -> None:
+        """A view that is observed by itself and by the middleware is counted once."""
+        settings.MIDDLEWARE = MIDDLEWARE
+        settings.IDEMPOTENCY = OBSERVE
+        for _ in range(2):
+            assert post(client, url, key).status_code == 201
+        expected = {"bad": {"refused": 2}, None: {"missing": 2}}
+        assert counts() == expected.get(key, {"executed": 1, "replayed": 1})
+
+    def test_parts(self, client: Client) -> None:
+        """Parts are enforced, or counted with the view that calls them, whose steps go on."""
+        key = new_key()
+        replays = [post(client, "/parts/", key).json()["replays"] for _ in range(2)]
+        assert replays == [[False, False, False], [True, True, False]]
+        assert effects() == 2 + 2
+        assert counts() == {"executed": 1, "replayed": 1, "differs": 1}
+
+    def test_parts_without_key(self, client: Client) -> None:
+        """Also where there is no key."""
+        assert post(client, "/parts/").status_code == 201
+        assert (effects(), counts()) == (3, {"missing": 1})
+
+    def test_async_parts(self, client: Client) -> None:
+        """The same of async views."""
+        key = new_key()
+        for _ in range(2):
+            assert post(client, "/aparts/", key).status_code == 201
+        assert (effects(), counts()) == (4, {"executed": 1, "replayed": 1})
+
+    def test_within_enforced(self, client: Client) -> None:
+        """What is observed within an enforced view is protected with it, and not counted."""
+        key = new_key()
+        first, second = (post(client, "/surrounding/", key) for _ in range(2))
+        assert (first.status_code, is_replay(second)) == (201, True)
+        assert (effects(), counts()) == (1, {})
+
+    def test_mixin(self, client: Client) -> None:
+        """A decorator around a view with the mixin changes nothing."""
+        key = new_key()
+        for _ in range(2):
+            assert post(client, "/drf-around/", key).status_code == 201
+        assert (effects(), counts()) == (2, {"executed": 1, "replayed": 1})
+
+    def test_items(self, client: Client) -> None:
+        """The items of a batch are enforced, and their request is counted."""
+        key, item = new_key(), {"idempotency_key": new_key()}
+        for _ in range(2):
+            response = client.post(
+                "/items/", [item], "application/json", headers={"Idempotency-Key": key}
+            )
+            assert response.status_code == 207
+        assert effects() == 1
+        assert counts() == {"executed": 1, "replayed": 1, "differs": 1}
+
+
 class TestCheck:
     @pytest.fixture(autouse=True)
     def _observe(self, settings: Any) -> None:
@@ -1069,6 +1308,19 @@ class TestCheck:
         assert set(found) == {"W069"}
         assert "/one/, /two/, /three/" in found["W069"].msg
         assert 'mode="auto"' in found["W069"].hint
+
+    def test_observes_nothing(self, settings: Any) -> None:
+        """A project that observes, and has nothing that does so, would never see a duplicate."""
+        plain, enforced = path("plain/", create), path("auto/", idempotent(mode="auto")(create))
+        found = self.found(settings, plain, enforced)
+        assert set(found) == {"W071"}
+        assert "IdempotencyMiddleware" in found["W071"].hint
+        assert "W071" not in self.found(settings, enforced)
+        assert "W071" not in self.found(settings, plain, path("meant/", observe(create)))
+        settings.MIDDLEWARE = MIDDLEWARE
+        assert "W071" not in self.found(settings, plain)
+        settings.IDEMPOTENCY = {**OBSERVE, "MIDDLEWARE_PROTECTS": "with-policy"}
+        assert set(self.found(settings, plain)) == {"W071"}
 
     @pytest.mark.parametrize("mode", ["auto", "leased"])
     def test_project_that_enforces(self, settings: Any, mode: str) -> None:

@@ -30,7 +30,7 @@ from strawberry.schema.config import StrawberryConfig
 
 from idempotency_django import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
-from idempotency_django.policy import fingerprints, keys, scopes, store_errors
+from idempotency_django.policy import Policy, fingerprints, keys, scopes, store_errors, store_only
 from idempotency_django.strawberry import IdempotencyExtension
 from tests import ways
 from tests.models import Effect
@@ -65,9 +65,10 @@ def once(function: Any, *others: Any, permission_classes: Any = (), **options: A
     )
 
 
-def schema_of(**mutations: Any) -> strawberry.Schema:
+def schema_of(config: StrawberryConfig | None = None, **mutations: Any) -> strawberry.Schema:
     """A schema with these mutations."""
-    return strawberry.Schema(Query, strawberry.type(type("Mutation", (), mutations)))
+    mutation = strawberry.type(type("Mutation", (), mutations))
+    return strawberry.Schema(Query, mutation, config=config)
 
 
 @pytest.fixture
@@ -182,6 +183,95 @@ class TestKeys:
         answer = ask(client, f'make(reference: "a", idempotencyKey: "{key}") {{ number }}')
         assert code_of(answer) == code
         assert effects() == 0
+
+
+class TestBatches:
+    """A request with a list of operations, which all have its headers."""
+
+    @pytest.fixture(params=["sync", "async"])
+    def send(self, request: Any, settings: Any, client: Client) -> Callable[..., list[Any]]:
+        """Serve the mutation ``make``, and send mutations in one request."""
+        view, function = (
+            (GraphQLView, make) if request.param == "sync" else (AsyncGraphQLView, amake)
+        )
+
+        def send(mutations: list[str], key: str, /, *, form: bool = False, **options: Any) -> Any:
+            schema = schema_of(
+                StrawberryConfig(batching_config={"max_operations": 5}),
+                make=once(function, **options),
+            )
+            route = view.as_view(schema=schema, multipart_uploads_enabled=True)
+            settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("graphql/", route)]})
+            operations = json.dumps([{"query": f"mutation {{ {each} }}"} for each in mutations])
+            headers = {"Idempotency-Key": key}
+            if form:
+                body = {"operations": operations, "map": "{}"}
+                return client.post("/graphql/", body, headers=headers).json()
+            return client.post("/graphql/", operations, "application/json", headers=headers).json()
+
+        return send
+
+    @pytest.mark.parametrize("other", ["a", "b"])
+    @pytest.mark.parametrize("form", [False, True])
+    def test_the_key_of_the_header(self, send: Any, other: str, form: bool) -> None:
+        """Two operations cannot share it: nothing runs, and the error says what to do."""
+        key = new_key()
+        answers = send(
+            [f'make(reference: "{each}") {{ number }}' for each in ("a", other)], key, form=form
+        )
+        assert [code_of(answer) for answer in answers] == ["key-missing"] * 2
+        assert answers[0]["errors"][0]["message"] == (
+            "This request is a batch of several operations, which cannot share the key in the "
+            "header Idempotency-Key. Send each mutation with the argument idempotencyKey, or in a "
+            "request of its own."
+        )
+        assert effects() == effects("b") == 0
+
+    def test_keys_of_their_own(self, send: Any) -> None:
+        """Each operation runs once for the key in its argument, whatever the header has."""
+        mutations = [
+            f'make(reference: "a", idempotencyKey: "{new_key()}") {{ number }}' for _ in range(2)
+        ]
+        numbers = [
+            sorted(answer["data"]["make"]["number"] for answer in send(mutations, new_key()))
+            for _ in range(2)
+        ]
+        assert numbers[0] == numbers[1]
+        assert effects() == 2
+
+    def test_a_list_of_one(self, send: Any, client: Client) -> None:
+        """It is the same operation as without the list."""
+        key = new_key()
+        [first] = send(['make(reference: "a") { number }'], key)
+        assert first["data"] == {"make": {"number": 1}}
+        assert send(['make(reference: "a") { number }'], key) == [first]
+        assert ask(client, 'make(reference: "a") { number }', key) == first
+        assert effects() == 1
+
+    def test_a_key_that_a_browser_made_up(self, send: Any) -> None:
+        """It is none of the client's; so it is refused only where a key is required."""
+        mutations, key = ['make(reference: "a") { number }'] * 2, '"1234567890123456789"'
+        refused = send(mutations, key, required=True)
+        assert [code_of(answer) for answer in refused] == ["key-missing"] * 2
+        assert effects() == 0
+        assert not any("errors" in answer for answer in send(mutations, key))
+        assert effects() == 2
+
+    def test_disabled(self, send: Any, settings: Any) -> None:
+        """Nothing is refused where nothing is protected."""
+        settings.IDEMPOTENCY = {"ENABLED": False}
+        answers = send(['make(reference: "a") { number }'] * 2, new_key())
+        assert not any("errors" in answer for answer in answers)
+        assert effects() == 2
+
+    def test_a_derived_key(self, send: Any) -> None:
+        """A key that only the arguments make is each operation's own."""
+        derived = keys.instead_of_header(keys.natural("reference"))
+        mutations = [f'make(reference: "{each}") {{ number }}' for each in "ab"]
+        for _ in range(2):
+            answers = send(mutations, new_key(), key=derived)
+            assert not any("errors" in answer for answer in answers)
+        assert (effects(), effects("b")) == (1, 1)
 
 
 def test_a_required_key(serve: Serve, client: Client) -> None:
@@ -613,6 +703,14 @@ def test_options_for_responses(name: str) -> None:
     value: Any = {201: 200} if name == "replay_status" else lambda request, response: response
     with pytest.raises(ImproperlyConfigured, match=f"has {name}. These are for HTTP responses"):
         IdempotencyExtension(**{name: value})
+
+
+@pytest.mark.parametrize("function", [store_errors, store_only(200)])
+def test_functions_for_responses(function: Any) -> None:
+    """They read the status of a response, which no result has, so they are refused, too."""
+    name = "store_errors" if function is store_errors else "store_only"
+    with pytest.raises(ImproperlyConfigured, match=f"has should_store={name}. These are for HTTP"):
+        IdempotencyExtension(policy=Policy(required=True), should_store=function)
 
 
 def test_a_field_in_two_schemas() -> None:

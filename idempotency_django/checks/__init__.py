@@ -66,6 +66,7 @@ id                                     problem
 ``idempotency_django.E068``            unprotected keys are to be refused, without our middleware
 ``idempotency_django.W069``            protected views are only observed, by the project's policy
 ``idempotency_django.W070``            Celery deduplicates messages before its tasks see them
+``idempotency_django.W071``            the project's policy observes, but no view is observed
 =====================================  =========================================================
 """
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -30,6 +30,7 @@ from ..http.unwrapping import (
     is_exempt,
     is_exempt_by_module,
     is_from,
+    mutations_of,
     operations_of,
     part_for,
     policy_of,
@@ -41,19 +42,22 @@ from ..http.unwrapping import (
 from ..http.wrapping import overrides_dispatch, protect, validate_handler
 from ..policy import UNSAFE_METHODS, UNSET, Policy
 
-How = Literal["mixin", "decorator", "middleware", "exempt", ""]
+How = Literal["mixin", "decorator", "middleware", "extension", "exempt", ""]
+
+_LEAST_FIRST: Final = ("", "exempt", "extension")  # how mutations are protected
 
 _BUILT_IN: Final = ("django.", "rest_framework.", "idempotency_django.")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One unsafe method of one route.
+    """One unsafe method of one route, or one mutation of a schema of Strawberry.
 
     Attributes:
         route: the route in readable form, such as ``/api/charges/{id}/``.
         method: the method; ``"*"`` if the view does not declare its methods.
-        view: what the route leads to, or the function of an operation of django-ninja.
+        view: what the route leads to, or the function of an operation of django-ninja or of a
+            mutation.
         policy: the policy as it was declared; ``None``: the endpoint has none.
         how: what protects it; ``"exempt"``: it was left out on purpose; ``""``: nothing protects
             it.
@@ -62,6 +66,8 @@ class Endpoint:
         varies: whether the view has a ``get_idempotency_policy()`` of its own, which may return
             another policy for each request.
         in_admin: whether the route is one of an admin site.
+        mutation: the mutation's name in the schema, such as ``pay`` or ``charges.pay``; empty: it
+            is a view.
     """
 
     route: str
@@ -73,6 +79,7 @@ class Endpoint:
     framework: str | None = None
     varies: bool = False
     in_admin: bool = False
+    mutation: str = ""
 
     @property
     def defined(self) -> Any:
@@ -88,10 +95,20 @@ class Endpoint:
     @property
     def enforced(self) -> Policy | None:
         """The policy that every request with a key is held to, resolved; ``None``: there is none,
-        it only observes, or the endpoint cannot be protected.
+        it only observes, the endpoint cannot be protected, or the protection is turned off.
         """
-        policy = None if self.policy is None or self.problem else self.policy.resolved()
-        return None if policy is None or policy.mode == "observe" else policy
+        if self.policy is None or self.problem or self.observes or not conf.enabled:
+            return None
+        return self.policy.resolved()
+
+    @property
+    def observes(self) -> bool:
+        """Whether its policy only observes, so that nothing is enforced. Mutations are not
+        observed: they are protected then, too.
+        """
+        if self.policy is None or self.how == "extension":
+            return False
+        return self.policy.resolved().mode == "observe"
 
     @property
     def is_built_in(self) -> bool:
@@ -99,24 +116,46 @@ class Endpoint:
         return self.view_name.startswith(_BUILT_IN)
 
 
-def endpoints() -> Iterator[Endpoint]:
-    """Every unsafe method of every route of the project's ``ROOT_URLCONF``, in order."""
+def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
+    """Every unsafe method of every route, in order.
+
+    Args:
+        urlconf: the dotted name of a URLconf; ``None``: the project's ``ROOT_URLCONF``.
+    """
     known: set[tuple[str, str]] = set()
-    for route in routes():
+    for route in routes(urlconf):
         for method, handler in _handlers(route.view):
             if operations_of(route.view):  # each has all operations of its path
                 if (route.path, method) in known:
                     continue
                 known.add((route.path, method))
-            endpoint = _endpoint(readable(route.path), method, route.view, handler)
-            yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
+            for endpoint in _endpoints(readable(route.path), method, route.view, handler):
+                yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
 
 
-def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
-    """The endpoint of one method of a view; ``None``: the view does not change anything by it."""
+def endpoint_of(view: Any, method: str, route: str, words: Container[str] = ()) -> Endpoint | None:
+    """The endpoint of one method of a view; ``None``: the view does not change anything by it.
+
+    Args:
+        view: what a URL leads to.
+        method: of the request.
+        route: in readable form.
+        words: the words in the request, which name the mutations that it may call: the least
+            protected of these counts.
+    """
     handlers = dict(_handlers(view))
     name = handlers.get(method, handlers.get("*"))
-    return None if name is None else _endpoint(route, method, view, name)
+    if name is None:
+        return None
+    found = [*_endpoints(route, method, view, name)]
+    if found and not found[0].mutation:
+        return found[0]
+    called = [
+        each
+        for each in found
+        if each.method == method and each.mutation.rpartition(".")[2] in words
+    ]
+    return min(called, key=lambda each: _LEAST_FIRST.index(each.how), default=None)
 
 
 class Route(NamedTuple):
@@ -137,15 +176,19 @@ class Route(NamedTuple):
     in_admin: bool
 
 
-def routes() -> Iterator[Route]:
-    """Every route of the project's ``ROOT_URLCONF``, in order; none without this setting."""
-    if getattr(settings, "ROOT_URLCONF", None):
-        yield from _routes(get_resolver().url_patterns, "", 0, frozenset())
+def routes(urlconf: str | None = None) -> Iterator[Route]:
+    """Every route of a URLconf, or of the project's ``ROOT_URLCONF``, in order.
+
+    None without this setting.
+    """
+    if urlconf is not None or getattr(settings, "ROOT_URLCONF", None):
+        yield from _routes(get_resolver(urlconf).url_patterns, "", 0, frozenset())
 
 
 def _routes(
     patterns: Iterable[Any], before: str, args: int, names: frozenset[str], in_admin: bool = False
 ) -> Iterator[Route]:
+    """The routes below a prefix, with the number and names of their arguments."""
     for each in patterns:
         path, regex = f"{before}{each.pattern}", each.pattern.regex
         named = names | frozenset(regex.groupindex)
@@ -174,7 +217,29 @@ def _handlers(view: Any) -> Iterator[tuple[str, str]]:
         yield from handlers_of(view).items()
 
 
+def _endpoints(route: str, method: str, routed: Any, name: str) -> Iterator[Endpoint]:
+    """The endpoint of a view, or those of the mutations that it serves.
+
+    There are both where the view itself has a policy, or the middleware covers it.
+    """
+    endpoint = _endpoint(route, method, routed, name)
+    mutations = mutations_of(routed)
+    if (
+        mutations is None
+        or endpoint.how not in ("", "exempt")
+        or (endpoint.how == "" and isinstance(policy_of(endpoint.view, method), Policy))
+    ):
+        yield endpoint
+    for each in mutations or ():
+        policy: Policy | None = getattr(each.part, POLICY, None)
+        is_left_out = is_exempt(each.resolver) or is_exempt(routed)  # a module is, for its keys
+        how: How = "extension" if each.part else "exempt" if is_left_out else ""
+        view = each.resolver or routed
+        yield Endpoint(route, "POST", view, policy, how, mutation=each.name)
+
+
 def _endpoint(route: str, method: str, routed: Any, name: str) -> Endpoint:
+    """The endpoint of a route and a method, and what protects it."""
     view = part_for(routed, method)
     part = protected_part(view, method)
     try:
@@ -195,6 +260,7 @@ def _varies(view: Any, how: How) -> bool:
 
 
 def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Policy | None, How]:
+    """The policy that is enforced, and by what; ``None`` and an empty text: nothing is."""
     if part is not None:
         policies = getattr(part, POLICIES, None)
         policy = getattr(part, POLICY, None)

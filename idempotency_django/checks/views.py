@@ -37,6 +37,7 @@ from ..http.unwrapping import (
     vars_of,
     view_class_of,
 )
+from ..http.wrapping import HOOKS
 from ..policy import UNSET, Policy
 from .configuration import PROJECT, check_policy, each_once, listed, promise, tried
 from .inventory import Endpoint, endpoints
@@ -44,15 +45,7 @@ from .inventory import Endpoint, endpoints
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose own forms send no key."""
 
-_READ: Final = {
-    POLICY,
-    POLICIES,
-    "check_idempotent_replay",
-    "get_idempotency_key",
-    "get_idempotency_policy",
-    "get_idempotency_scope",
-    "rebuild_idempotent_response",
-}
+_READ: Final = {POLICY, POLICIES, *HOOKS}
 """The names of attributes that a project can set on a view, or override."""
 
 _SET: Final = {PROTECTED, EXEMPT, PART, "idempotency_left_out"}
@@ -84,6 +77,7 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     yield from _frameworks(everything)
     yield from _locked_out(everything)
     yield from _no_longer_enforced(everything)
+    yield from _observing_nothing(everything)
     reported: set[tuple[Any, str]] = set()  # a view may have many routes
     for endpoint in everything:
         for message in _check_endpoint(endpoint):
@@ -152,10 +146,27 @@ def _no_longer_enforced(everything: Iterable[Endpoint]) -> Iterator[CheckMessage
         )
 
 
+def _observing_nothing(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
+    """One warning where the project's policy observes, but nothing applies it to a view."""
+    policy, _ = tried(Policy().resolved)
+    if policy is None or policy.mode != "observe" or any(map(_observes, everything)):
+        return
+    if any(not (each.how or each.in_admin or each.mutation) for each in everything):
+        yield Warning(
+            'The project\'s policy has mode="observe", but no view is observed, so '
+            "idempotency_report --shadow counts nothing.",
+            hint=(
+                "Add 'idempotency_django.middleware.IdempotencyMiddleware' to MIDDLEWARE, without "
+                "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = 'with-policy'. Or put "
+                '@idempotent(mode="observe") on the views.'
+            ),
+            id="idempotency_django.W071",
+        )
+
+
 def _observes(endpoint: Endpoint) -> bool:
     """Whether the endpoint's policy enforces nothing, so that a request is never refused."""
-    policy, _ = tried((endpoint.policy or Policy()).resolved)
-    return endpoint.policy is not None and policy is not None and policy.mode == "observe"
+    return tried(lambda: endpoint.observes)[0] is True
 
 
 def _typical(method: str) -> str:
@@ -186,7 +197,7 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     if endpoint.how not in ("", "exempt"):
         yield from _conditional(endpoint)
         yield from _without_transaction(endpoint)
-    if endpoint.how in ("decorator", "middleware"):
+    if endpoint.how in ("decorator", "middleware", "extension"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from check_policy(endpoint.policy, where)
     if endpoint.how in ("decorator", "mixin") and is_exempt(endpoint.view):

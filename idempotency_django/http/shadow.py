@@ -21,15 +21,17 @@ from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.contrib.sessions.backends.base import SessionBase
 from django.core.exceptions import RequestDataTooBig
-from django.db import router, transaction
-from django.http import HttpResponse
+from django.db import Error as DatabaseFault
+from django.db import connections, router, transaction
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.crypto import salted_hmac
 from django.utils.functional import SimpleLazyObject, empty
+from django.utils.module_loading import import_string
 
 from ..engine.effects import Observed, observed_effects
 from ..engine.outcomes import UNCERTAIN_ERRORS, savepoints
-from ..errors import IdempotencyError, KeyMissing, StoreUnavailable
+from ..errors import IdempotencyError, KeyMissing, OperationInProgress, StoreUnavailable
 from ..planning import Plan
 from ..planning import plan as planned
 from ..policy import Policy, fingerprints
@@ -63,6 +65,10 @@ PREFIX: Final = "observed "
 
 _LONGEST: Final = timedelta(days=30)  # that a record is kept where responses are kept forever
 _PAUSE: Final = 10.0  # seconds until a store is tried again
+_DIALECTS: Final = "idempotency_django.stores.database.dialects.DIALECTS"
+_TRIES: Final = 5  # to count something
+_RETRY_SECONDS: Final = 1.0  # in which it is tried again
+_RUNNING: Final = "_idempotency_observed"
 _DIGEST: Final = ":digest"  # notes in a record's headers, which are never sent
 _ENDED: Final = ":ended"
 
@@ -85,6 +91,11 @@ class _Failure(NamedTuple):
 
 _failures: Final[dict[str, _Failure]] = {}
 """The last error of what has failed, by its name."""
+
+
+def is_observed(request: HttpRequest) -> bool:
+    """Whether a view is running that is observed; a view that it calls is a part of it."""
+    return getattr(request, _RUNNING, False)
 
 
 def serve_observed(
@@ -224,8 +235,18 @@ class _Observation:
             policy = replace(self.policy, fingerprint=fingerprints.without_body)
             return planned(policy, self.adapter)
 
-    def execution(self, unprotected: Unprotected) -> AbstractContextManager[None]:
+    @contextmanager
+    def execution(self, unprotected: Unprotected) -> Iterator[None]:
         """The block that the view runs in; it gets an execution where a protected view does."""
+        request: Any = self.adapter.http_request
+        setattr(request, _RUNNING, True)
+        try:
+            with self._execution(unprotected):
+                yield
+        finally:
+            setattr(request, _RUNNING, False)
+
+    def _execution(self, unprotected: Unprotected) -> AbstractContextManager[None]:
         if self.outcome == "missing" and not self.policy.requires_key(self.adapter.method):
             return nullcontext()
         try:
@@ -318,12 +339,34 @@ class _Observation:
         return "in_progress" if self.began < ended else "replayed"
 
     def _count(self, counters: Any, *, differs: bool) -> None:
-        counters.add(self.endpoint, self.outcome)
+        add = partial(_add, counters, self.endpoint)
+        add(self.outcome)
         if differs:
-            counters.add(self.endpoint, DIFFERS)
+            add(DIFFERS)
         again = int(self.outcome in DUPLICATES)
         for effect in list(self.effects.values()):  # a task that the view started may add to them
-            counters.add(self.endpoint, effect.kind, effect.where, effect.peer, by=again)
+            add(effect.kind, effect.where, effect.peer, by=again)
+
+
+def _add(counters: Any, *what: str, by: int = 1) -> None:
+    """Count something; after a conflict with another transaction, again.
+
+    Raises:
+        OperationInProgress: another transaction is in the way, which may end soon.
+    """
+    started = time.monotonic()
+    for left in reversed(range(_TRIES)):
+        try:
+            counters.add(*what, by=by)
+        except DatabaseFault as error:
+            dialects = import_string(_DIALECTS)  # which need the models, as a project has them now
+            if not dialects[connections[counters.db].vendor](counters.db).is_busy(error):
+                raise
+            # What has waited for a lock does not wait for it once more.
+            if not left or time.monotonic() - started > _RETRY_SECONDS:
+                raise OperationInProgress from error
+        else:
+            return
 
 
 def _accessed(session: SessionBase, user: Any) -> Any:

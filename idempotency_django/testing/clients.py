@@ -105,7 +105,7 @@ def assert_replayed(first: HttpResponseBase, second: HttpResponseBase) -> None:
 def difference(
     first: HttpResponseBase, second: HttpResponseBase, statuses: Mapping[int, int] | None = None
 ) -> list[str]:
-    """What is different in the second response, in words.
+    """The differences of the second response, in words.
 
     Args:
         first: a response.

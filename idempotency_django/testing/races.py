@@ -26,7 +26,7 @@ _LONGEST: Final = 60
 
 @dataclass(frozen=True)
 class Race:
-    """What became of simultaneous duplicates.
+    """The responses to simultaneous duplicates.
 
     Attributes:
         responses: what was returned, in no order.
@@ -38,7 +38,7 @@ class Race:
 
     @property
     def executed(self) -> int:
-        """How many of them were executed: answered with less than 400, and not a replay."""
+        """The number of duplicates that were executed: below 400, and not a replay."""
         return len([each for each in self.responses if _is_executed(each)])
 
 

@@ -7,10 +7,12 @@ sees only the first response. Once for each endpoint, another user sends the req
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from http.cookies import SimpleCookie
 from typing import Any, Final
@@ -29,6 +31,7 @@ from ..checks.inventory import Endpoint, endpoint_of
 from ..conf import conf
 from ..engine.effects import effects_outside
 from ..errors import ResponseNotStored
+from ..http import serving
 from ..http.messages import meta_name, replayed_header, status_of
 from ..http.routes import readable
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy, dialect_of, project_dialect
@@ -43,6 +46,9 @@ _ADVICE: Final = {
     "unprotected": "Nothing protects this endpoint, so a client that retries does it twice. "
     "Protect it with IdempotentViewMixin, @idempotent or a policy under IdempotencyMiddleware. If "
     "it is harmless, mark the view with @idempotency_exempt.",
+    "mutation": "Nothing protects this mutation, so a client that retries does it twice. Put "
+    "IdempotencyExtension first in its extensions. If it is harmless, mark its resolver with "
+    "@idempotency_exempt.",
     "protected": "The endpoint is protected, but this happens outside of what is protected: in a "
     "middleware, an authentication, a permission or dispatch(), for example. Move it into the "
     "handler.",
@@ -296,7 +302,7 @@ class _Sending:
         client.cookies = copy.copy(self._cookies)
         retry = _Repeat(client, self._message.again(), self._test.ignore)
         yield retry
-        self._test.sent += 1
+        self._test.count("sent")
         if self._has_effect(retry, is_protected=is_protected):
             return
         if is_protected and self._client.cookies == self._cookies:  # it is the same caller
@@ -318,7 +324,8 @@ class _Sending:
             writes = [write for write in writes if "INSERT" in write.sql]  # the others may be again
         lines = [*map(str, writes), *retry.effects.others]
         if lines:
-            unprotected = "unkeyed" if self._endpoint.policy else "unprotected"
+            unprotected = "mutation" if self._endpoint.mutation else "unprotected"
+            unprotected = "unkeyed" if self._endpoint.policy else unprotected
             advice = _ADVICE["protected" if is_protected else unprotected]
             if writes:
                 advice = f"{advice} {_allowed(write.table for write in writes)}"
@@ -398,9 +405,12 @@ class _Test:
     def __init__(self, replays: Replays, item: pytest.Item) -> None:
         self.replays = replays
         self.name = item.nodeid
-        self.sent = 0
-        self.skipped = 0
+        # Unsafe requests: of the clients; of these, sent twice; skipped; of others, as a live
+        # server's, which reached a protected view.
+        self.counts = Counter(unsafe=0, sent=0, skipped=0, elsewhere=0)
         self.findings: dict[str, None] = {}
+        self._shown = 0
+        self._lock = threading.Lock()
         ignore = set(item.config.getini(IGNORE))
         self.is_off = False
         for mark in item.iter_markers(MARK):
@@ -414,10 +424,38 @@ class _Test:
         found = f"{request} of {self.name} {what}\n{shown}\n{advice}"
         self.findings[found.rstrip()] = None
 
+    def count(self, what: str) -> None:
+        """Count a request; in any thread, as there are races and live servers."""
+        with self._lock:
+            self.counts[what] += 1
+
     @property
     def report(self) -> str:
-        """All findings."""
-        return "\n\n".join(self.findings)
+        """The findings that no report has shown so far."""
+        return "\n\n".join(list(self.findings)[self._shown :])
+
+    def fail(self) -> None:
+        """Fail the test if there are any."""
+        if self.report:
+            pytest.fail(self.report, pytrace=False)
+
+    def show(self, report: pytest.TestReport) -> None:
+        """Show them in a report of the test."""
+        if self.report and self.report not in report.longreprtext:
+            report.sections.append(("Captured idempotency replay", self.report))
+        self._shown = len(self.findings)
+
+
+_by_client: ContextVar[bool] = ContextVar("idempotency_replay_by_client", default=False)
+
+
+@contextmanager
+def _sent_by_client() -> Iterator[None]:
+    token = _by_client.set(True)
+    try:
+        yield
+    finally:
+        _by_client.reset(token)
 
 
 class Replays:
@@ -445,15 +483,21 @@ class Replays:
         self._undo.enter_context(
             patch.object(AsyncClient, "request", self._async(AsyncClient.request))
         )
+        # Each request to a protected view asks this first, also one that no client has sent.
+        self._undo.enter_context(
+            patch.object(serving, "init_idempotency", self._reached(serving.init_idempotency))
+        )
 
     def pytest_sessionfinish(self) -> None:
         """Leave the clients."""
         self._undo.close()
 
     def _sync(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        @_sent_by_client()
         def request(client: Any, **request: Any) -> Any:
-            in_race = threading.current_thread() is not threading.main_thread()
-            sending = None if in_race else self._sending(client, _Environ(request))
+            message = _Environ(request)
+            is_race = threading.current_thread() is not threading.main_thread()
+            sending = self._sending(client, message, is_race=is_race)
             if sending is None:
                 return send(client, **request)
             with sending.first():
@@ -470,7 +514,7 @@ class Replays:
         return request
 
     def _async(self, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def request(client: Any, **request: Any) -> Any:
+        async def twice(client: Any, request: dict[str, Any]) -> Any:
             # Whatever asks the database does so in the thread that the views do it in.
             sending = await sync_to_async(self._sending)(client, _Scope(request))
             if sending is None:
@@ -493,14 +537,32 @@ class Replays:
                     await sync_to_async(repeat.__exit__)(None, None, None)
             return response
 
+        async def request(client: Any, **request: Any) -> Any:
+            with _sent_by_client():
+                return await twice(client, request)
+
         return request
 
-    def _sending(self, client: Any, message: _Environ) -> _Sending | None:
+    def _reached(self, init: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        """Count the requests to protected views that no client has sent."""
+
+        def init_idempotency(request: Any) -> bool:
+            takes_part = init(request)
+            is_unsafe = takes_part and conf.enabled and request.method in UNSAFE_METHODS
+            test = self._test
+            if is_unsafe and test and not (test.is_off or _by_client.get()):
+                test.count("elsewhere")
+            return takes_part
+
+        return init_idempotency
+
+    def _sending(self, client: Any, message: _Environ, *, is_race: bool = False) -> _Sending | None:
         """The request, if it is sent twice; ``None``: it is sent once, as it is."""
         test = self._test
         if test is None or test.is_off or message.method not in UNSAFE_METHODS:
             return None
-        endpoint = _endpoint(message)
+        test.count("unsafe")
+        endpoint = None if is_race else _endpoint(message)
         if endpoint is None or endpoint.how == "exempt":
             return None
         is_protected = bool(endpoint.how) and not endpoint.problem
@@ -510,13 +572,13 @@ class Replays:
         if self._mode == "protected" and not (is_protected or has_key):
             return None
         if message.body is None:
-            test.skipped += 1
+            test.count("skipped")
             return None
         takes_uuid = policy.key_format in ("any", "uuid") and not dialect.sent_header
         is_optional = policy.key is None and not policy.requires_key(message.method)
         if is_protected and is_optional and takes_uuid and not (has_key or dialect.members):
             if any(each.force_debug_cursor for each in connections.all()):
-                test.skipped += 1  # a key adds statements to those that are counted
+                test.count("skipped")  # a key adds statements to those that are counted
                 return None
             message.add_key(header_of(dialect))
         return _Sending(test, client, message, endpoint)
@@ -533,45 +595,65 @@ class Replays:
             self._test = None
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
         """Fail a test that passes, but whose retries did something."""
-        test = self._test
-        try:
-            result = yield
-        except BaseException:
-            if test and test.findings:  # which may be the reason
-                item.add_report_section("call", "idempotency replay", test.report)
-            raise
-        if test and test.findings:
-            pytest.fail(test.report, pytrace=False)
+        result = yield
+        if self._test:
+            self._test.fail()
         return result
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Count, also for the process that starts the others of pytest-xdist."""
+    def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
+        """The same for what its fixtures send when they end, and for a test that was skipped."""
+        result = yield
+        if self._test:
+            self._test.fail()
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
+        """Show what was found in a test that fails for another reason: it may be the reason.
+
+        Count, also for the process that starts the others of pytest-xdist.
+        """
         report = yield
         test = self._test
+        if test and (report.failed or hasattr(report, "wasxfail")):
+            test.show(report)
         if test and report.when == "teardown":
-            report.idempotency_replay = [test.sent, test.skipped, len(test.findings)]
+            setattr(report, MARK, {**test.counts, "found": len(test.findings)})
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Add up what was counted."""
-        for name, count in zip(
-            ("sent", "skipped", "found"), getattr(report, MARK, ()), strict=False
-        ):
-            self._counts[name] += count
+        self._counts.update(getattr(report, MARK, {}))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say what was done, because a run without findings looks like one without requests."""
         counts = self._counts
         found = "1 finding" if counts["found"] == 1 else f"{counts['found']} findings"
-        line = f"{counts['sent']} requests were sent twice; {found}"
+        line = (
+            f"{counts['sent']} of {_were(counts['unsafe'], 'unsafe request')} sent twice; {found}"
+        )
         if counts["skipped"]:
-            were = "was" if counts["skipped"] == 1 else "were"
-            line += f"; {counts['skipped']} {were} sent once (queries counted, or a stream as body)"
+            line += f"; {_were(counts['skipped'])} sent once (queries counted, or a stream as body)"
         terminalreporter.write_sep("-", "idempotency replay")
         terminalreporter.write_line(line)
+        if counts["elsewhere"]:
+            others = _were(counts["elsewhere"], "other request")
+            terminalreporter.write_line(
+                f"{others} sent once to protected views, but not by Django's test clients: from a "
+                "RequestFactory or to a live server, for example"
+            )
+        if not counts["sent"]:
+            terminalreporter.write_line(
+                "Nothing was sent twice, so this run says nothing about retries.", yellow=True
+            )
+
+
+def _were(count: int, what: str = "") -> str:
+    plural = "s" if what and count != 1 else ""
+    return f"{count} {what}{plural}".rstrip() + (" was" if count == 1 else " were")
 
 
 def _next(repeats: Iterator[_Repeat]) -> _Repeat | None:
@@ -583,7 +665,10 @@ def _endpoint(message: _Environ) -> Endpoint | None:
         match = resolve(message.path)
     except Resolver404:
         return None
-    return endpoint_of(match.func, message.method, readable(match.route))
+    # A batch of GraphQL is sent once: its operations could not share the key that is added.
+    body = b"" if (message.body or b"").lstrip().startswith(b"[") else message.body or b""
+    words = set(re.findall(r"\w+", body.decode(errors="replace")))
+    return endpoint_of(match.func, message.method, readable(match.route), words)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -76,7 +76,7 @@ class Write:
 
 
 class _Log:
-    """What was written over one connection and not rolled back, while its block runs."""
+    """Notes what is written over one connection, and forgets what is rolled back."""
 
     def __init__(self, connection: Any, ignored: Collection[str]) -> None:
         self.writes: list[Write] = []
@@ -161,7 +161,7 @@ class Writes:
 
     @property
     def all(self) -> list[Write]:
-        """What was written, database after database."""
+        """The statements that wrote rows, database after database."""
         return [write for log in self._logs for write in log.writes]
 
 
@@ -190,7 +190,7 @@ def assert_no_writes(*, ignore: Collection[str] = ()) -> Iterator[None]:
 
 @dataclass
 class Effects:
-    """What a request did that a retry must not do.
+    """The effects of a request that a retry must not repeat.
 
     Attributes:
         writes: what it wrote.
@@ -203,7 +203,7 @@ class Effects:
 
 @contextmanager
 def rehearsal(ignore: Collection[str] = ()) -> Iterator[Effects]:
-    """What this thread does in the block is noted and undone.
+    """Note what this thread does in the block, and undo it.
 
     Undone are rows, on connections that are open already, ``on_commit`` hooks, e-mails, entries of
     caches in memory, and the log of queries. Tasks are only noted. Nothing is logged.
@@ -250,6 +250,8 @@ def _named(hook: Any) -> str:
 
 @contextmanager
 def _noting_tasks(names: list[str]) -> Iterator[None]:
+    """Add the names of the Celery and Django tasks that the block sends."""
+
     def note(sender: Any = None, **_: Any) -> None:
         # A task that is idempotent itself may be sent twice.
         if not any(base.__module__.partition(".")[0] == _OURS for base in type(sender).__mro__):

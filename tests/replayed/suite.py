@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 from unittest.mock import patch
@@ -210,11 +210,25 @@ class AsyncTests(TestCase):
 def test_view_alone(rf: RequestFactory, db: None) -> None:
     """A RequestFactory sends nothing, so nothing is sent twice."""
     views.count(rf.post("/visits/"))
-    assert Charge.objects.count() == 1
+    views.derived(rf.post("/derived/", {"reference": "a"}))
+    assert Charge.objects.count() == 2
 
 
 def test_live_server(live_server: Any) -> None:
     """A live server is asked by clients that pytest does not know."""
     with urlopen(f"{live_server}/visits/", b"") as response:
         assert response.status == 204
-    assert Charge.objects.count() == 1
+    with urlopen(f"{live_server}/derived/", b"reference=a") as response:
+        assert response.status == 201
+    assert Charge.objects.count() == 2
+
+
+@pytest.fixture
+def leaving(client: Client, db: None) -> Iterator[None]:
+    yield
+    client.post("/leaving/")
+
+
+@pytest.mark.usefixtures("leaving")
+def test_teardown() -> None:
+    """A fixture sends a request when the test has ended."""

@@ -39,7 +39,8 @@ def test_no_false_alarm(tmp_path: Path) -> None:
     """The suite passes as before. Requests in races and to a live server are sent once."""
     said = run(tmp_path, "--idempotency-replay")
     assert failed(said) == set(), said
-    assert "21 requests were sent twice; 0 findings; 1 was sent once" in said, said
+    assert "22 of 30 unsafe requests were sent twice; 0 findings; 1 was sent once" in said, said
+    assert "2 other requests were sent once to protected views" in said, said
 
 
 def test_mutants(tmp_path: Path) -> None:
@@ -53,13 +54,16 @@ def test_mutants(tmp_path: Path) -> None:
         "test_invoice",  # on_commit() twice
         "test_invoice_commits",
     }, said
+    assert f"ERROR {SUITE}::test_teardown" in said, said
     found = re.findall(rf" of {SUITE}::(\S+) (?:was sent again|gave another user)", said)
     assert set(found) - {"test_crash"} == {  # it has a finding if its worker ran no other transfer
         "ChargeTests::test_create",
         "test_transfer_by_token",
         "test_invoice",
         "test_invoice_commits",
+        "test_teardown",
     }, said
+    assert f" of 30 unsafe requests were sent twice; {len(set(found))} findings" in said, said
     for finding in (
         f"POST /charges/ of {SUITE}::ChargeTests::test_create was sent again, and had an effect:",
         '    INSERT INTO "shop_charge" ("reference", "amount") VALUES',

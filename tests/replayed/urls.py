@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from django.urls import path
 
+from idempotency_django import idempotent
+
 from . import views
 from .views import MUTATED
 
@@ -23,5 +25,6 @@ urlpatterns = [
     path("uploads/", views.upload),
     path("derived/", views.derived),
     path("rejected/", views.rejected),
+    path("leaving/", views.leave if MUTATED else idempotent(views.leave)),
     path("async/", views.asynchronous),
 ]

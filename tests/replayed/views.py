@@ -1,4 +1,4 @@
-"""The project's views. With MUTATED=1, four of them have the bugs that people write."""
+"""The project's views. With MUTATED=1, five of them have the bugs that people write."""
 
 from __future__ import annotations
 
@@ -190,6 +190,13 @@ def rejected(request: HttpRequest) -> HttpResponse:
         Charge.objects.create(reference="rejected", amount=6)
         transaction.set_rollback(True)
     return HttpResponse("no", status=422)
+
+
+@csrf_exempt
+def leave(request: HttpRequest) -> HttpResponse:
+    """Notes that somebody leaves."""
+    Charge.objects.create(reference="left", amount=8)
+    return HttpResponse(status=204)
 
 
 @csrf_exempt

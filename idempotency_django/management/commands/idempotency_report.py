@@ -13,8 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import router
+from django.urls import get_resolver
 
 from ... import __version__
 from ...checks.inventory import Endpoint, endpoints
@@ -50,6 +52,10 @@ _LEVELS: Final = {
     "optional": "note",
     DUPLICATES: "error",
 }
+_SWITCHED_OFF: Final = (
+    "WARNING: IDEMPOTENCY['ENABLED'] is False. Nothing is enforced or observed now; the statuses "
+    "are those with True."
+)
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -63,7 +69,8 @@ class Line:
         view: the dotted name of the view.
         status: ``"required"``, ``"optional"`` or ``"derived"``, by how a request gets its key;
             ``"observed"``, ``"exempt"``, ``"unprotected"``, or ``"broken"``.
-        how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``; else empty.
+        how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``, ``"extension"``; else
+            empty.
         mode: ``"transactional"``, ``"leased"``, ``"auto"`` or ``"observe"``; empty if it is not
             protected.
         lifetime: for how many seconds a retry gets the first response; ``None``: without limit, or
@@ -71,6 +78,8 @@ class Line:
         problem: why it is broken, and what to do.
         file: where the view is defined, relative to the working directory; empty: unknown.
         number: of the line there.
+        urlconf: the URLconf that it was asked for with; empty: the project's ``ROOT_URLCONF``.
+        mutation: the name of the mutation of GraphQL; empty: it is a view.
     """
 
     route: str
@@ -83,11 +92,33 @@ class Line:
     problem: str = ""
     file: str = ""
     number: int = 1
+    urlconf: str = ""
+    mutation: str = ""
+
+    @property
+    def place(self) -> str:
+        """The route, and the mutation if it is one, such as ``/graphql/ pay``."""
+        return f"{self.route} {self.mutation}".rstrip()
+
+    @property
+    def endpoint(self) -> str:
+        """The method and the place."""
+        return f"{self.method} {self.place}"
 
     @property
     def name(self) -> str:
-        """The method and the route, which name the endpoint in a baseline."""
-        return f"{self.method} {self.route}"
+        """The name in a baseline. Several endpoints may have it: parameters have no types there."""
+        return f"{self.endpoint} in {self.urlconf}" if self.urlconf else self.endpoint
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a baseline counts."""
+        return self.name, self.status
+
+    @property
+    def found(self) -> bool:
+        """Whether it is a finding."""
+        return self.status in REPORTED
 
 
 class Command(BaseCommand):
@@ -127,6 +158,14 @@ class Command(BaseCommand):
             help="Write the endpoints that --fail-on finds into the baseline file.",
         )
         parser.add_argument(
+            "--urlconf",
+            action="append",
+            default=[],
+            metavar="MODULE",
+            help="Report this URLconf instead of ROOT_URLCONF, such as shop.hosts.api; may be "
+            "repeated.",
+        )
+        parser.add_argument(
             "--all",
             action="store_true",
             dest="everything",
@@ -153,42 +192,55 @@ class Command(BaseCommand):
         fail_on, file = options["fail_on"], options["baseline"]
         if options["update_baseline"] and not (file and fail_on):
             raise CommandError("--update-baseline needs --baseline FILE and --fail-on STATUS.")
-        lines, others = _lines(options["everything"])
-        failing = [line for line in lines if line.status in fail_on]
+        lines, others = _lines(options["everything"], options["urlconf"])
         if options["update_baseline"]:
-            accepted = {line.name: line.status for line in failing}
-            text = json.dumps(dict(sorted(accepted.items())), indent=2)
-            file.write_text(f"{text}\n", encoding="utf-8")
+            accepted = Counter(line.key for line in lines if line.status in fail_on)
+            if lines:
+                _write_baseline(file, accepted)
         else:
-            accepted = _accepted(file) if file else {}
-        new = [line for line in failing if accepted.get(line.name) != line.status]
+            accepted = _accepted(file) if file else Counter()
+        known = _known(lines, accepted)
         match options["format"]:
             case "json":
                 self.stdout.write(_as_json(lines))
             case "sarif":
-                self.stdout.write(_as_sarif(_results(lines, accepted), REPORTED))
+                self.stdout.write(_as_sarif(_results(lines, known), REPORTED))
             case _:
-                self.stdout.write("\n".join([*_table(lines), "", _summary(lines, others)]))
-        findings = {line.name for line in lines if line.status in REPORTED}
-        if stale := sorted(accepted.keys() - findings):
+                text = [*_warning(), *_table(lines), "", _summary(lines, others)]
+                self.stdout.write("\n".join(text))
+        listed = Counter(name for name, _ in accepted.elements())
+        if stale := sorted(
+            (listed - Counter(each.name for each in lines if each.found)).elements()
+        ):
             self.stderr.write(
                 f"Remove from {file}: {', '.join(stale)}. They are protected, or no longer exist."
             )
-        if new:
-            names = ", ".join(f"{line.name} ({line.status})" for line in new)
+        if fail_on and not lines:
             raise CommandError(
-                f"{len(new)} of {len(lines)} endpoints need attention: {names}. Protect them, "
-                "mark them with @idempotency_exempt, or accept them with --update-baseline."
+                "There is no endpoint that can change something, so --fail-on checks nothing. Is "
+                "this the right URLconf (--urlconf)? If so, add --fail-on with the first endpoint."
+            )
+        pairs = zip(lines, known, strict=True)
+        if new := [line for line, is_known in pairs if line.status in fail_on and not is_known]:
+            names = ", ".join(
+                f"{line.name} ({line.status}"
+                f"{', one more than in the baseline' if line.key in accepted else ''})"
+                for line in new
+            )
+            raise CommandError(
+                f"{len(new)} of {_counted(len(lines), 'endpoint')} "
+                f"need{'s' if len(new) == 1 else ''} attention: {names}. Protect them, mark them "
+                "with @idempotency_exempt, or accept them with --update-baseline."
             )
 
     def _report_shadow(self, options: dict[str, Any]) -> None:
         if options["fail_on"] or options["baseline"]:
             raise CommandError("--shadow takes neither --fail-on nor --baseline.")
-        shadows = _shadows(options["everything"])
+        shadows = _shadows(options["everything"], options["urlconf"])
         match options["format"]:
             case "json":
                 shown = {
-                    "header": header_of(project_dialect()),
+                    **_head(),
                     "endpoints": [asdict(each) for each in shadows],
                 }
                 self.stdout.write(json.dumps(shown, indent=2, default=datetime.isoformat))
@@ -196,7 +248,7 @@ class Command(BaseCommand):
                 results = [each.result for each in shadows if each.duplicates]
                 self.stdout.write(_as_sarif(results, {DUPLICATES: _DUPLICATES_TEXT}))
             case _:
-                self.stdout.write("\n".join(_shadow_table(shadows)))
+                self.stdout.write("\n".join([*_warning(), *_shadow_table(shadows)]))
         if options["reset"]:
             for using in _databases():
                 IdempotencyObservation.objects.using(using).all().delete()
@@ -207,56 +259,97 @@ def _statuses(value: str) -> tuple[str, ...]:
     statuses = tuple(filter(None, (each.strip() for each in value.split(","))))
     if unknown := [each for each in statuses if each not in REPORTED]:
         raise ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(REPORTED)}")
+    if not statuses:
+        raise ArgumentTypeError(f"it needs at least one of {', '.join(REPORTED)}")
     return statuses
 
 
-def _accepted(file: Path) -> dict[str, str]:
-    """The endpoints of a baseline, each with its status."""
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _write_baseline(file: Path, accepted: Counter[tuple[str, str]]) -> None:
+    """Write a status for each endpoint, or a list if several have its name."""
+    statuses: dict[str, list[str]] = {}
+    for name, status in sorted(accepted.elements()):
+        statuses.setdefault(name, []).append(status)
+    values = {name: each if len(each) > 1 else each[0] for name, each in statuses.items()}
     try:
-        accepted = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(f"{json.dumps(values, indent=2)}\n", encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"The baseline {file} cannot be written: {error}") from error
+
+
+def _accepted(file: Path) -> Counter[tuple[str, str]]:
+    """How often a baseline has an endpoint with a status."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CommandError(
             f"The baseline {file} does not exist. Write it with --update-baseline."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CommandError(f"The baseline {file} cannot be read: {error}") from error
-    if not isinstance(accepted, dict) or not set(accepted.values()) <= REPORTED.keys():
+    accepted = [
+        (name, status)
+        for name, value in (values if isinstance(values, dict) else {}).items()
+        for status in (value if isinstance(value, list) else [value])
+    ]
+    if not isinstance(values, dict) or any(status not in [*REPORTED] for _, status in accepted):
         raise CommandError(
             f"The baseline {file} must be a JSON object such as "
-            '{"POST /api/orders/": "unprotected"}.'
+            '{"POST /api/orders/": "unprotected"}. Write it with --update-baseline.'
         )
-    return accepted
+    return Counter(accepted)
 
 
-def _lines(everything: bool) -> tuple[list[Line], int]:
+def _known(lines: Iterable[Line], accepted: Counter[tuple[str, str]]) -> list[bool]:
+    """Whether each line is in the baseline, which has as many equal ones as were accepted."""
+    seen: Counter[tuple[str, str]] = Counter()
+    known = []
+    for line in lines:
+        seen[line.key] += 1
+        known.append(seen[line.key] <= accepted[line.key])
+    return known
+
+
+def _lines(everything: bool, urlconfs: Sequence[str]) -> tuple[list[Line], int]:
     """The endpoints, and how many of Django and this package are left out."""
-    known = list(endpoints())
-    chosen = [_line(each) for each in known if everything or not each.is_built_in]
+    for name in urlconfs:
+        try:
+            _ = get_resolver(name).url_patterns
+        except (ImportError, ImproperlyConfigured, ValueError, TypeError) as error:
+            raise CommandError(f"The URLconf {name!r} cannot be loaded: {error}") from error
+    names = dict.fromkeys(urlconfs or [""])
+    known = [(each, name) for name in names for each in endpoints(name or None)]
+    chosen = [_line(each, name) for each, name in known if everything or not each.is_built_in]
     return chosen, len(known) - len(chosen)
 
 
-def _line(endpoint: Endpoint) -> Line:
+def _line(endpoint: Endpoint, urlconf: str) -> Line:
     file, number = _source(endpoint.defined)
     known: dict[str, Any] = {
+        "urlconf": urlconf,
         "route": endpoint.route,
         "method": endpoint.method,
         "view": endpoint.view_name,
         "file": file,
         "number": number,
+        "mutation": endpoint.mutation,
     }
     if endpoint.problem:
         return Line(**known, status="broken", how=endpoint.how, problem=endpoint.problem)
     if endpoint.policy is None:
         return Line(**known, status=endpoint.how or "unprotected")
     policy = endpoint.policy.resolved()
-    if policy.mode == "observe":
+    if endpoint.observes:
         return Line(**known, status="observed", how=endpoint.how, mode=policy.mode)
     status = "required" if policy.requires_key(endpoint.method.replace("*", "POST")) else "optional"
     return Line(
         **known,
-        status="derived" if policy.key and not keys.reads_header(policy.key) else status,
+        status="derived" if not keys.reads_header(policy.key) else status,
         how=endpoint.how,
-        mode=policy.mode,
+        mode="auto" if policy.mode == "observe" else policy.mode,  # no mutation is observed
         lifetime=policy.ttl.total_seconds() if policy.ttl else None,
     )
 
@@ -272,11 +365,19 @@ def _source(view: Any) -> tuple[str, int]:
     return "", 1
 
 
+def _warning() -> list[str]:
+    """The first lines of a table if nothing is enforced."""
+    return [] if conf.enabled else [_SWITCHED_OFF, ""]
+
+
 def _table(lines: Sequence[Line]) -> Iterator[str]:
-    rows = [["Method", "Route", "Status", "By", "Mode", "View"]]
+    rows = [["Method", "Route", "Status", "By", "Mode", "View", "URLconf"]]
     rows += [
-        [each.method, each.route, each.status, each.how, each.mode, each.view] for each in lines
+        [each.method, each.place, each.status, each.how, each.mode, each.view, each.urlconf]
+        for each in lines
     ]
+    if not any(each.urlconf for each in lines):
+        rows = [row[:-1] for row in rows]
     for text, line in zip(_aligned(rows), [None, *lines], strict=True):
         yield text
         if line and line.problem:
@@ -295,13 +396,17 @@ def _summary(lines: Sequence[Line], others: int) -> str:
     counts = Counter(line.status for line in lines)
     told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     left_out = f" {others} of Django and this package are left out (--all)." if others else ""
-    return f"{len(lines)} endpoints: {told or 'none'}.{left_out}"
+    return f"{_counted(len(lines), 'endpoint')}: {told or 'none'}.{left_out}"
+
+
+def _head() -> dict[str, Any]:
+    """What a JSON report says of the project."""
+    return {"enabled": conf.enabled, "header": header_of(project_dialect())}
 
 
 def _as_json(lines: Sequence[Line]) -> str:
     shown = [{field.name: getattr(line, field.name) for field in fields(line)} for line in lines]
-    document = {"header": header_of(project_dialect()), "endpoints": shown}
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    return json.dumps({**_head(), "endpoints": shown}, indent=2, ensure_ascii=False)
 
 
 def _result(rule: str, name: str, text: str, file: str, number: int) -> dict[str, Any]:
@@ -319,13 +424,13 @@ def _result(rule: str, name: str, text: str, file: str, number: int) -> dict[str
     return result
 
 
-def _results(lines: Sequence[Line], accepted: dict[str, str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.status not in REPORTED:
+def _results(lines: Sequence[Line], known: Sequence[bool]) -> Iterator[dict[str, Any]]:
+    for line, is_known in zip(lines, known, strict=True):
+        if not line.found:
             continue
         text = line.problem or REPORTED[line.status]
         result = _result(line.status, line.name, text, line.file, line.number)
-        if accepted.get(line.name) == line.status:
+        if is_known:
             result["suppressions"] = [{"kind": "external", "justification": "In the baseline."}]
         yield result
 
@@ -346,8 +451,12 @@ def _as_sarif(results: Iterable[dict[str, Any]], texts: Mapping[str, str]) -> st
         "informationUri": "https://idempotency-django.readthedocs.io/",
         "rules": rules,
     }
-    runs = [{"tool": {"driver": driver}, "results": list(results)}]
-    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": runs}, indent=2)
+    run: dict[str, Any] = {"tool": {"driver": driver}, "results": list(results)}
+    if not conf.enabled:
+        told = {"level": "warning", "message": {"text": _SWITCHED_OFF}}
+        invocation = {"executionSuccessful": True, "toolConfigurationNotifications": [told]}
+        run["invocations"] = [invocation]
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
 # The shadow mode.
@@ -383,7 +492,8 @@ class Shadow:
     @property
     def result(self) -> dict[str, Any]:
         """Its finding for SARIF."""
-        text = f"executed {self.duplicates} duplicates. {' '.join(self.told_effects)}".rstrip()
+        told = _counted(self.duplicates, "duplicate")
+        text = f"executed {told}. {' '.join(self.told_effects)}".rstrip()
         return _result(DUPLICATES, self.endpoint, text, self.file, self.number)
 
     @property
@@ -391,7 +501,8 @@ class Shadow:
         """A sentence for each of its effects."""
         return [
             f"It {DID[each['kind']]} {each['peer']}"
-            f"{' at ' + each['where'] if each['where'] else ''}, {each['repeated']} times again."
+            f"{' at ' + each['where'] if each['where'] else ''}, "
+            f"{_counted(each['repeated'], 'time')} again."
             for each in self.effects
         ]
 
@@ -413,11 +524,11 @@ def _databases() -> set[str]:
     return {stores[alias].using or usual for alias in conf.stores}
 
 
-def _shadows(everything: bool) -> list[Shadow]:
+def _shadows(everything: bool, urlconfs: Sequence[str]) -> list[Shadow]:
     """The observed endpoints, and those that have been: most duplicates first."""
-    lines = {line.name: line for line in _lines(everything)[0]}
+    lines = {line.endpoint: line for line in _lines(everything, urlconfs)[0]}
     shadows = {
-        line.name: Shadow(line.name)
+        line.endpoint: Shadow(line.endpoint)
         for line in lines.values()
         if line.status == "observed" and line.method != "*"
     }
