@@ -97,6 +97,9 @@ class Jobs:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
+                # What is sent before RabbitMQ has noticed would be delivered again: it is sent to
+                # the dead worker first.
+                until(lambda: self._queue()[1] == 0)
 
     def task(self, name: str, *args: object, **options: Any) -> Signature:
         """A task of the app, to be sent."""
@@ -164,13 +167,17 @@ class Jobs:
             assert time.monotonic() < deadline, "It does not come to rest."
             quiet = 0 if self._is_busy() else quiet + 1
 
-    def _is_busy(self) -> bool:
+    def _queue(self) -> tuple[int, int]:
+        """How many messages wait, and how many consumers RabbitMQ knows; Redis knows of none."""
         with self.client.connection_for_read() as connection:
             try:
                 queue = connection.default_channel.queue_declare(self.queue, passive=True)
-                waiting = queue.message_count
             except connection.channel_errors:  # for Redis, an empty list does not exist
-                waiting = 0
+                return 0, 0
+            return queue.message_count, queue.consumer_count
+
+    def _is_busy(self) -> bool:
+        waiting, _ = self._queue()
         inspect = self.client.control.inspect(timeout=1)
         kinds = [inspect.active(), inspect.reserved(), inspect.scheduled()]
         tasks = [task for kind in kinds for told in (kind or {}).values() for task in told]
