@@ -17,16 +17,16 @@ from tests.servers import Server
 
 pytestmark = pytest.mark.e2e
 
-SECONDS = 4.0
-VISIBILITY = 1.0
-"""The task takes as long as four deliveries, as one of eight seconds does where Redis waits two."""
+SECONDS = 8.0
+VISIBILITY = 2.0
+"""The task takes as long as four deliveries. A copy that is a second late is delivered again."""
 
 PROTECTED = ("leased", "transactional")
 
 
 @pytest.fixture
 def jobs(database: Database, redis_server: Server, log: Path) -> Jobs:
-    jobs = Jobs(database, redis_server.url, redis_server.url, log, visibility=VISIBILITY)
+    jobs = Jobs(database, redis_server.url, redis_server.url, log, VISIBILITY, VISIBILITY)
     jobs.migrate()
     return jobs
 
