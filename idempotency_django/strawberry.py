@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -28,7 +28,16 @@ from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
 from django.core.files.uploadedfile import UploadedFile as DjangoFile
 from django.db.models import Model
 from django.http import HttpRequest
-from graphql import GraphQLError
+from graphql import (
+    FieldNode,
+    FragmentSpreadNode,
+    GraphQLError,
+    GraphQLResolveInfo,
+    SelectionSetNode,
+    get_argument_values,
+    is_object_type,
+)
+from graphql.execution import values as graphql_values
 from strawberry.annotation import StrawberryAnnotation
 from strawberry.extensions import FieldExtension
 from strawberry.types import Info
@@ -55,6 +64,7 @@ from .http.unwrapping import POLICY, PROTECTED
 from .planning import Plan
 from .policy import UNSET as UNDECLARED
 from .policy import Policy, dialect_of, keys, resolve, store_errors
+from .policy.canonical import canonical, content_digest
 from .policy.identity import header_of
 
 ARGUMENT: Final = "idempotency_key"
@@ -222,7 +232,7 @@ class IdempotencyExtension(FieldExtension):
             key=key,
             name=f"mutation {name}",
             content=partial(_compared, kwargs),
-            path=f"{request.path}#{info.field_name}",
+            path=lambda: f"{request.path}#{_place(info._raw_info)}",
             missing=(
                 f"This mutation requires the argument {argument}, or the header {header}. Send a "
                 "new, unique key with each new operation and the same key with each retry of it."
@@ -267,6 +277,56 @@ def _request_of(info: Info) -> HttpRequest:
         f"The context of {info.field_name} has no request of Django. Serve the schema with a view "
         "of strawberry.django.views."
     )
+
+
+def _place(info: GraphQLResolveInfo[Any]) -> str:
+    """The mutation below the fields around it, as in ``shop(8c…).create`` or ``orders.1.cancel``.
+
+    They say whose the mutation is: so their arguments are there, as a digest, and the position in
+    a list. An alias makes no difference.
+    """
+    steps, step = [], info.path.prev
+    while step is not None:
+        steps.append(step)
+        step = step.prev
+    names, selections, variables = [], [info.operation.selection_set], info.variable_values
+    container = getattr(graphql_values, "VariableValues", None)
+    if container is not None and isinstance(variables, dict):
+        variables = container({}, variables)  # as Strawberry's own resolvers of directives do
+    for step in reversed(steps):
+        if step.typename is None:
+            names.append(str(step.key))
+            continue
+        nodes = [
+            node
+            for selection in selections
+            for node in _selected(info, selection, step.key, step.typename)
+        ]
+        field: Any = info.schema.get_type(step.typename)
+        name = nodes[0].name.value
+        arguments = get_argument_values(field.fields[name], nodes[0], variables)
+        if arguments:
+            name += f"({content_digest(canonical(_compared(arguments)))})"
+        names.append(name)
+        selections = [node.selection_set for node in nodes if node.selection_set]
+    return ".".join([*names, info.field_name])
+
+
+def _selected(
+    info: GraphQLResolveInfo[Any], selection: SelectionSetNode, key: str | int, typename: str
+) -> Iterator[FieldNode]:
+    """The fields of a type that a selection has under a name; all have the same arguments."""
+    for node in selection.selections:
+        if isinstance(node, FieldNode):
+            if (node.alias or node.name).value == key:
+                yield node
+            continue
+        fragment: Any = node
+        if isinstance(node, FragmentSpreadNode):
+            fragment = info.fragments[node.name.value]
+        condition = fragment.type_condition and fragment.type_condition.name.value
+        if condition in (None, typename) or not is_object_type(info.schema.get_type(condition)):
+            yield from _selected(info, fragment.selection_set, key, typename)
 
 
 def _is_batch(request: HttpRequest, info: Info) -> bool:

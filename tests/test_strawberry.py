@@ -9,6 +9,7 @@ import dataclasses
 import datetime as dt
 import enum
 import json
+import re
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
@@ -390,6 +391,7 @@ class Color(enum.Enum):
     """An enum of the schema."""
 
     RED = "r"
+    BLUE = "b"
 
 
 @strawberry.type
@@ -780,3 +782,174 @@ def test_below_the_middleware(serve: Serve, client: Client, settings: Any) -> No
     for _ in range(2):
         ask(client, 'make(reference: "a") { number }', key)
     assert effects() == 1
+
+
+@strawberry.input
+class Choice:
+    """An input of the field around a mutation."""
+
+    color: Color
+    since: dt.date
+    note: str | None = strawberry.UNSET
+
+
+@strawberry.interface
+class Named:
+    """What both kinds of shop are."""
+
+    name: str
+
+
+SHELVES = "{ ... on Small { shelf(number: %s) { … } } ... on Large { shelf(number: %s) { … } } }"
+
+
+class TestNested:
+    """A mutation below other fields: their arguments say what it changes, so they count."""
+
+    @pytest.fixture(autouse=True, params=["sync", "async"])
+    def nested(self, request: Any, serve: Serve) -> None:
+        """Serve ``make`` of a shop, of another kind of shop, and of shops in a list."""
+        function, view = (
+            (make, GraphQLView) if request.param == "sync" else (amake, AsyncGraphQLView)
+        )
+        shelf = strawberry.type(type("Shelf", (), {"make": once(function)}))
+
+        def shelves(number: int) -> Any:
+            return shelf()
+
+        shelves.__annotations__["return"] = shelf
+        small, large = (
+            strawberry.type(
+                type(name, (Named,), {"make": once(function), "shelf": strawberry.field(shelves)})
+            )
+            for name in ("Small", "Large")
+        )
+
+        def shop(number: strawberry.ID, choice: Choice | None = None) -> Any:
+            return small(name=f"{number} {choice}")
+
+        def shops(ids: list[int]) -> Any:
+            return [small(name=str(each)) for each in ids]
+
+        def either(is_large: bool) -> Any:
+            return (large if is_large else small)(name="")
+
+        def any_shop() -> Any:
+            return small(name="")
+
+        shop.__annotations__["return"] = any_shop.__annotations__["return"] = small
+        shops.__annotations__["return"] = list[small]  # type: ignore[valid-type]
+        either.__annotations__["return"] = Annotated[small | large, strawberry.union("Either")]
+        mutations = {each.__name__: each for each in (shop, shops, either, any_shop)}
+        serve(view, **{name: strawberry.field(each) for name, each in mutations.items()})
+
+    @staticmethod
+    def send(
+        client: Client, around: str, key: str, how: str = "argument", *, rest: str = "", **more: Any
+    ) -> Any:
+        """Send the mutation below these fields."""
+        argument = f', idempotencyKey: "{key}"' if how == "argument" else ""
+        inner = f'make(reference: "a"{argument}) {{ number }}'
+        query = around.replace("…", inner) + rest
+        if not query.startswith(("mutation", "query")):
+            query = f"mutation {{ {query} }}"
+        headers = {"Idempotency-Key": key} if how == "header" else {}
+        body = json.dumps({"query": query, **more})
+        response = client.post("/graphql/", body, "application/json", headers=headers)
+        return json.loads(response.content)
+
+    @pytest.mark.parametrize("how", ["argument", "header"])
+    @pytest.mark.parametrize(
+        ("around", "other"),
+        [
+            ('shop(number: "1") { … }', 'shop(number: "2") { … }'),
+            (
+                'shop(number: "1", choice: {color: RED, since: "2026-01-01"}) { … }',
+                'shop(number: "1", choice: {color: BLUE, since: "2026-01-01"}) { … }',
+            ),
+            (
+                'shop(number: "1", choice: {color: RED, since: "2026-01-01"}) { … }',
+                'shop(number: "1", choice: {color: RED, since: "2026-01-02"}) { … }',
+            ),
+            (
+                'shop(number: "1", choice: {color: RED, since: "2026-01-01"}) { … }',
+                'shop(number: "1", choice: {color: RED, since: "2026-01-01", note: null}) { … }',
+            ),
+            ("shops(ids: [1]) { … }", "shops(ids: [2]) { … }"),
+            ('anyShop { … } shop(number: "2") { name }', 'anyShop: shop(number: "2") { … }'),
+            (
+                "either(isLarge: true) { __typename } either(isLarge: true) " + SHELVES % (1, 2),
+                "either(isLarge: true) { __typename } either(isLarge: true) " + SHELVES % (1, 3),
+            ),
+            (
+                "either(isLarge: true) " + SHELVES % (1, 2),
+                "either(isLarge: false) " + SHELVES % (1, 2),
+            ),
+            (
+                "either(isLarge: true) " + SHELVES % (1, 2),
+                "either(isLarge: true) " + SHELVES % (1, 3),
+            ),
+            (
+                "either(isLarge: false) " + SHELVES % (1, 2),
+                "either(isLarge: false) " + SHELVES % (3, 2),
+            ),
+        ],
+    )
+    def test_another_place(self, client: Client, around: str, other: str, how: str) -> None:
+        """It is another request; the same one is replayed."""
+        key = new_key()
+        first = self.send(client, around, key, how)
+        assert "errors" not in first
+        assert self.send(client, around, key, how) == first
+        assert code_of(self.send(client, other, key, how)) == "mismatch"
+        assert effects() == 1
+
+    @pytest.mark.parametrize("how", ["argument", "header"])
+    def test_variables(self, client: Client, how: str) -> None:
+        """Their values are compared, also in fragments."""
+        key = new_key()
+        around = (
+            "mutation ($id: ID!, $color: Color = RED) { ...Fields } "
+            "fragment Fields on Mutation { ... { shop(number: $id, "
+            'choice: {color: $color, since: "2026-01-01"}) { ... on Named { …Make } } } } '
+            "fragment Make on Small { … }"
+        ).replace("…Make", "...Make")
+        first = self.send(client, around, key, how, variables={"id": "1"})
+        assert "errors" not in first
+        again = self.send(client, around, key, how, variables={"id": "1", "color": "RED"})
+        assert again == first
+        for other in ({"id": "2"}, {"id": "1", "color": "BLUE"}):
+            answer = self.send(client, around, key, how, variables=other)
+            assert code_of(answer) == "mismatch"
+        assert effects() == 1
+
+    def test_other_words(self, client: Client) -> None:
+        """Aliases, other selections and written defaults around it are the same to its own key."""
+        key = new_key()
+        first = self.send(client, 'shop(number: "1") { … }', key)
+        again = self.send(
+            client,
+            'b: shop(number: "1", choice: null) { name ... on Named { ... on Small { … } } }',
+            key,
+        )
+        assert again["data"]["b"]["make"] == first["data"]["shop"]["make"] == {"number": 1}
+        assert effects() == 1
+
+    def test_a_list(self, client: Client) -> None:
+        """With a key in the header, each item has its own; one in the argument is for one item."""
+        key = new_key()
+        first = self.send(client, "shops(ids: [1, 2]) { … }", key, "header")
+        assert "errors" not in first
+        assert self.send(client, "shops(ids: [1, 2]) { … }", key, "header") == first
+        assert effects() == 2
+        answer = self.send(client, "shops(ids: [1, 2]) { … }", new_key())
+        assert code_of(answer) == "mismatch"
+        assert effects() == 3
+
+    def test_its_path(self, client: Client) -> None:
+        """The record says where the mutation is."""
+        plain, item = new_key(), new_key()
+        self.send(client, "b: anyShop { … }", plain)
+        assert record(plain).path == "/graphql/#anyShop.make"
+        self.send(client, "shops(ids: [1]) { … }", item)
+        assert re.fullmatch(r"/graphql/#shops\([0-9a-f]{24}\)\.0\.make", record(item).path)

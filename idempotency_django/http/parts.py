@@ -31,7 +31,7 @@ class RequestPart:
         content: makes what is asked for, as plain data, when it is compared.
         missing: tells the client where it sends the key, if it sent none.
         own: the request as the framework's own views know it, if that is another one.
-        path: where the part is; by default, where the request is.
+        path: says where the part is; by default, where the request is.
 
     Attributes:
         is_foreign_error: whether the part has raised an error of another operation, such as a
@@ -50,7 +50,7 @@ class RequestPart:
         content: Callable[[], Any],
         missing: str,
         own: Any = None,
-        path: str = "",
+        path: Callable[[], str] | None = None,
     ) -> None:
         self.method = request.method or ""
         self._request = request
@@ -100,7 +100,7 @@ class RequestPart:
         )
         return whole.changed(
             name=self._name,
-            path=self._path or whole.path,
+            path=whole.path if self._path is None else self._path(),
             media_type="",
             read=lambda: Parsed(self._content()),
         )
