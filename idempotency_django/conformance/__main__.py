@@ -14,9 +14,9 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from .catalogue import CatalogueError, dialect_of, dialects, requirements
+from .catalogue import CatalogueError, Requirement, dialect_of, dialects, requirements
 from .report import FORMATS
-from .runner import Count, Runner, Target, TargetError, check_url
+from .runner import Count, Runner, Target, TargetError, Verdict, check_url
 
 ABOUT: Final = """\
 Test an HTTP API with idempotency keys from the outside: retries, races, other callers, broken keys.
@@ -29,11 +29,13 @@ A header's value may name variables of the environment, so that no secret is in 
 --header 'Authorization: Bearer ${TOKEN}' (in single quotes). '{unique}' in a body, a URL or a
 header becomes a new text in each test.
 
-Exit code: 0 if no tested requirement failed; 1 if one did; 2 if nothing could be tested.
+Exit code: 0 if no tested requirement failed; 1 if one did; 2 if nothing could be tested, or the
+tests did not run to their end.
 """
 LONGEST: Final = 86_400.0
 """Seconds of the longest timeout."""
 
+_INTERRUPTED: Final = "The tests were interrupted."
 _TEXT, _SWITCH, _HEADERS = (str, "a text"), (bool, "true or false"), (dict, "a mapping")
 _KINDS: Final[Mapping[str, tuple[Any, str]]] = {
     **dict.fromkeys(("method", "other_url", "restart"), _TEXT),
@@ -67,16 +69,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise TargetError(f"The dialect {dialect.name} has no requirement {names}.")
         chosen = [each for each in chosen if not options.only or each.id in options.only]
         runner = Runner(target, dialect)
-        verdicts = [runner.verdict(requirement) for requirement in chosen]
+        verdicts, stopped = _verdicts(runner, chosen)
     except (TargetError, CatalogueError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(_INTERRUPTED, file=sys.stderr)
+        return 2
     sys.stdout.write(FORMATS[options.format](target, dialect, verdicts))
-    if all(each.result == "not tested" for each in verdicts):
+    if stopped:
+        print(f"The report is not complete. {stopped}", file=sys.stderr)
+    if stopped or all(each.result == "not tested" for each in verdicts):
         return 2
     counts = {"MUST"} if options.fail_on == "must" else {"MUST", "SHOULD"}
     failed = [each for each in verdicts if each.result == "failed"]
     return int(any(each.requirement.level in counts for each in failed))
+
+
+def _verdicts(runner: Runner, chosen: Sequence[Requirement]) -> tuple[list[Verdict], str]:
+    """The verdicts on all requirements, and why the tests stopped early; empty: they did not.
+
+    Raises:
+        TargetError: they stopped before the first verdict.
+    """
+    verdicts: list[Verdict] = []
+    try:
+        for requirement in chosen:
+            verdicts.append(runner.verdict(requirement))  # noqa: PERF401  # kept after an error
+    except (TargetError, KeyboardInterrupt) as error:
+        if not verdicts:
+            raise
+        left = chosen[len(verdicts) :]
+        verdicts += [Verdict(each, "not tested", "the tests stopped before") for each in left]
+        return verdicts, str(error) or _INTERRUPTED
+    return verdicts, ""
 
 
 def _parser() -> argparse.ArgumentParser:

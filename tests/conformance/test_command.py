@@ -340,6 +340,45 @@ class TestConfiguration:
         assert "secret" not in captured.err
         assert not captured.out
 
+    def test_stopped_midway(self, api: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """If the tests can't run to their end, the report still has what was found before."""
+        only = [*RETRY, "--only", "IDEM-008", "--only", "IDEM-010"]
+        code = main([f"{api}/charges", *ALICE, "--restart", "false", *only, "--format", "json"])
+
+        captured = capsys.readouterr()
+        results = {
+            each["id"]: (each["result"], each["reason"])
+            for each in json.loads(captured.out)["requirements"]
+        }
+        stopped = ("not tested", "the tests stopped before")
+        assert code == 2
+        assert results == {"IDEM-001": ("passed", ""), "IDEM-008": stopped, "IDEM-010": stopped}
+        assert "The report is not complete. The API was not restarted: " in captured.err
+
+    @pytest.mark.parametrize(("finished", "printed"), [(0, False), (1, True)])
+    def test_interrupted(
+        self,
+        api: str,
+        finished: int,
+        printed: bool,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The same goes for Ctrl-C; before the first requirement, there is nothing to report."""
+        test, judged = runner.Runner.verdict, []
+
+        def verdict(self: Any, requirement: Any) -> Any:
+            if len(judged) == finished:
+                raise KeyboardInterrupt
+            judged.append(requirement.id)
+            return test(self, requirement)
+
+        monkeypatch.setattr(runner.Runner, "verdict", verdict)
+        assert main([f"{api}/charges", *ALICE, *RETRY, "--only", "IDEM-030"]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.endswith("The tests were interrupted.\n")
+        assert ("IDEM-001  ok " in captured.out) is printed
+
     def test_white_space_of_a_variable(
         self, api: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
