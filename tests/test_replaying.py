@@ -712,16 +712,16 @@ SUITE = """
     from django.test import Client, override_settings
     import pytest
 
-    @override_settings(ROOT_URLCONF="tests.test_replaying", EMAIL_BACKEND="{backend}")
+    @override_settings(ROOT_URLCONF="tests.test_replaying")
     @pytest.mark.parametrize("count", [1, 2])
     def test_mail(count):
-        stream = {{"REQUEST_METHOD": "POST", "PATH_INFO": "/odd/", "wsgi.input": BytesIO()}}
+        stream = {"REQUEST_METHOD": "POST", "PATH_INFO": "/odd/", "wsgi.input": BytesIO()}
         for _ in range(count):
             Client().request(**stream, QUERY_STRING="what=nothing")
         mail.outbox = []
         Client().post("/odd/?what=mail")
         assert len(mail.outbox) == count
-""".format(backend="django.core.mail.backends.locmem.EmailBackend")
+"""
 
 
 def run(pytester: pytest.Pytester, *options: str) -> Any:

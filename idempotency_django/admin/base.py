@@ -240,16 +240,16 @@ class ListAdmin(TimelineMixin):
             raise Http404
         return row
 
-    def get_actions(self, request: HttpRequest) -> Any:
-        offered = (each for each in self.operations if each.for_many and self._may(each, request))
-        return super().get_actions(request) | {
-            f"{action.name}_selected": (
-                _on_selected(action),
-                f"{action.name}_selected",
-                action.title,
-            )
-            for action in offered
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
+        # Django 6.1 says which page it asks for: without it, an override is deprecated.
+        place = {} if action_location is None else {"action_location": action_location}
+        offered = {
+            function.__name__: self.get_action(function, **place)
+            for function in map(_on_selected, self.operations)
+            if function.action.for_many and self._may(function.action, request)
         }
+        own = {name: action for name, action in offered.items() if action}
+        return super().get_actions(request, **place) | own
 
     def act_on_selected(
         self, request: HttpRequest, rows: QuerySet[Any], action: Action
@@ -334,7 +334,13 @@ class ListAdmin(TimelineMixin):
 
 def _on_selected(action: Action) -> Any:
     """The action as the list offers it."""
-    return lambda page, request, rows: page.act_on_selected(request, rows, action)
+
+    def on_selected(page: Any, request: HttpRequest, rows: QuerySet[Any]) -> Any:
+        return page.act_on_selected(request, rows, action)
+
+    on_selected.__name__ = f"{action.name}_selected"
+    vars(on_selected).update(action=action, short_description=action.title)
+    return on_selected
 
 
 def _left_unchanged(rows: Sequence[Any], refusals: Mapping[Any, str]) -> Iterator[str]:
