@@ -29,6 +29,7 @@ from .http.serving import log_unread_field
 from .http.unwrapping import (
     ViewFunction,
     cached_on,
+    innermost,
     is_async,
     is_exempt,
     is_exempt_by_module,
@@ -205,7 +206,7 @@ class _ViewFacts:
         try:
             protect(self.view, PROJECT_POLICY)
         except ImproperlyConfigured as error:
-            log_unobserved(self.view, error)
+            log_unobserved(innermost(self.view), error)
             return False
         return True
 

@@ -79,10 +79,11 @@ class NinjaAdapter(ViewAdapter):
     def _credentials(self) -> str:
         """A digest of what may have authenticated the operation; empty: that is not known.
 
-        The session is no part of it: callers who authenticate in another way may share it.
+        The session is a part of it only if it may authenticate: other callers may share it.
         """
         request = self.http_request
-        headers, cookies = {*conf.credential_headers}, {*conf.credential_cookies}
+        headers = {*conf.credential_headers}
+        cookies = {*conf.credential_cookies} - {settings.SESSION_COOKIE_NAME}
         fields: set[str] = set()
         for each in self.operation.auth_callbacks:
             place = {"header": headers, "cookie": cookies, "query": fields}.get(
@@ -94,7 +95,6 @@ class NinjaAdapter(ViewAdapter):
                 headers.add(name)
             else:  # a plain function: it may read what nothing here knows of
                 return ""
-        cookies.discard(settings.SESSION_COOKIE_NAME)
         sent = [request.headers.get(name) or "" for name in sorted(headers)]
         sent += [request.COOKIES.get(name) or "" for name in sorted(cookies)]
         sent += [request.GET.get(name) or "" for name in sorted(fields)]

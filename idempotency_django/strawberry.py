@@ -10,10 +10,12 @@ A retry gets the stored result, from which the client's selection is resolved ag
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -201,8 +203,8 @@ class IdempotencyExtension(FieldExtension):
             planned = await sync_to_async(part.plan)(asynchronous=True)
             if planned is not None:
                 answer = partial(self._answer, request, info)
-                outcome = await arun_plan(
-                    planned, execute, answer=answer, admit=part.admit, of_client=True
+                outcome = await _to_its_end(
+                    arun_plan(planned, execute, answer=answer, admit=part.admit, of_client=True)
                 )
                 return await sync_to_async(self._loaded)(outcome, info)
         except IdempotencyError as error:
@@ -217,9 +219,9 @@ class IdempotencyExtension(FieldExtension):
         key, name = kwargs.pop(ARGUMENT, None), info.field_name
         argument = info.schema.config.name_converter.apply_naming_config(ARGUMENT)
         header = header_of(dialect_of(policy))
+        setattr(request, PLANNED, False)  # what became of the key, the mutation says
         if key is None:
             key = key_header(request, dialect_of(policy))
-            setattr(request, PLANNED, False)  # what became of it, the mutation says
             if key is not None and keys.reads_header(policy.key):
                 name = ".".join(map(str, info.path.as_list()))
                 if conf.enabled and _is_batch(request, info):
@@ -266,6 +268,20 @@ class IdempotencyExtension(FieldExtension):
                 "The operation with this idempotency key was executed and is not executed again. "
                 f"Its result no longer exists: {error}"
             ) from error
+
+
+async def _to_its_end(running: Coroutine[Any, Any, CallOutcome]) -> CallOutcome:
+    """Wait for a mutation also if it is cancelled: a retry would repeat what it has done.
+
+    graphql-core cancels the fields beside one that fails. The second time, it is cancelled.
+    """
+    task = asyncio.ensure_future(running)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            await task
+        raise
 
 
 def _request_of(info: Info) -> HttpRequest:

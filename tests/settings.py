@@ -84,5 +84,3 @@ TEMPLATES = [
 ]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STATIC_URL = "/static/"
-# Django 6.1 and later; the tests keep mail in mail.outbox anyway.
-MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}

@@ -21,6 +21,7 @@ from rest_framework import routers, viewsets
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.urlpatterns import format_suffix_patterns
 from rest_framework.views import APIView
 
 from idempotency_django.checks.inventory import Endpoint, endpoints
@@ -136,7 +137,7 @@ class TestEndpoints:
         """Each action of a viewset, with its own policy, under a route without expressions."""
         assert found(path("api/", include(router.urls))) == [
             ("/api/charges/", "POST", PAYMENT, "mixin"),
-            ("/api/charges/preview/", "POST", None, ""),
+            ("/api/charges/preview/", "POST", None, "exempt"),
             ("/api/charges/{pk}/", "DELETE", PAYMENT, "mixin"),
             ("/api/charges/{pk}/pay/", "POST", POLICY, "mixin"),
         ]
@@ -190,13 +191,62 @@ class TestEndpoints:
         ]
         assert [e[2:] for e in found(*patterns)[1:]] == [
             (POLICY, "middleware"),
-            (None, ""),
+            (None, "exempt"),
             (None, "exempt"),
         ]
         assert found(*patterns)[0][3] == "middleware"
         assert {e[3] for e in found(*patterns, middleware=False)} == {"", "exempt"}
         settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "with-policy"}
-        assert [e[3] for e in found(*patterns)] == ["", "middleware", "", "exempt"]
+        assert [e[3] for e in found(*patterns)] == ["", "middleware", "exempt", "exempt"]
+
+    @pytest.mark.parametrize("by", [IdempotentViewMixin, None])
+    def test_without_a_policy(self, found: Any, by: Any) -> None:
+        """A view, or an action by name, without a policy was left out on purpose; an action that
+        is not among those with one may have been forgotten.
+        """
+
+        def shown(**attributes: Any) -> list[str]:
+            bases = (by, viewsets.ViewSet) if by is IdempotentViewMixin else (viewsets.ViewSet,)
+            names = {name: Charges.__dict__[name] for name in ("create", "preview")}
+            made: Any = type("Made", bases, {**names, **attributes})
+            view = made.as_view({"post": "create"}), made.as_view({"post": "preview"})
+            return [e[3] for e in found(path("x/", view[0]), path("y/", view[1]))]
+
+        way = "mixin" if by else "middleware"
+        policies = {"idempotency_policies": {"create": POLICY, "preview": None}}
+        assert shown(idempotency_policy=None, **policies) == [way, "exempt"]
+        policies = {"idempotency_policies": {"create": POLICY}}
+        assert shown(idempotency_policy=None, **policies) == [way, ""]
+        assert shown(idempotency_policy=None) == ["exempt", "exempt"]
+
+    def test_methods_that_a_class_does_not_answer(self, found: Any) -> None:
+        """What ``http_method_names`` leaves out gets a 405, so it is no endpoint."""
+        reading = ["get", "post"]
+
+        class Listed(Unprotected):
+            http_method_names = reading
+
+            def destroy(self, request: Request) -> Response:
+                return Response()
+
+        actions = {"post": "create", "delete": "destroy"}
+        several = a_class(put=post_, delete=post_)
+        for route in (
+            Listed.as_view(actions),
+            several.as_view(http_method_names=reading),
+            type("Fewer", (several,), {"http_method_names": ("post",)}).as_view(),
+            type("Views", (APIView,), {"http_method_names": reading, "post": post_, "put": post_}),
+        ):
+            view = route.as_view() if isinstance(route, type) else route
+            assert [each[1] for each in found(path("x/", view))] == ["POST"]
+
+    def test_format_suffixes(self, found: Any) -> None:
+        """A route with a suffix is another name of the one without, where there is one."""
+        patterns = [path("orders/", Orders.as_view()), path("pay", below)]
+        expected = found(*patterns)
+        assert found(*format_suffix_patterns(patterns)) == expected
+        assert len(found(*format_suffix_patterns(patterns, suffix_required=True))) == len(expected)
+        assert len(found(*patterns, path("orders.<str:format>", ways.api()))) == len(expected) + 1
 
     def test_admin(self, found: Any) -> None:
         """The views of the admin, and those of Django's users, can all be protected."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import ninja
 import pytest
 from asgiref.sync import async_to_sync
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
@@ -40,7 +41,7 @@ from ninja import (
 )
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
-from ninja.security import APIKeyCookie, APIKeyHeader, HttpBearer
+from ninja.security import APIKeyCookie, APIKeyHeader, HttpBearer, SessionAuth
 from ninja.testing import TestAsyncClient, TestClient
 from openapi_spec_validator import validate
 
@@ -209,6 +210,31 @@ def test_replays_belong_to_the_token(
     assert [each.status_code for each in others[:2]] == [401, 401]
     del Tokens.known["alice"]
     assert send("alice").status_code == 401
+
+
+class Partners(SessionAuth):
+    """Partners log in with the session, and are no users."""
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        name = request.session.get("partner")
+        return name and {"name": name}
+
+
+@pytest.mark.parametrize("shared", [{}, {"X-API-Key": "of-the-frontend"}])
+def test_replays_belong_to_the_session(serve: Serve, shared: dict[str, str]) -> None:
+    """They do if the session authenticates, whatever other header all callers send."""
+    serve(orders(auth=Partners(csrf=False)))
+    key, partners = new_key(), {"alice": Client(), "bob": Client()}
+    for name, partner in partners.items():
+        session = partner.session
+        session["partner"] = name
+        session.save()
+        partner.cookies[settings.SESSION_COOKIE_NAME] = session.session_key
+
+    first = post(partners["alice"], "/v0/orders", key, headers=shared)
+    assert_replays(first, post(partners["alice"], "/v0/orders", key, headers=shared))
+    assert post(partners["bob"], "/v0/orders", key, headers=shared).status_code == 422
+    assert effects() == 1
 
 
 @pytest.mark.parametrize("session", [False, True])

@@ -287,6 +287,12 @@ class Driver:
         return str(self.test.report)
 
 
+@pytest.fixture(autouse=True)
+def _mailer(settings: Any) -> None:
+    """Django 6.1 asks for one; older versions don't read it."""
+    settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
+
+
 @pytest.fixture(params=["all"])
 def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
     replays = Replays(request.param)

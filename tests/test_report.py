@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.management.commands.idempotency_report import REPORTED
@@ -46,6 +46,7 @@ urlpatterns = [
     path("api/", include(router.urls)),
     path("plain/", plain),
     path("safe/", require_safe(plain)),
+    path("plain/again/", require_POST(plain)),
     path("exempt/", exempt),
     path("derived/", derived),
     path("optional/", require_http_methods(["PUT"])(idempotent(plain))),
@@ -55,10 +56,11 @@ pytestmark = pytest.mark.urls(__name__)
 
 FOUND = {
     "POST /api/charges/": "required",
-    "POST /api/charges/preview/": "unprotected",
+    "POST /api/charges/preview/": "exempt",
     "DELETE /api/charges/{pk}/": "optional",
     "POST /api/charges/{pk}/pay/": "required",
     "* /plain/": "unprotected",
+    "POST /plain/again/": "unprotected",
     "* /exempt/": "exempt",
     "POST /derived/": "derived",
     "PUT /optional/": "optional",
@@ -96,10 +98,10 @@ def test_table() -> None:
     lines = report().splitlines()
     assert [line.split()[:3] for line in lines[1:3]] == [
         ["POST", "/api/charges/", "required"],
-        ["POST", "/api/charges/preview/", "unprotected"],
+        ["POST", "/api/charges/preview/", "exempt"],
     ]
     assert any("must be a Policy" in line for line in lines)
-    assert lines[-1].startswith("9 endpoints: ")
+    assert lines[-1].startswith("10 endpoints: ")
     assert "2 unprotected" in lines[-1]
 
 
@@ -136,11 +138,11 @@ def test_views_of_others(settings: Any) -> None:
 def test_fail_on() -> None:
     """The command fails for the statuses that are asked for, and names the endpoints."""
     report("--fail-on=observed")
-    with pytest.raises(CommandError, match=r"2 of 9 .* POST /api/charges/preview/ \(unprotected\)"):
+    with pytest.raises(CommandError, match=r"2 of 10 .* POST /plain/again/ \(unprotected\)"):
         report("--fail-on=unprotected")
-    with pytest.raises(CommandError, match="5 of 9"):
+    with pytest.raises(CommandError, match="5 of 10"):
         report("--fail-on=unprotected,optional,broken")
-    with pytest.raises(CommandError, match=r"^1 of 9 endpoints needs attention: \* /broken/ "):
+    with pytest.raises(CommandError, match=r"^1 of 10 endpoints needs attention: \* /broken/ "):
         report("--fail-on=broken")
     with pytest.raises(CommandError, match="not one of broken, unprotected, observed"):
         report("--fail-on=required")
@@ -182,13 +184,13 @@ def test_baseline(tmp_path: Path) -> None:
     assert accepted == {
         "* /broken/": "broken",
         "* /plain/": "unprotected",
-        "POST /api/charges/preview/": "unprotected",
+        "POST /plain/again/": "unprotected",
     }
     accepted["* /broken/"] = "unprotected"
     accepted["POST /gone/"] = accepted.pop("* /plain/")
     file.write_text(json.dumps(accepted))
     errors = StringIO()
-    with pytest.raises(CommandError, match=r"2 of 9 .* \* /plain/ .* \* /broken/ \(broken\)"):
+    with pytest.raises(CommandError, match=r"2 of 10 .* \* /plain/ .* \* /broken/ \(broken\)"):
         report(*chosen, stderr=errors)
     assert "POST /gone/" in errors.getvalue()
 

@@ -1333,9 +1333,12 @@ class TestCheck:
         [pytest.param(each, id=each.name) for each in ways.REFUSED if each.by == "middleware"],
     )
     def test_what_cannot_be_protected(self, refusal: ways.Refusal, settings: Any) -> None:
-        """A view that the middleware could not protect is no error: it is not observed."""
+        """A view that the middleware could not protect is no error yet, but it is not observed."""
         settings.MIDDLEWARE = MIDDLEWARE
-        assert self.found(settings, path("one/", refusal.make())) == {}
+        found = self.found(settings, path("one/", refusal.make()))
+        assert set(found) == {"W072"}
+        assert "It serves /one/" in found["W072"].hint
+        assert "It is not observed" in found["W072"].hint
 
 
 class TestEffects:

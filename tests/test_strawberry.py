@@ -5,6 +5,7 @@ What holds for every adapter is in ``test_adapters.py``.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime as dt
 import enum
@@ -801,6 +802,43 @@ class Named:
 
 
 SHELVES = "{ ... on Small { shelf(number: %s) { … } } ... on Large { shelf(number: %s) { … } } }"
+
+
+def test_a_field_beside_it_fails(serve: Serve, client: Client) -> None:
+    """A mutation that has begun runs to its end: what it did is stored, and is not repeated.
+
+    graphql-core cancels the fields beside one that fails.
+    """
+    done, failing = asyncio.Event(), asyncio.Event()
+
+    async def made(reference: str) -> Order:
+        result = await amake(reference)
+        done.set()
+        await failing.wait()
+        await asyncio.sleep(0)  # here it would be cancelled
+        return result
+
+    async def fail() -> int:
+        await done.wait()
+        failing.set()
+        raise LookupError
+
+    @strawberry.type
+    class Shop:
+        make: Order = once(made)
+        fails: int = strawberry.field(resolver=fail)
+
+    def shop() -> Any:
+        return Shop()
+
+    shop.__annotations__["return"] = Shop
+    serve(AsyncGraphQLView, shop=strawberry.field(shop))
+    key = new_key()
+    make = f'make(reference: "a", idempotencyKey: "{key}") {{ number }}'
+    assert "errors" in ask(client, f"shop {{ {make} fails }}")
+    assert effects() == 1
+    assert ask(client, f"shop {{ {make} }}")["data"] == {"shop": {"make": {"number": 1}}}
+    assert effects() == 1
 
 
 class TestNested:

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container, Iterable, Iterator
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -20,13 +21,16 @@ from django.urls import URLPattern, get_resolver
 from ..conf import MIDDLEWARE, WITH_POLICY, conf
 from ..http.routes import readable
 from ..http.unwrapping import (
+    INBOX,
     POLICIES,
     POLICY,
     PROTECTED,
     admitted,
     checked,
+    dotted_name,
     framework_of,
     handlers_of,
+    innermost,
     is_exempt,
     is_exempt_by_module,
     is_from,
@@ -42,9 +46,15 @@ from ..http.unwrapping import (
 from ..http.wrapping import overrides_dispatch, protect, validate_handler
 from ..policy import UNSAFE_METHODS, UNSET, Policy
 
-How = Literal["mixin", "decorator", "middleware", "extension", "exempt", ""]
+How = Literal["mixin", "decorator", "middleware", "extension", "inbox", "exempt", ""]
+
+NOT_ENFORCED: Final = ("", "inbox", "exempt")
+"""How endpoints are served that no policy of theirs protects."""
 
 _LEAST_FIRST: Final = ("", "exempt", "extension")  # how mutations are protected
+
+_FORMAT_SUFFIX: Final = re.compile(r"\.?\{format\}/?$")
+"""What ``format_suffix_patterns()`` of REST framework adds to a route."""
 
 _BUILT_IN: Final = ("django.", "rest_framework.", "idempotency_django.")
 
@@ -59,8 +69,8 @@ class Endpoint:
         view: what the route leads to, or the function of an operation of django-ninja or of a
             mutation.
         policy: the policy as it was declared; ``None``: the endpoint has none.
-        how: what protects it; ``"exempt"``: it was left out on purpose; ``""``: nothing protects
-            it.
+        how: what protects it; ``"inbox"``: it receives webhooks, each of which is handled once;
+            ``"exempt"``: it was left out on purpose; ``""``: nothing protects it.
         problem: why it cannot be protected, and what to do; empty if there is no problem.
         framework: the name of the view's framework, if there is no adapter for it; else ``None``.
         varies: whether the view has a ``get_idempotency_policy()`` of its own, which may return
@@ -90,7 +100,7 @@ class Endpoint:
     def view_name(self) -> str:
         """The dotted name of the view."""
         view = self.defined
-        return f"{view.__module__}.{getattr(view, '__qualname__', type(view).__qualname__)}"
+        return dotted_name(view if hasattr(view, "__qualname__") else type(view))
 
     @property
     def enforced(self) -> Policy | None:
@@ -119,17 +129,27 @@ class Endpoint:
 def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
     """Every unsafe method of every route, in order.
 
+    A route with a format suffix is left out where it is another name of a route before it.
+
     Args:
         urlconf: the dotted name of a URLconf; ``None``: the project's ``ROOT_URLCONF``.
     """
     known: set[tuple[str, str]] = set()
+    plain: set[tuple[str, str, Any]] = set()
     for route in routes(urlconf):
+        path = readable(route.path)
+        name = _FORMAT_SUFFIX.sub("", path).rstrip("/")
+        is_alias = _FORMAT_SUFFIX.search(path) is not None
         for method, handler in _handlers(route.view):
+            named = (name, method, view_class_of(route.view) or innermost(route.view))
+            if is_alias and named in plain:
+                continue
+            plain.add(named)
             if operations_of(route.view):  # each has all operations of its path
                 if (route.path, method) in known:
                     continue
                 known.add((route.path, method))
-            for endpoint in _endpoints(readable(route.path), method, route.view, handler):
+            for endpoint in _endpoints(path, method, route.view, handler):
                 yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
 
 
@@ -226,7 +246,7 @@ def _endpoints(route: str, method: str, routed: Any, name: str) -> Iterator[Endp
     mutations = mutations_of(routed)
     if (
         mutations is None
-        or endpoint.how not in ("", "exempt")
+        or endpoint.how not in NOT_ENFORCED
         or (endpoint.how == "" and isinstance(policy_of(endpoint.view, method), Policy))
     ):
         yield endpoint
@@ -260,26 +280,42 @@ def _varies(view: Any, how: How) -> bool:
 
 
 def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Policy | None, How]:
-    """The policy that is enforced, and by what; ``None`` and an empty text: nothing is."""
+    """The policy that is enforced, and by what; ``None``: none is, on purpose unless the text is
+    empty.
+    """
     if part is not None:
         policies = getattr(part, POLICIES, None)
         policy = getattr(part, POLICY, None)
         if isinstance(policies, dict) and name in policies:
             policy = policies[name]
-        return checked(policy, view), getattr(part, PROTECTED) if policy else ""
+        if policy is None:
+            return None, _without(policies, name)
+        return checked(policy, view), getattr(part, PROTECTED)
+    if getattr(view, INBOX, False):
+        return None, "inbox"
+    declared = policy_of(view, method)
     if is_exempt(view) or is_exempt_by_module(view):
         return None, "exempt"
-    declared = policy_of(view, method)
-    if MIDDLEWARE not in settings.MIDDLEWARE or declared is None:
+    if declared is None:
+        return None, _without(getattr(view_class_of(view), POLICIES, None), name)
+    if MIDDLEWARE not in settings.MIDDLEWARE:
         return None, ""
     if declared is UNSET and conf.middleware_protects == WITH_POLICY:
         return None, ""
     return (Policy() if declared is UNSET else declared), "middleware"
 
 
+def _without(policies: Any, name: str) -> How:
+    """Whether a view without a policy was left out: where the policies of others are listed, only
+    by name. A new action may have been forgotten.
+    """
+    are_listed = isinstance(policies, Mapping) and policies
+    return "" if are_listed and name not in policies else "exempt"
+
+
 def _problem(view: Any, name: str, how: How) -> str:
     """The error that a request with a key would get from the view's protection."""
-    if how in ("", "exempt"):
+    if how in NOT_ENFORCED:
         return ""
     view_class: Any = view_class_of(view)
     try:

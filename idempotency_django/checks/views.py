@@ -23,6 +23,7 @@ from ..conf import conf, did_you_mean
 from ..http.atomic_requests import asks_for_transaction
 from ..http.unwrapping import (
     EXEMPT,
+    INBOX,
     PART,
     POLICIES,
     POLICY,
@@ -40,7 +41,7 @@ from ..http.unwrapping import (
 from ..http.wrapping import HOOKS
 from ..policy import UNSET, Policy
 from .configuration import PROJECT, check_policy, each_once, listed, promise, tried
-from .inventory import Endpoint, endpoints
+from .inventory import NOT_ENFORCED, Endpoint, endpoints
 
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose own forms send no key."""
@@ -48,7 +49,7 @@ _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 _READ: Final = {POLICY, POLICIES, *HOOKS}
 """The names of attributes that a project can set on a view, or override."""
 
-_SET: Final = {PROTECTED, EXEMPT, PART, "idempotency_left_out"}
+_SET: Final = {PROTECTED, EXEMPT, INBOX, PART, "idempotency_left_out"}
 """The names of attributes that this package sets."""
 
 _PUBLISHING: Final = {"publish", "publish_many", "after_commit"}
@@ -90,11 +91,24 @@ def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
     """One message for each framework that has no adapter, with its routes."""
     found: dict[str, list[Endpoint]] = {}
     for endpoint in everything:
-        if endpoint.framework is not None and not _observes(endpoint):
+        if endpoint.framework is not None:
             found.setdefault(endpoint.framework, []).append(endpoint)
     for served in found.values():
         hint = f"It serves {_routes(served)}."
-        yield Error(served[0].problem, hint=hint, id="idempotency_django.E023")
+        if any(map(_observes, served)):
+            yield _not_observed(served[0], hint)
+        else:
+            yield Error(served[0].problem, hint=hint, id="idempotency_django.E023")
+
+
+def _not_observed(endpoint: Endpoint, served: str) -> CheckMessage:
+    """The warning for a view that is not observed, because it could not be protected either."""
+    return Warning(
+        endpoint.problem,
+        hint=f"{served} It is not observed now, and mode='observe' is all that keeps this from "
+        "being an error.",
+        id="idempotency_django.W072",
+    )
 
 
 def _routes(served: Iterable[Endpoint]) -> str:
@@ -176,12 +190,15 @@ def _typical(method: str) -> str:
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     yield from _misspelled(endpoint.view)
-    if endpoint.problem and endpoint.framework is None and not _observes(endpoint):
+    if endpoint.problem and endpoint.framework is None:
         hint = (
             f"It serves {endpoint.route}. Change the view as described, or leave it unprotected: "
             "add @idempotency_exempt, or remove @idempotent or the mixin."
         )
-        yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
+        if _observes(endpoint):
+            yield _not_observed(endpoint, hint)
+        else:
+            yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
     declared = policy_of(endpoint.view, endpoint.method) if endpoint.how == "" else None
     if isinstance(declared, Policy) and not endpoint.problem:  # which nothing reads
         yield Error(
@@ -194,7 +211,7 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
             ),
             id="idempotency_django.E060",
         )
-    if endpoint.how not in ("", "exempt"):
+    if endpoint.how not in NOT_ENFORCED:
         yield from _conditional(endpoint)
         yield from _without_transaction(endpoint)
     if endpoint.how in ("decorator", "middleware", "extension"):

@@ -128,6 +128,7 @@ def _send_call(
                 raise
             if wait is None:
                 return response
+            response.close()  # despite stream=True
         time.sleep(wait)
 
 

@@ -141,10 +141,10 @@ class RetryBudget:
 def is_retryable(outcome: object) -> bool:
     """Whether it makes sense to send the same request again, with the same key.
 
-    It does after a lost connection, a timeout, 408, 425, 429, any status from 500, and a 409 with
-    ``Retry-After``. In a problem, the member ``retryable`` decides instead, and in Stripe's dialect
-    ``Stripe-Should-Retry``. A replay is always final. So is the response of a server that has
-    ignored the key, except 425 and 429.
+    It does after a lost connection, a timeout, 408, 425, 429, any status from 500, a 409 with
+    ``Retry-After``, and a 202 that says that the key is in progress. In a problem, the member
+    ``retryable`` decides instead, and in Stripe's dialect ``Stripe-Should-Retry``. A replay is
+    always final. So is the response of a server that has ignored the key, except 425 and 429.
 
     Args:
         outcome: a response or an exception of httpx, httpx2 or requests.
@@ -157,10 +157,14 @@ def is_retryable(outcome: object) -> bool:
         if response is None:
             return _is_lost(outcome)
     status = getattr(response, "status_code", None)
-    if not isinstance(status, int) or not (status in _RETRIED or status >= _SERVER_ERRORS):
+    if not isinstance(status, int):
         return False
     headers = response.headers  # type: ignore[attr-defined]
     marker = _marker(headers)
+    if status in _SUCCESS:
+        return marker == "in-progress"
+    if not (status in _RETRIED or status >= _SERVER_ERRORS):
+        return False
     if marker == "replayed" or (marker == "ignored" and status not in _NOT_EXECUTED):
         return False
     advice = headers.get("Stripe-Should-Retry") or _problem(response).get("retryable")
@@ -270,8 +274,8 @@ class Retries:
         lifetime: how long the server keeps a response. No key is sent again after that time, as it
             could be executed again. ``None``: forever.
         attempts: the largest number of attempts, including the first. A retry of a request that is
-            in progress (409) doesn't count, since the server may find out only after a lease that
-            an attempt was interrupted. 1: there is no retry.
+            in progress (409 or 202) doesn't count, since the server may find out only after a lease
+            that an attempt was interrupted. 1: there is no retry.
         deadline: no attempt begins later than this after the first.
         backoff: the longest wait after each attempt; waits are random, up to that.
         budget: limits the retries of all calls of this client together.
@@ -459,8 +463,8 @@ class Call:
         status = response.status_code
         is_known = status in _NOT_EXECUTED or _problem(response).get("state") == "not-executed"
         self._is_unknown |= answer is not response or not is_known
-        self._in_progress += status == _IN_PROGRESS
-        cost = _THROTTLED_COST if status in _RETRIED else _TRANSIENT_COST
+        self._in_progress += status == _IN_PROGRESS or status in _SUCCESS
+        cost = _TRANSIENT_COST if status >= _SERVER_ERRORS else _THROTTLED_COST
         wait = self._wait(cost, retry_after(response.headers.get("Retry-After", "")))
         if not isinstance(wait, str):
             return wait

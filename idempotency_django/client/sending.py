@@ -98,6 +98,7 @@ class Sending(_Keyed):
                         raise
                     if wait is None:
                         return response
+                    response.close()  # despite stream=True
                 time.sleep(wait)
 
     def discover(self, url: str = DISCOVERY_PATH) -> None:
@@ -141,6 +142,7 @@ class AsyncSending(_Keyed):
                         raise
                     if wait is None:
                         return response
+                    await response.aclose()  # despite stream=True
                 await anyio.sleep(wait)
 
     async def discover(self, url: str = DISCOVERY_PATH) -> None:

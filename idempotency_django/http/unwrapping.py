@@ -379,9 +379,12 @@ def view_class_of(view: Any) -> type | None:
 def handlers_of(view: Any) -> dict[str, str]:
     """The unsafe methods that a class-based view answers, and the names of its handlers."""
     view_class, actions = view_class_of(view), getattr(view, "actions", None)
+    given = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", {})
+    answered = given.get("http_method_names", getattr(view_class, "http_method_names", None))
     names = {
         method: method.lower() if actions is None else actions.get(method.lower())
         for method in sorted(UNSAFE_METHODS)
+        if not isinstance(answered, list | tuple | set | frozenset) or method.lower() in answered
     }
     return {method: name for method, name in names.items() if name and hasattr(view_class, name)}
 
@@ -478,12 +481,18 @@ def module_of(view: Any) -> str:
 def name_of(view: Any) -> str:
     """The name of a view in an error."""
     if inspect.isclass(view):
-        return f"{view.__module__}.{view.__qualname__}"
+        return dotted_name(view)
     made_of = closure_of(view).get("cls") if is_made_by_as_view(view) else None
     if made_of is not None:
         return name_of(made_of)
     code = getattr(view, "__code__", None)  # whose name functools.wraps cannot change, either
     return f"{module_of(view)}.{code.co_qualname if code else type(view).__qualname__}"
+
+
+def dotted_name(view: Any) -> str:
+    """The dotted name of a class or a function; an ``@api_view`` has that of its function."""
+    is_renamed = view.__qualname__.rpartition(".")[2] != view.__name__
+    return f"{view.__module__}.{view.__name__ if is_renamed else view.__qualname__}"
 
 
 def cached_on(view: Any, where: str, make: Callable[[], Any]) -> Any:
@@ -587,6 +596,8 @@ def _modules(view: Any) -> Iterator[str]:
 
 
 EXEMPT: Final = "idempotency_exempt"
+INBOX: Final = "idempotency_inbox"
+"""The attribute of a view that receives webhooks, and stores each of them once."""
 
 ViewFunction = Callable[..., Any]
 

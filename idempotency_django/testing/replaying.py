@@ -54,6 +54,8 @@ _ADVICE: Final = {
     "handler.",
     "unkeyed": "The endpoint is protected, but not for this request: it has no key, or the "
     "policy leaves it out. Send a key, or require one.",
+    "observed": "The endpoint is only observed, so a client that retries does it twice. To protect "
+    'it, give its policy mode="auto".',
     "refused": "A client that retries does not get the first response. Compare the two requests: "
     "what changes between them must not identify the operation.",
     "foreign": "A key must belong to its caller: look it up together with the user.",
@@ -324,13 +326,23 @@ class _Sending:
             writes = [write for write in writes if "INSERT" in write.sql]  # the others may be again
         lines = [*map(str, writes), *retry.effects.others]
         if lines:
-            unprotected = "mutation" if self._endpoint.mutation else "unprotected"
-            unprotected = "unkeyed" if self._endpoint.policy else unprotected
-            advice = _ADVICE["protected" if is_protected else unprotected]
+            advice = _ADVICE["protected"] if is_protected else self._advice
             if writes:
                 advice = f"{advice} {_allowed(write.table for write in writes)}"
             self._test.find(self._name, "was sent again, and had an effect:", lines, advice)
         return bool(lines)
+
+    @property
+    def _advice(self) -> str:
+        """What to do about an endpoint that did not protect the request."""
+        endpoint = self._endpoint
+        if endpoint.problem:
+            return f"Nothing protects this endpoint. {endpoint.problem}"
+        if endpoint.observes:
+            return _ADVICE["observed"]
+        if endpoint.policy:
+            return _ADVICE["unkeyed"]
+        return _ADVICE["mutation" if endpoint.mutation else "unprotected"]
 
     def _wrong(self, first: Any, retry: _Repeat) -> str:
         if retry.error is not None:
@@ -563,7 +575,10 @@ class Replays:
             return None
         test.count("unsafe")
         endpoint = None if is_race else _endpoint(message)
-        if endpoint is None or endpoint.how == "exempt":
+        if endpoint is None or endpoint.how in ("exempt", "inbox"):
+            return None
+        if not conf.enabled:
+            test.count("skipped")
             return None
         is_protected = bool(endpoint.how) and not endpoint.problem
         policy = resolved(endpoint.policy or Policy())
@@ -636,7 +651,10 @@ class Replays:
             f"{counts['sent']} of {_were(counts['unsafe'], 'unsafe request')} sent twice; {found}"
         )
         if counts["skipped"]:
-            line += f"; {_were(counts['skipped'])} sent once (queries counted, or a stream as body)"
+            line += (
+                f"; {_were(counts['skipped'])} sent once (queries counted, a stream as body, or "
+                "protection off)"
+            )
         terminalreporter.write_sep("-", "idempotency replay")
         terminalreporter.write_line(line)
         if counts["elsewhere"]:

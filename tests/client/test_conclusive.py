@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,19 @@ def test_only_attempt(make: Make, server: Scripted) -> None:
     """The response to the only attempt is returned as it is."""
     for reply, _ in ALL:
         check(make(), server, [reply], holds=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_in_progress(make: Make, server: Scripted, *, stream: bool) -> None:
+    """A 202 for a key in progress is not the response: the client asks again until there is one."""
+    accepted = Reply(202, {"Idempotency-Status": "in-progress", "Retry-After": "0"})
+    final = marked(201, "replayed; ttl=9; attempt=1")
+    check(make(attempts=2), server, [CUT, *[accepted] * 4, final], holds=True, stream=stream)
+
+    server.script, server.received[:] = [accepted] * 99, []
+    with pytest.raises(OutcomeUnknown) as caught:
+        make(deadline=timedelta(0)).send("POST", server.url, key=KEY, stream=stream)
+    assert caught.value.response.status_code == 202
 
 
 NOT_EXECUTED = [

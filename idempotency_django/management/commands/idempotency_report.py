@@ -69,8 +69,8 @@ class Line:
         view: the dotted name of the view.
         status: ``"required"``, ``"optional"`` or ``"derived"``, by how a request gets its key;
             ``"observed"``, ``"exempt"``, ``"unprotected"``, or ``"broken"``.
-        how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``, ``"extension"``; else
-            empty.
+        how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``, ``"extension"``, or
+            ``"inbox"``, which handles each webhook once; else empty.
         mode: ``"transactional"``, ``"leased"``, ``"auto"`` or ``"observe"``; empty if it is not
             protected.
         lifetime: for how many seconds a retry gets the first response; ``None``: without limit, or
@@ -236,19 +236,21 @@ class Command(BaseCommand):
     def _report_shadow(self, options: dict[str, Any]) -> None:
         if options["fail_on"] or options["baseline"]:
             raise CommandError("--shadow takes neither --fail-on nor --baseline.")
-        shadows = _shadows(options["everything"], options["urlconf"])
+        lines, _ = _lines(options["everything"], options["urlconf"])
+        shadows, broken = _shadows(lines), [line for line in lines if line.status == "broken"]
         match options["format"]:
             case "json":
                 shown = {
                     **_head(),
                     "endpoints": [asdict(each) for each in shadows],
+                    "not_observed": [line.endpoint for line in broken],
                 }
                 self.stdout.write(json.dumps(shown, indent=2, default=datetime.isoformat))
             case "sarif":
                 results = [each.result for each in shadows if each.duplicates]
                 self.stdout.write(_as_sarif(results, {DUPLICATES: _DUPLICATES_TEXT}))
             case _:
-                self.stdout.write("\n".join([*_warning(), *_shadow_table(shadows)]))
+                self.stdout.write("\n".join([*_warning(), *_shadow_table(shadows, broken)]))
         if options["reset"]:
             for using in _databases():
                 IdempotencyObservation.objects.using(using).all().delete()
@@ -339,6 +341,8 @@ def _line(endpoint: Endpoint, urlconf: str) -> Line:
     }
     if endpoint.problem:
         return Line(**known, status="broken", how=endpoint.how, problem=endpoint.problem)
+    if endpoint.how == "inbox":
+        return Line(**known, status="derived", how=endpoint.how)
     if endpoint.policy is None:
         return Line(**known, status=endpoint.how or "unprotected")
     policy = endpoint.policy.resolved()
@@ -524,25 +528,24 @@ def _databases() -> set[str]:
     return {stores[alias].using or usual for alias in conf.stores}
 
 
-def _shadows(everything: bool, urlconfs: Sequence[str]) -> list[Shadow]:
+def _shadows(lines: Iterable[Line]) -> list[Shadow]:
     """The observed endpoints, and those that have been: most duplicates first."""
-    lines = {line.endpoint: line for line in _lines(everything, urlconfs)[0]}
-    shadows = {
-        line.endpoint: Shadow(line.endpoint)
-        for line in lines.values()
-        if line.status == "observed" and line.method != "*"
-    }
+    known = {line.endpoint: line for line in lines}
+    shadows = {name: Shadow(name) for name, line in known.items() if line.status == "observed"}
     for using in _databases():
         for row in IdempotencyObservation.objects.using(using).order_by("pk"):
             shadows.setdefault(row.endpoint, Shadow(row.endpoint)).add(row)
+            any_method = f"* {row.endpoint.partition(' ')[2]}"
+            if any_method in known:  # its methods are known only by their requests
+                known.setdefault(row.endpoint, known[any_method])
+                shadows.pop(any_method, None)
     for name, each in shadows.items():
-        route = name.partition(" ")[2]
-        if line := lines.get(name) or lines.get(f"* {route}"):
+        if line := known.get(name):
             each.file, each.number = line.file, line.number
     return sorted(shadows.values(), key=lambda each: (-each.duplicates, each.endpoint))
 
 
-def _shadow_table(shadows: Sequence[Shadow]) -> Iterator[str]:
+def _shadow_table(shadows: Sequence[Shadow], broken: Sequence[Line]) -> Iterator[str]:
     rows = [["Endpoint", "Requests", *_COLUMNS.values(), "Response differs"]]
     rows += [
         [
@@ -563,3 +566,6 @@ def _shadow_table(shadows: Sequence[Shadow]) -> Iterator[str]:
     since = min((each.since for each in shadows if each.since), default=None)
     begun = f" since {since:%Y-%m-%d %H:%M}" if since else ""
     yield f"{len(found)} of {len(shadows)} observed endpoints had duplicates: {total}{begun}."
+    if broken:
+        names = ", ".join(line.endpoint for line in broken)
+        yield f"Not observed, because they cannot be protected: {names}. See idempotency_report."

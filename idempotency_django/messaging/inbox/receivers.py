@@ -27,7 +27,7 @@ from ...conf import conf
 from ...errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
 from ...http.atomic_requests import take_over_transactions
 from ...http.messages import problem_response
-from ...http.unwrapping import EXEMPT
+from ...http.unwrapping import EXEMPT, INBOX
 from ...models import DatabaseNow
 from ...policy import Policy, keys, scopes
 from ...policy.canonical import content_digest
@@ -259,7 +259,8 @@ class WebhookReceiver(View):
         """The view. Its message is its own protection, and its INSERT its own transaction."""
         view: Any = super().as_view(**initkwargs)
         view.csrf_exempt = True  # the signature says who sent it
-        setattr(view, EXEMPT, True)
+        setattr(view, EXEMPT, True)  # for the middleware
+        setattr(view, INBOX, True)
         take_over_transactions(view)
         return view  # type: ignore[no-any-return]
 
